@@ -1,0 +1,283 @@
+"""MoICE's router (arXiv 2406.19598, section 3): which rotary bases a head listens to, decided anew for every token.
+
+In layer h the router looks at a head's query, rotated with the first base, and scores all N bases,
+
+    scores = (SiLU(q W1) * (q W3)) W2,      q: (D,)   W1, W3: (D, N)   W2: (N, N),
+
+and the weights are the softmax over the k highest scores, 0 for the others. The three matrices of a layer are shared by
+its heads and have no bias; what sets heads apart is their query. The paper leaves the inner width and the sharing open;
+both are those of the authors' published code (github.com/p1nksnow/MoICE), and so are the balance loss and the
+initialisation. The router computes in float32 whatever the model's dtype is.
+
+A router is saved as one safetensors file: the tensors ``w1``, ``w2``, ``w3`` of all layers, and a JSON object with what
+they are for (:class:`RouterConfig`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lpes_eval.errors import UserError
+
+BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
+"""Those of Attention Buckets (arXiv 2312.04455), which MoICE takes over. The router sees the query of the first."""
+TOP_K = 7
+INIT_STD = 0.02
+"""Standard deviation of a new router's weights, as of any linear layer in the authors' code (``initializer_range``).
+Scores then begin near 0, and the weights near 1 / N."""
+FILE = "router.safetensors"
+METADATA = "moice_router"
+VERSION = 1
+HASHED_BYTES = 1 << 26
+"""Weights of up to 64 MiB, such as the reference model's, are known by their checksum; larger ones by name alone."""
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """What a router is for, and how it was trained.
+
+    Attributes:
+        layers: decoder layers of the model.
+        heads: query heads a layer.
+        head_dim: size of a query, the part that is not rotated included.
+        bases: rotary bases; the first gives the query that the router sees.
+        top_k: how many bases share a token's attention.
+        model: the model's name or folder, as it was given for training.
+        weights_sha256: checksum of the model's weights, where they are small enough to be read for it.
+        training: the settings of the training, and the last loss.
+    """
+
+    layers: int
+    heads: int
+    head_dim: int
+    bases: tuple[float, ...] = BASES
+    top_k: int = TOP_K
+    model: str | None = None
+    weights_sha256: str | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ``UserError`` for what cannot be."""
+        if min(self.layers, self.heads, self.head_dim) < 1:
+            raise UserError(f"a router for {self.shape}: expected whole numbers above 0")
+        if not self.bases or not all(math.isfinite(base) and base > 1 for base in self.bases):
+            raise UserError(f"bases={list(self.bases)}: expected at least one rotary base, each above 1")
+        if not 1 <= self.top_k <= len(self.bases):
+            raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
+
+    @property
+    def shape(self) -> str:
+        """The sizes in words, for messages."""
+        return f"{self.layers} layers of {self.heads} heads of size {self.head_dim}"
+
+    def to_json(self) -> str:
+        """As it stands in the file."""
+        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> RouterConfig:
+        """Read what ``to_json`` wrote; ``UserError`` names ``source``."""
+        try:
+            data = json.loads(text)
+            version = data.pop("version")
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise UserError(f"{source}: its {METADATA!r} entry is not a router's; train one anew") from None
+        if version != VERSION:
+            raise UserError(f"{source}: version {version} of the router format, expected {VERSION}; update lpes-eval")
+        try:
+            config = cls(**data | {"bases": tuple(map(float, data["bases"]))})
+            counts = (config.layers, config.heads, config.head_dim, config.top_k)
+            if not all(type(count) is int for count in counts) or not isinstance(config.training, dict):
+                raise TypeError
+            return config
+        except (TypeError, ValueError, KeyError) as error:
+            reason = f" ({error})" if isinstance(error, UserError) else ""
+            raise UserError(f"{source}: its {METADATA!r} entry is not a router's{reason}; train one anew") from None
+
+
+class Router(nn.Module):
+    """The routers of all layers of one model.
+
+    Args:
+        config: sizes and bases.
+        seed: of the initial weights, which are normal with standard deviation ``INIT_STD``.
+
+    Parameters (L layers, D = head_dim, N bases), all float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N).
+    """
+
+    def __init__(self, config: RouterConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.seen: list[Tensor] | None = None
+        """Where this is a list, every forward appends its scores to it, for the balance loss."""
+        generator = torch.Generator().manual_seed(seed)
+        layers, size, count = config.layers, config.head_dim, len(config.bases)
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(INIT_STD * torch.randn(shape, generator=generator, dtype=torch.float32))
+
+        self.w1 = normal(layers, size, count)
+        self.w2 = normal(layers, count, count)
+        self.w3 = normal(layers, size, count)
+
+    def scores(self, layer: int, query: Tensor) -> Tensor:
+        """Scores of all bases, (..., N), in the parameters' dtype, for queries (..., D) rotated with the first base."""
+        w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
+        query = query.to(w1.dtype)
+        return (functional.silu(query @ w1) * (query @ w3)) @ w2
+
+    def forward(self, layer: int, query: Tensor) -> Tensor:
+        """Weights of all bases, (..., N), at most k of them above 0, summing to 1, for queries (..., D)."""
+        scores = self.scores(layer, query)
+        if self.seen is not None:
+            self.seen.append(scores)
+        return top_k_softmax(scores, self.config.top_k)
+
+
+def top_k_softmax(scores: Tensor, k: int) -> Tensor:
+    """Softmax over the ``k`` highest of the scores (..., N), and 0 elsewhere; of equal scores the first ones count."""
+    if k < scores.shape[-1]:
+        kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
+    return scores.softmax(dim=-1)
+
+
+def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
+    """The balance loss of the Switch Transformer (arXiv 2101.03961, Eq. 4-6), ``N * sum_i f_i P_i``.
+
+    ``f_i`` is the share of queries that have base i among their ``k`` highest scores, and ``P_i`` the mean of its
+    softmax over all bases. With k = N every f_i is 1 and the loss is the constant N, whatever the router does: at the
+    published setting (k = 7 of 7) it has no gradient.
+
+    Args:
+        scores: (queries, N) for each layer; the layers are averaged over together.
+        k: as in :func:`top_k_softmax`.
+    """
+    together = torch.cat([of_layer.to(scores[0].device) for of_layer in scores])
+    chosen = (top_k_softmax(together.detach(), k) > 0).to(together.dtype)
+    return together.shape[-1] * (chosen.mean(0) * together.softmax(-1).mean(0)).sum()
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write(router: Router, file: str | Path) -> None:
+    """Save ``router`` so that whoever reads finds the old file or the new one; the same router gives the same bytes."""
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in router.named_parameters()}
+    write_bytes(file, save(tensors, metadata={METADATA: router.config.to_json()}))
+
+
+def write_bytes(file: str | Path, content: bytes) -> None:
+    """Write a file atomically."""
+    file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def find(path: str | Path) -> Path:
+    """The router's file for ``router=PATH``: that file, or ``router.safetensors`` in that folder."""
+    given = Path(path).expanduser()
+    file = given / FILE if given.is_dir() else given
+    if not file.is_file():
+        raise UserError(
+            f"router={path}: no such file{f' ({file})' if file != given else ''}; "
+            "train one with python -m lpes_eval.peers.train_router"
+        )
+    return file
+
+
+def read_config(file: Path) -> RouterConfig:
+    """What the router in ``file`` is for; its weights are not read."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            metadata = stored.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file}: not a safetensors file ({error}); train a router anew") from None
+    if METADATA not in metadata:
+        raise UserError(f"{file}: holds no MoICE router (no {METADATA!r} in its metadata); train one, or name another")
+    return RouterConfig.from_json(metadata[METADATA], str(file))
+
+
+def read(file: Path) -> Router:
+    """The router in ``file``; ``UserError`` where it is damaged."""
+    router = Router(read_config(file))
+    with safe_open(file, framework="pt") as stored:
+        names = set(stored.keys())
+        for name, weight in router.named_parameters():
+            found = tuple(stored.get_slice(name).get_shape()) if name in names else "none"
+            if found != tuple(weight.shape):
+                raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
+            value = stored.get_tensor(name)
+            if not bool(value.isfinite().all()):
+                raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
+            with torch.no_grad():
+                weight.copy_(value)
+    return router.requires_grad_(False)
+
+
+def check(config: RouterConfig, source: str | Path, model: RouterConfig) -> None:
+    """Refuse a router that was made for another model.
+
+    Args:
+        config: the router's.
+        source: its file, for the message.
+        model: the sizes, name and checksum of the model at hand.
+
+    Raises:
+        UserError: other sizes, or other weights where both checksums are known; names both models.
+    """
+    way_out = "train a router for this model with python -m lpes_eval.peers.train_router"
+    if config.shape != model.shape:
+        raise UserError(
+            f"router={source}: made for {config.model or 'a model'} with {config.shape}, "
+            f"but {model.model or 'the model'} has {model.shape}; {way_out}"
+        )
+    if None not in (config.weights_sha256, model.weights_sha256) and config.weights_sha256 != model.weights_sha256:
+        raise UserError(
+            f"router={source}: made for {config.model or 'a model'} with weights {str(config.weights_sha256)[:12]}, "
+            f"but {model.model or 'the model'} has weights {str(model.weights_sha256)[:12]}; {way_out}"
+        )
+
+
+def describe(model_config: Any, name: str | None, **options: Any) -> RouterConfig:
+    """The sizes of a transformers model with the configuration ``model_config``, as a router for it must have them.
+
+    ``name`` is its folder or its name on the Hub; ``options`` are further fields of :class:`RouterConfig`.
+    """
+    text = model_config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    digest = weights_digest(name) if name is not None else None
+    return RouterConfig(text.num_hidden_layers, heads, size, model=name, weights_sha256=digest, **options)
+
+
+def weights_digest(folder: str) -> str | None:
+    """Checksum of the weight files in a local folder, or None: elsewhere, other formats, more than ``HASHED_BYTES``."""
+    files = sorted(Path(folder).expanduser().glob("model*.safetensors"))
+    if not files or sum(file.stat().st_size for file in files) > HASHED_BYTES:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,449 @@
+"""Train MoICE's router: ``python -m lpes_eval.peers.train_router --model MODEL --text FILE --out DIR``.
+
+Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
+script (github.com/p1nksnow/MoICE, ``train.sh``): 7 steps of 128 sequences of up to 4,608 tokens, AdamW at a constant
+1e-4 without decay, gradients clipped at norm 1, the language-model loss on every token and 0.3 times the balance loss.
+Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a ``.jsonl`` file with a ``text`` in each
+line.
+
+Instead of a text, ``--task kv_retrieval`` or ``mdqa_pos`` makes prompts of that benchmark, with the gold item anywhere
+and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the answer alone: the
+rest of such a prompt is drawn at random, and nothing could foretell it.
+
+A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
+``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from lpes_eval import reference
+from lpes_eval.data import draw, fiction, jsonl, kv, text
+from lpes_eval.errors import UserError
+from lpes_eval.factors import write_atomically
+from lpes_eval.peers import attention, moice
+from lpes_eval.peers import router as routers
+from lpes_eval.peers.router import Router, RouterConfig
+
+CHECKPOINT = "checkpoint.safetensors"
+LOG = "training.jsonl"
+TASK_SIZES = {"kv_retrieval": 50, "mdqa_pos": 10}
+"""Records, or documents, of a prompt where ``--size`` says nothing: those of the task for models with 4k windows."""
+TRAINING_SEED = 0x901CE
+"""Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
+CLIP = 1.0
+HALF_SCALE = 1024.0
+"""In float16 the loss is multiplied by this, or gradients would vanish, and the router's gradients divided again."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a router's weights, apart from the model, the processor and library versions.
+
+    Attributes:
+        text: name of the text file, or None.
+        text_sha256: its checksum.
+        task: name of the task whose prompts are made, or None.
+        size: records or documents of such a prompt.
+        length: most tokens of a sequence; longer texts are cut into pieces.
+        steps: optimizer steps.
+        batch: sequences a step.
+        rate: learning rate.
+        balance: weight of the balance loss.
+        seed: of the initial router and of the order of the data.
+    """
+
+    text: str | None = None
+    text_sha256: str | None = None
+    task: str | None = None
+    size: int | None = None
+    length: int = 4608
+    steps: int = 7
+    batch: int = 128
+    rate: float = 1e-4
+    balance: float = 0.3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids (T,), and the index of the first that the loss is about."""
+
+    ids: Tensor
+    first: int
+
+
+Draw = Callable[[int], Tokens]
+"""Sequence number i of a run."""
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
+    """Prompt and answer of training example ``number`` of a task; the gold item stands anywhere with equal chance."""
+    rng = draw.stream("moice router", task, seed, number)
+    if task == "kv_retrieval":
+        example = kv.generate(number, size, 0, seed=TRAINING_SEED + seed)
+        example = replace(example, index=draw.below(size, rng))
+        return example.prompt(), f' "{example.value}"'
+    question = fiction.generate(number, size, seed=TRAINING_SEED + seed)
+    position = 100 * draw.below(size, rng) / (size - 1)
+    return question.prompt(math.ceil(position)), f" {question.answers[0]}"
+
+
+def draw_from_task(settings: Settings, tokenizer: Any) -> Draw:
+    """Sequences of prompts of ``settings.task`` with their answers."""
+    assert settings.task is not None
+    assert settings.size is not None
+    task, size = settings.task, settings.size
+
+    def one(number: int) -> Tokens:
+        prompt, answer = task_text(task, size, settings.seed, number)
+        context = tokenizer(prompt).input_ids
+        ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
+        if len(ids) > settings.length:
+            raise UserError(
+                f"--task {task} --size {size}: a prompt and its answer take {len(ids)} tokens, more than "
+                f"--length {settings.length}; choose a smaller --size"
+            )
+        return Tokens(torch.tensor(ids), len(context))
+
+    return one
+
+
+def draw_from_text(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Draw:
+    """Pieces of at most ``settings.length`` tokens of the texts, all of them in a drawn order, then all again.
+
+    No more texts are read than the run needs.
+    """
+    needed = settings.steps * settings.batch
+    pieces: list[list[int]] = []
+    for number in draw.shuffled(range(len(texts)), draw.stream("moice texts", settings.seed)):
+        ids = tokenizer(texts[number]).input_ids + _end(tokenizer)
+        pieces += [ids[start : start + settings.length] for start in range(0, len(ids), settings.length)]
+        if len(pieces) >= needed:
+            break
+    pieces = [piece for piece in pieces if len(piece) > 1]
+    if not pieces:
+        raise UserError(f"--text {settings.text}: no text of two tokens or more is in it")
+    orders: dict[int, list[int]] = {}
+
+    def one(number: int) -> Tokens:
+        epoch, place = divmod(number, len(pieces))
+        if epoch not in orders:
+            orders[epoch] = draw.shuffled(range(len(pieces)), draw.stream("moice pieces", settings.seed, epoch))
+        return Tokens(torch.tensor(pieces[orders[epoch][place]]), 1)
+
+    return one
+
+
+def _end(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+
+
+def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+    """The language-model loss of each sequence, (B,), a mean over its tokens; and the balance loss of them together."""
+    ids = pad_sequence([s.ids for s in sequences], batch_first=True).to(model.device)
+    lengths = torch.tensor([len(s.ids) for s in sequences], device=model.device)
+    firsts = torch.tensor([s.first for s in sequences], device=model.device)
+    place = torch.arange(ids.shape[1], device=model.device)
+    real = place < lengths[:, None]
+    # Logits from the first place on that any of the sequences is asked about.
+    start = int(firsts.min()) - 1
+    options = {} if start == 0 else {"logits_to_keep": ids.shape[1] - start}
+    mask = None if bool(real.all()) else real
+    partial = router.config.top_k < len(router.config.bases)
+    router.seen = [] if partial else None
+    try:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits[:, :-1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if partial:
+            balance = routers.load_balance(
+                [s[real[:, None].expand(s.shape[:3])] for s in router.seen or ()], router.config.top_k
+            )
+        else:
+            balance = logits.new_tensor(float(len(router.config.bases)))  # whatever the router does
+    finally:
+        router.seen = None
+    targets = ids[:, start + 1 :]
+    asked = (real & (place >= firsts[:, None]))[:, start + 1 :]
+    each = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return (each * asked).sum(1) / asked.sum(1), balance
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def train(
+    model: Any,
+    config: RouterConfig,
+    settings: Settings,
+    one: Draw,
+    out: Path,
+    *,
+    micro_batch: int = 1,
+    save_every: int = 1,
+    stop_after: int | None = None,
+    quiet: bool = False,
+) -> Path | None:
+    """Train a router for ``model``, or go on with it, and return its file.
+
+    Args:
+        model: loaded; it is given back as it was.
+        config: sizes, bases, top_k and the model's name.
+        settings: see there.
+        one: gives the sequences.
+        out: folder for ``router.safetensors``, the checkpoint and the log (``training.jsonl``).
+        micro_batch: sequences that are computed together; changes the loss by rounding alone, except for the balance
+            loss of fewer than all bases, which is that of a micro batch.
+        save_every: steps between checkpoints.
+        stop_after: leave off after that many steps, as a kill would; nothing is returned.
+        quiet: no progress bar.
+
+    Raises:
+        UserError: ``out`` holds a checkpoint of other settings, or the loss is not a number.
+    """
+    from tqdm import tqdm
+
+    out.mkdir(parents=True, exist_ok=True)
+    router = Router(config, seed=settings.seed)
+    frozen = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(False)
+    interception = moice.apply(model, router)
+    optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
+    scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
+    log, lines = out / LOG, []
+    bar = None
+    try:
+        done = _resume(out / CHECKPOINT, router, optimizer, settings)
+        if log.exists():
+            lines = [line for line in log.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= done]
+        bar = tqdm(total=settings.steps * settings.batch, initial=done * settings.batch, unit="seq", disable=quiet)
+        for step in range(done, settings.steps):
+            if stop_after is not None and step >= stop_after:
+                return None
+            loss = balance = 0.0
+            for start in range(0, settings.batch, micro_batch):
+                numbers = range(
+                    step * settings.batch + start, step * settings.batch + min(start + micro_batch, settings.batch)
+                )
+                each, of_balance = losses(model, router, [one(number) for number in numbers])
+                share = len(numbers) / settings.batch
+                total = each.sum() / settings.batch + settings.balance * share * of_balance
+                (scale * total).backward()
+                loss += each.sum().item() / settings.batch
+                balance += share * of_balance.item()
+                bar.update(len(numbers))
+            for weight in router.parameters():
+                assert weight.grad is not None
+                weight.grad.div_(scale)
+            norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise UserError(
+                    f"step {step + 1}: the loss is {loss:g} and its gradient has norm {norm:g}; "
+                    "use --dtype bfloat16 or float32"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            bar.set_postfix(loss=f"{loss:.4f}")
+            entry = {"step": step + 1, "loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
+            lines.append(json.dumps(entry))
+            if (step + 1) % save_every == 0 or step + 1 == settings.steps:
+                write_atomically(log, "".join(line + "\n" for line in lines))
+                _save_checkpoint(out / CHECKPOINT, router, optimizer, settings, step + 1)
+    finally:
+        if bar is not None:
+            bar.close()
+        interception.detach()
+        for weight in frozen:
+            weight.requires_grad_(True)
+    first, last = (json.loads(lines[i]) for i in (0, -1))
+    notes = asdict(settings) | {"first_loss": first["loss"], "last_loss": last["loss"]}
+    router.config = replace(config, training={k: v for k, v in notes.items() if v is not None})
+    routers.write(router, out / routers.FILE)
+    return out / routers.FILE
+
+
+def _settings_of(router: Router, settings: Settings) -> dict[str, Any]:
+    """What must not change between a run and its continuation, the model included."""
+    return json.loads(router.config.to_json()) | asdict(settings)
+
+
+def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings, step: int) -> None:
+    tensors = {}
+    for name, weight in router.named_parameters():
+        tensors[f"weight.{name}"] = weight.detach().cpu().contiguous()
+        for key, moment in optimizer.state[weight].items():
+            tensors[f"{key}.{name}"] = moment.detach().cpu().contiguous()
+    notes = {"run": json.dumps({"step": step, "settings": _settings_of(router, settings)})}
+    routers.write_bytes(file, save(tensors, metadata=notes))
+
+
+def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings) -> int:
+    """Put the checkpoint's weights and moments in place, and return how many steps are done."""
+    if not file.exists():
+        return 0
+    try:
+        with safe_open(file, framework="pt") as stored:
+            run = json.loads((stored.metadata() or {})["run"])
+            before, now = run["settings"], _settings_of(router, settings)
+            changed = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+            if changed:
+                raise UserError(
+                    f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose "
+                    "another --out"
+                )
+            for name, weight in router.named_parameters():
+                with torch.no_grad():
+                    weight.copy_(stored.get_tensor(f"weight.{name}"))
+                optimizer.state[weight] = {
+                    key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew") from None
+    return int(run["step"])
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        _run(given)
+    except UserError as error:
+        print(f"train_router: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lpes_eval.peers.train_router",
+        description="Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings.",
+    )
+    defaults = Settings()
+    parser.add_argument("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
+    data.add_argument("--task", choices=sorted(TASK_SIZES), help="prompts of this task, of other seeds than its own")
+    parser.add_argument("--size", type=int, help=f"records or documents of a prompt; by default {TASK_SIZES}")
+    for name, kind, words in (
+        ("length", int, "most tokens of a sequence"),
+        ("steps", int, "optimizer steps"),
+        ("batch", int, "sequences a step"),
+        ("rate", float, "learning rate"),
+        ("balance", float, "weight of the balance loss"),
+        ("seed", int, "of the router's first weights and of the data"),
+    ):
+        default = getattr(defaults, name)
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
+    parser.add_argument("--top_k", type=int, default=routers.TOP_K, metavar="N", help="bases a token listens to (7)")
+    parser.add_argument(
+        "--bases", help="separated by commas; default: the published ones times the model's own / 10000"
+    )
+    parser.add_argument("--micro_batch", type=int, default=1, metavar="N", help="sequences computed together (1)")
+    parser.add_argument("--save_every", type=int, default=1, metavar="N", help="steps between checkpoints (1)")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dry_run", action="store_true", help="check everything, say what would be done, and stop")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> None:
+    for name in ("length", "steps", "batch", "micro_batch", "save_every"):
+        least = 2 if name == "length" else 1
+        if getattr(given, name) < least:
+            raise UserError(f"--{name} {getattr(given, name)}: expected at least {least}")
+    if not (given.rate > 0 and given.balance >= 0 and math.isfinite(given.rate + given.balance)):
+        raise UserError(
+            f"--rate {given.rate:g} --balance {given.balance:g}: expected a rate above 0 and no less balance"
+        )
+    if given.size is not None and (given.task is None or given.size < 2):
+        raise UserError(f"--size {given.size}: expected at least 2, and --task")
+    settings = Settings(
+        **{name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
+    )
+    if given.task is not None:
+        settings = replace(settings, task=given.task, size=given.size or TASK_SIZES[given.task])
+        texts: list[str] = []
+    else:
+        texts = [found.text for found in text.read(given.text)]
+        settings = replace(settings, text=given.text.name, text_sha256=jsonl.sha256(given.text))
+
+    name = str(reference.path()) if given.model == "reference" else given.model
+    config, tokenizer, bases = _look_at(name)
+    if given.bases is not None:
+        try:
+            bases = tuple(float(base) for base in given.bases.split(","))
+        except ValueError:
+            raise UserError(f"--bases {given.bases}: expected numbers separated by commas") from None
+    options = {"bases": bases, "top_k": min(given.top_k, len(bases)) if given.bases else given.top_k}
+    described = replace(routers.describe(config, name, **options), model=given.model)
+    one = draw_from_task(settings, tokenizer) if settings.task else draw_from_text(settings, tokenizer, texts)
+    one(0)
+    learnt = sum(weight.numel() for weight in Router(described).parameters())
+    print(
+        f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {', '.join(f'{b:g}' for b in bases)}, "
+        f"top {described.top_k}\n{settings.steps} steps of {settings.batch} sequences from "
+        f"{settings.text or f'{settings.task} of {settings.size}'}, at most {settings.length} tokens each; "
+        f"{given.dtype} on {given.device}\n{given.out / routers.FILE}",
+        flush=True,
+    )
+    if given.dry_run:
+        return
+
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
+    file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
+    assert file is not None
+    notes = routers.read_config(file).training
+    print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
+
+
+def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:
+    """A model's configuration, tokenizer and default bases, without its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    attention.check(skeleton, moice.NAME)
+    return config, tokenizer, moice.default_bases(skeleton)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,417 @@
+"""MoICE's router against a slow one of plain Python floats, its balance loss, its file, its training."""
+
+import json
+import math
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from lpes_eval.data import fiction, kv  # noqa: E402
+from lpes_eval.errors import UserError  # noqa: E402
+from lpes_eval.peers import moice  # noqa: E402
+from lpes_eval.peers import router as routers  # noqa: E402
+from lpes_eval.peers import train_router as training  # noqa: E402
+from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
+
+
+def config(**changes):
+    return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
+
+
+def slow_weights(q, w1, w2, w3, k):
+    """The definition, one number at a time, in double precision."""
+    size, count = len(w1), len(w2)
+    inner = []
+    for j in range(count):
+        gate = sum(q[d] * w1[d][j] for d in range(size))
+        value = sum(q[d] * w3[d][j] for d in range(size))
+        inner.append(gate / (1 + math.exp(-gate)) * value)
+    scores = [sum(inner[j] * w2[j][i] for j in range(count)) for i in range(count)]
+    best = sorted(range(count), key=lambda i: -scores[i])[:k]
+    total = sum(math.exp(scores[i]) for i in best)
+    return [math.exp(scores[i]) / total if i in best else 0.0 for i in range(count)]
+
+
+def spread(router):
+    """Weights so large that the bases' weights are far from equal."""
+    with torch.no_grad():
+        for weight in router.parameters():
+            weight.mul_(40)
+    return router
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 7])
+def test_the_router_equals_the_definition_number_by_number(k):
+    router = spread(Router(config(top_k=k), seed=3)).double()
+    queries = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer in range(3):
+        fast = router(layer, queries)
+        for row, query in zip(fast.tolist(), queries.tolist(), strict=True):
+            w1, w2, w3 = (w[layer].tolist() for w in (router.w1, router.w2, router.w3))
+            assert row == pytest.approx(slow_weights(query, w1, w2, w3, k), abs=1e-12)
+            assert sum(weight > 0 for weight in row) == k
+    assert fast.max() > 0.5  # the weights differ, so this is no comparison of averages
+
+
+def test_a_half_precision_query_is_routed_in_float32():
+    router = spread(Router(config()))
+    query = torch.randn(5, 8).bfloat16()
+    weights = router(1, query)
+    assert weights.dtype == torch.float32
+    assert torch.equal(weights, router(1, query.float()))
+
+
+def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed():
+    fresh = Router(config(head_dim=64), seed=1)
+    weights = fresh(0, torch.randn(100, 64))
+    assert (weights - 1 / 7).abs().max() < 0.02
+    assert not torch.equal(fresh.w1, Router(config(head_dim=64), seed=2).w1)
+    assert torch.equal(fresh.w1, Router(config(head_dim=64), seed=1).w1)
+    values = torch.cat([p.flatten() for p in fresh.parameters()])
+    assert values.std().item() == pytest.approx(routers.INIT_STD, rel=0.1)
+
+
+def test_of_equal_scores_exactly_k_are_kept():
+    assert top_k_softmax(torch.zeros(3, 7), 2).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0]] * 3
+
+
+def slow_balance(layers, k):
+    rows = [row for layer in layers for row in layer]
+    count = len(rows[0])
+    share, mean = [0.0] * count, [0.0] * count
+    for row in rows:
+        total = sum(math.exp(score) for score in row)
+        for i in sorted(range(count), key=lambda i: -row[i])[:k]:
+            share[i] += 1 / len(rows)
+        for i in range(count):
+            mean[i] += math.exp(row[i]) / total / len(rows)
+    return count * sum(f * p for f, p in zip(share, mean, strict=True))
+
+
+def test_the_balance_loss_is_that_of_the_switch_transformer():
+    rng = random.Random(1)
+    layers = [[[rng.gauss(0, 2) for _ in range(7)] for _ in range(rng.randint(3, 9))] for _ in range(3)]
+    for k in (1, 3, 7):
+        fast = load_balance([torch.tensor(layer, dtype=torch.float64) for layer in layers], k)
+        assert fast.item() == pytest.approx(slow_balance(layers, k), rel=1e-12)
+
+
+def test_the_balance_loss_pulls_towards_balance_below_seven_bases_and_not_at_all_with_seven():
+    scores = torch.randn(50, 7, dtype=torch.float64)
+    scores[:, 2] += 3  # one base is preferred
+    for k, pulls in ((1, True), (3, True), (7, False)):
+        leaf = scores.clone().requires_grad_()
+        load_balance([leaf], k).backward()
+        preferred = leaf.grad[:, 2].sum().item()
+        assert preferred > 1e-3 if pulls else leaf.grad.abs().max() < 1e-12
+
+
+# -- files
+
+
+def test_a_router_comes_back_from_its_file_and_the_same_router_gives_the_same_bytes(tmp_path):
+    made = Router(
+        config(model="org/name", top_k=4, bases=(10000.0, 20000.0, 30000.0, 4e4), training={"steps": 7}), seed=5
+    )
+    routers.write(made, tmp_path / "a" / routers.FILE)
+    found = routers.read(routers.find(tmp_path / "a"))
+    assert found.config == made.config
+    assert all(torch.equal(getattr(found, name), weight) for name, weight in made.named_parameters())
+    routers.write(found, tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a" / routers.FILE).read_bytes()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b.safetensors", routers.FILE]
+
+
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path):
+    def refused(words, path, read=routers.read):
+        with pytest.raises(UserError, match=words) as caught:
+            read(routers.find(path))
+        assert "\n" not in str(caught.value)
+
+    refused("no such file.*train_router", tmp_path / "none.safetensors")
+    refused("no such file.*router.safetensors", tmp_path)
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not one")
+    refused("broken.safetensors: not a safetensors file", broken)
+    other = tmp_path / "other.safetensors"
+    save_file({"w1": torch.zeros(2)}, other)
+    refused("holds no MoICE router", other)
+
+    good = Router(config())
+    tensors = {name: weight.detach() for name, weight in good.named_parameters()}
+    notes = json.loads(good.config.to_json())
+
+    def variant(tensors=tensors, **changes):
+        save_file(tensors, other, metadata={routers.METADATA: json.dumps(notes | changes)})
+
+    variant(layers=4)
+    refused(r"tensor 'w1': found \(3, 8, 7\), expected \(4, 8, 7\)", other)
+    variant({"w1": tensors["w1"], "w2": tensors["w2"]})
+    refused("tensor 'w3': found none", other)
+    variant(tensors | {"w2": tensors["w2"] / 0})
+    refused("'w2' holds numbers that are not finite", other)
+    variant(version=2)
+    refused("version 2 of the router format, expected 1", other)
+    for bad in ({"bases": 3}, {"layers": "3"}, {"surplus": 1}, {"top_k": 8}, {"bases": [10000.0, -1]}, {"training": 1}):
+        variant(**bad)
+        refused("entry is not a router's", other)
+
+
+def test_a_router_for_another_model_is_refused_with_both_names():
+    mine = config(model="org/small")
+    routers.check(mine, "r.safetensors", config(model="org/other-name-same-shape"))
+    with pytest.raises(UserError, match=r"org/small with 3 layers of 2 heads.*org/large has 5 layers of 2 heads"):
+        routers.check(mine, "r.safetensors", config(layers=5, model="org/large"))
+    with pytest.raises(UserError, match=r"with weights aaaa, but kv has weights bbbb"):
+        routers.check(config(weights_sha256="aaaa"), "r", config(model="kv", weights_sha256="bbbb"))
+    routers.check(config(weights_sha256="aaaa"), "r", config(model="kv"))
+
+
+def test_the_checksum_is_of_a_folders_weights_and_not_of_the_router_in_it(tmp_path):
+    save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    before = routers.weights_digest(str(tmp_path))
+    routers.write(Router(config()), tmp_path / routers.FILE)
+    assert routers.weights_digest(str(tmp_path)) == before is not None
+    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    assert routers.weights_digest(str(tmp_path)) != before
+    assert routers.weights_digest("org/name") is None
+
+
+def test_settings_that_cannot_be_are_refused():
+    for changes, words in (({"top_k": 0}, "top_k=0"), ({"bases": ()}, "bases"), ({"heads": 0}, "0 heads")):
+        with pytest.raises(UserError, match=words):
+            config(**changes)
+
+
+# -- training
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model of two layers with a tokenizer, and three texts: as many as a batch has."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from lpes_eval import reference
+
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = AutoTokenizer.from_pretrained(reference.path())
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.3,
+        )
+    ).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    lines = [f"{n}. The river runs past the mill {n}" for n in range(3)]
+    (path / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return path
+
+
+def command(folder, out, *more):
+    data = () if "--task" in more else ("--text", str(folder / "texts.jsonl"))
+    small = ("--length", "40", "--batch", "3", "--steps", "6", "--rate", "0.05")
+    return training.main(["--model", str(folder), "--out", str(out), *data, *small, *more])
+
+
+def load(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def on_texts(folder, router):
+    """Mean loss of the model with ``router`` on all pieces of the texts."""
+    model, tokenizer = load(folder), training._look_at(str(folder))[1]
+    settings = training.Settings(text="texts", length=40, steps=1, batch=3)
+    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
+    one = training.draw_from_text(settings, tokenizer, texts)
+    moice.apply(model, router)
+    with torch.no_grad():
+        return sum(training.losses(model, router, [one(i)])[0].item() for i in range(3)) / 3
+
+
+def test_training_lowers_the_loss_and_leaves_the_models_weights_alone(folder, tmp_path):
+    before = (folder / "model.safetensors").read_bytes()
+    assert command(folder, tmp_path, "--steps", "12") == 0
+    trained = routers.read(tmp_path / routers.FILE)
+    fresh = Router(trained.config, seed=0)
+    assert on_texts(folder, trained) < on_texts(folder, fresh) - 0.03
+    log = [json.loads(line) for line in (tmp_path / training.LOG).read_text().splitlines()]
+    assert [entry["step"] for entry in log] == list(range(1, 13))
+    assert log[-1]["loss"] < log[0]["loss"]
+    notes = trained.config.training
+    assert (notes["rate"], notes["last_loss"], notes["text"]) == (0.05, log[-1]["loss"], "texts.jsonl")
+    assert (folder / "model.safetensors").read_bytes() == before
+
+    model = load(folder)
+    weights = {name: weight.clone() for name, weight in model.named_parameters()}
+    settings = training.Settings(text="x", steps=2, batch=2, length=20)
+    one = training.draw_from_text(settings, training._look_at(str(folder))[1], ["a long enough text"])
+    training.train(model, trained.config, settings, one, tmp_path / "again", quiet=True)
+    assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+
+
+def test_the_gradient_is_the_slope_of_the_loss(folder):
+    model = load(folder).double()
+    made = spread(Router(routers.describe(model.config, None, bases=moice.default_bases(model)))).double()
+    sequences = [training.Tokens(torch.tensor([5, 300, 7, 450, 12, 9, 600, 3, 2, 700]), first) for first in (1, 7)]
+    moice.apply(model, made)
+    model.requires_grad_(False)
+    training.losses(model, made, sequences)[0].sum().backward()
+    for weight in (made.w1, made.w2, made.w3):  # along its own gradient, where the slope stands out from rounding
+        direction, expected, values = weight.grad / weight.grad.norm(), weight.grad.norm().item(), []
+        for step in (0.02, -0.02):
+            with torch.no_grad():
+                weight += step * direction
+                values.append(training.losses(model, made, sequences)[0].sum().item())
+                weight -= step * direction
+        assert expected > 1e-3
+        assert (values[0] - values[1]) / 0.04 == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("killed_at", [1, 4])
+def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, tmp_path, killed_at, monkeypatch):
+    train = training.train
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "train", lambda *args, **options: train(*args, **options, stop_after=killed_at))
+        with pytest.raises(AssertionError):
+            command(folder, tmp_path / "killed", "--save_every", "2")
+    assert not (tmp_path / "killed" / routers.FILE).exists()
+    for out in ("whole", "killed"):
+        assert command(folder, tmp_path / out, "--save_every", "2") == 0
+    for name in (routers.FILE, training.LOG):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
+def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
+    for micro_batch in ("1", "3"):
+        command(folder, tmp_path / micro_batch, "--micro_batch", micro_batch, "--rate", "0.01")
+    one, together = (routers.read(tmp_path / name / routers.FILE) for name in ("1", "3"))
+    assert torch.allclose(one.w1, together.w1, atol=2e-3)
+    assert not torch.allclose(one.w1, Router(one.config).w1, atol=2e-3)
+
+
+def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
+    for weight in ("0", "30"):
+        command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
+    plain, balanced = (
+        [json.loads(line)["balance"] for line in (tmp_path / weight / training.LOG).read_text().splitlines()]
+        for weight in ("0", "30")
+    )
+    assert plain[0] == balanced[0]
+    assert balanced[-1] < plain[-1] - 1e-3
+    assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
+
+
+def test_a_dry_run_says_what_it_would_do_and_loads_no_weights(folder, tmp_path, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+    assert command(folder, tmp_path / "out", "--dry_run") == 0
+    shown = capsys.readouterr().out
+    assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
+    assert "6 steps of 3 sequences from texts.jsonl" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_defaults_are_the_published_settings():
+    settings = training.Settings()
+    assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
+    assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
+    assert routers.BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
+
+
+def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    (tmp_path / "empty.txt").write_text("")
+    assert command(folder, tmp_path / "run") == 0
+    capsys.readouterr()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+    for more, words in (
+        (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
+        (("--steps", "0"), "--steps 0: expected at least 1"),
+        (("--rate", "-1"), "expected a rate above 0"),
+        (("--bases", "1e4,x"), "--bases 1e4,x: expected numbers"),
+        (("--top_k", "9"), "top_k=9: expected 1 to 7"),
+        (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
+        (("--task", "kv_retrieval"), "more than --length 40; choose a smaller --size"),
+    ):
+        assert command(folder, tmp_path / "out", *more) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_the_differences(folder, tmp_path, capsys):
+    assert command(folder, tmp_path, "--steps", "1") == 0
+    assert command(folder, tmp_path, "--steps", "1", "--rate", "0.5") == 2
+    assert "was made with other settings (rate 0.05 -> 0.5)" in capsys.readouterr().err
+    (tmp_path / training.CHECKPOINT).write_bytes(b"broken")
+    assert command(folder, tmp_path, "--steps", "1") == 2
+    assert "cannot be read as a checkpoint" in capsys.readouterr().err
+
+
+# -- generated training data
+
+
+@pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
+def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none_of_its_examples(task):
+    size = 6
+    prompts = [training.task_text(task, size, 0, number) for number in range(60)]
+    evaluated = set()
+    for i in range(kv.POOL):
+        if task == "kv_retrieval":
+            evaluated.update(key for record in kv.generate(i, size, 0).records for key in record)
+        elif i < 300:
+            evaluated.add(fiction.generate(i, size).gold.text)
+    golds = set()
+    for prompt, answer in prompts:
+        if task == "kv_retrieval":
+            lines = prompt.split("JSON data:\n")[1].split("\n\n")[0].split("\n")
+            asked = prompt.split('Key: "')[1].split('"')[0]
+            assert asked not in evaluated
+            index = next(i for i, line in enumerate(lines) if f'"{asked}": {answer.strip()}' in line)
+        else:
+            lines = [line for line in prompt.split("\n") if line.startswith("Document [")]
+            index = next(i for i, line in enumerate(lines) if answer.strip() in line)
+            assert not any(line.split(") ", 1)[1] in evaluated for line in lines)
+        assert len(lines) == size
+        golds.add(index)
+    assert golds == set(range(size))
+    assert training.task_text(task, size, 1, 0) != prompts[0]
+    assert training.task_text(task, size, 0, 0) == prompts[0]
+
+
+def test_of_a_tasks_prompt_the_answer_alone_counts(folder):
+    tokenizer = training._look_at(str(folder))[1]
+    settings = training.Settings(task="kv_retrieval", size=3)
+    drawn = training.draw_from_task(settings, tokenizer)(4)
+    prompt, answer = training.task_text("kv_retrieval", 3, 0, 4)
+    assert tokenizer.decode(drawn.ids[: drawn.first]) == prompt
+    assert tokenizer.decode(drawn.ids[drawn.first : -1]) == answer
+    assert drawn.ids[-1] == tokenizer.eos_token_id
+
+
+def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
+    tokenizer = training._look_at(str(folder))[1]
+    settings = training.Settings(text="x", length=4, steps=1, batch=6)
+    texts = ["ghijklmnop", "qrstuvwxyz"]
+    one = training.draw_from_text(settings, tokenizer, texts)
+    pieces = [tuple(one(i).ids.tolist()) for i in range(12)]
+    assert len(set(pieces[:6])) == 6 == len(set(pieces[6:]))
+    assert pieces[:6] != pieces[6:]
+    assert sorted(t for piece in set(pieces) for t in piece) == sorted(
+        t for text in texts for t in [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+    )
