@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from lpes_eval.errors import CacheError, UnsupportedModel
+from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors, parse
 
 BATCHED_LIMIT = 1 << 22
@@ -36,13 +36,14 @@ _ATTRIBUTE = "_layer_rope"
 _POSITION_EMBEDDINGS = "position_embeddings"
 
 
-def apply(model: nn.Module, factors: Factors | Sequence[float] | float | str | Path) -> None:
+def apply(model: nn.Module, factors: Factors | Sequence[float] | float | str | Path | Tensor) -> None:
     """Give every decoder layer of ``model`` its own factor, in place of any factors applied before.
 
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
             dtype and with any attention implementation; also one wrapped by PEFT.
-        factors: one number > 0 a layer; or a factors object or file, or one number for all layers.
+        factors: one number > 0 a layer; or a factors object or file, or one number for all layers; or a float tensor
+            of shape (layers,), through which gradients flow and whose values count at each forward.
 
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers.
@@ -52,13 +53,16 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | float | str | P
     (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it.
     """
     decoder = find_decoder(model)
-    values = tuple(parse(factors).per_layer(len(decoder.layers)))
+    live = factors if isinstance(factors, Tensor) else None
+    if live is not None and live.dim() != 1:
+        raise FactorsError(f"factors: a tensor of shape {tuple(live.shape)}; expected one number a layer")
+    values = tuple(parse(factors if live is None else live.tolist()).per_layer(len(decoder.layers)))
     previous = decoder.module.__dict__.get(_ATTRIBUTE)
     if previous is not None:
-        if previous.factors == values:
+        if previous.factors == values and previous.live is live:
             return
         previous.detach()
-    decoder.module.__dict__[_ATTRIBUTE] = _LayerRope(decoder, values)
+    decoder.module.__dict__[_ATTRIBUTE] = _LayerRope(decoder, values, live)
 
 
 def remove(model: nn.Module) -> None:
@@ -187,12 +191,18 @@ def _takes_position_embeddings(layer: nn.Module) -> bool:
 class _LayerRope:
     """One set of factors, hooked into one decoder."""
 
-    def __init__(self, decoder: Decoder, factors: tuple[float, ...]) -> None:
-        self.factors = factors
-        # Layers with equal factors share a table; a layer with factor 1 uses the model's own, untouched.
-        self.distinct = sorted(set(factors) - {1.0})
-        used = [factors[h] for h in decoder.rotates_as]
-        self.slots = [self.distinct.index(s) if s != 1.0 else None for s in used]
+    def __init__(self, decoder: Decoder, factors: tuple[float, ...], live: Tensor | None = None) -> None:
+        self.live = live
+        self._factors = factors
+        self.slots: list[int | None]
+        if live is None:
+            # Layers with equal factors share a table; a layer with factor 1 uses the model's own, untouched.
+            self.distinct = sorted(set(factors) - {1.0})
+            used = [factors[h] for h in decoder.rotates_as]
+            self.slots = [self.distinct.index(s) if s != 1.0 else None for s in used]
+        else:  # its numbers may change, so every layer has a table of its own
+            self.distinct = list(factors)
+            self.slots = list(decoder.rotates_as)
         self.caches: WeakSet[Cache] = WeakSet()
         self._divisors: dict[torch.device, Tensor] = {}
         self._handles = [
@@ -210,6 +220,11 @@ class _LayerRope:
             if self.slots[h] is not None:
                 for rotary in rotaries:
                     self._handles.append(rotary.register_forward_hook(self._tabulate(rotary, h), with_kwargs=True))
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factors in force now, one a layer."""
+        return self._factors if self.live is None else tuple(self.live.tolist())
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -240,6 +255,8 @@ class _LayerRope:
 
     def divisors(self, device: torch.device) -> Tensor:
         """The distinct factors on ``device``, shaped to divide positions: (U, 1, 1)."""
+        if self.live is not None:
+            return self.live.to(device, torch.float32)[:, None, None]
         if device not in self._divisors:
             self._divisors[device] = torch.tensor(self.distinct, dtype=torch.float32, device=device)[:, None, None]
         return self._divisors[device]
@@ -250,7 +267,7 @@ class _LayerRope:
         if torch.compiler.is_compiling():  # a cache meets its first, uncompiled forward before any compiled one
             return
         cache = kwargs.get("past_key_values")
-        if not isinstance(cache, Cache) or cache in self.caches:
+        if not isinstance(cache, Cache) or (cache in self.caches and self.live is None):
             return
         if cache.__dict__.get(_ATTRIBUTE) != self.factors and cache.get_seq_length() > 0:
             raise CacheError(

@@ -1,14 +1,13 @@
 """Gradient descent on the factors (App. C): the negative control.
 
 The factors are the only parameters; the loss is the cross-entropy of the reference answer's tokens behind the prompt.
-Its gradient flows through the rotary tables, which ``lpes_eval.rope`` computes from the factors with the model's own
-code. The paper finds that this makes the model worse.
+Its gradient flows through the rotary tables, which ``lpes_eval.rope`` computes from a tensor of factors with the
+model's own code. The paper finds that this makes the model worse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,19 +17,6 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search.fitness import Part
 from search.optimizer import Y_HIGH, Y_LOW, Individual, Optimizer, Points, Space
-
-
-@contextmanager
-def differentiable(model: nn.Module, factors: Tensor) -> Iterator[None]:
-    """Apply ``factors``, of shape (layers,), so that gradients reach them; removed at the end."""
-    # Rising numbers give every layer a table of its own, in order; the divisors are then taken from the tensor.
-    rope.apply(model, [2.0 + h for h in range(len(factors))])
-    applied = rope.find_decoder(model).module.__dict__[rope._ATTRIBUTE]
-    applied.divisors = lambda device: factors.to(device)[:, None, None]
-    try:
-        yield
-    finally:
-        rope.remove(model)
 
 
 class AnswerLoss:
@@ -76,12 +62,14 @@ class AnswerLoss:
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-            with differentiable(self.model, values), torch.enable_grad():
+            rope.apply(self.model, values)
+            with torch.enable_grad():
                 for part, number in numbers:
                     loss = self._loss(*self._examples[part][number]) / len(numbers)
                     loss.backward()
                     total += loss.item()
         finally:
+            rope.remove(self.model)
             for parameter in frozen:
                 parameter.requires_grad_(True)
         assert values.grad is not None
@@ -105,6 +93,7 @@ class GradientDescent(Optimizer):
         samples: examples an epoch.
         batch: examples a step.
         learning_rate: Adam's.
+        start: what it sets out from; by default Eq. 8.
         seed: of the random generator.
 
     Its ``best`` is the individual of the last epoch, not the fittest one: what descending leads to.
@@ -122,6 +111,7 @@ class GradientDescent(Optimizer):
         samples: int = 2000,
         batch: int = 32,
         learning_rate: float = 1e-5,
+        start: Points | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(space, T, seed)
@@ -132,7 +122,7 @@ class GradientDescent(Optimizer):
             )
         self._loss, self._unscaled = loss, unscaled
         self._steps, self._batch, self._learning_rate = samples // batch, batch, learning_rate
-        self._s = [y for _, y in space.start()]
+        self._s = [y for _, y in start or space.start()]
         self._m, self._v, self._t = [0.0] * space.L, [0.0] * space.L, 0
         self._last: tuple[Individual, float] | None = None
 

@@ -222,6 +222,57 @@ def test_a_model_under_peft_takes_factors(model, ids):
     assert rope.applied(wrapped) is None
 
 
+# -- factors as a tensor ---------------------------------------------------------------------------------------------
+
+
+def test_gradients_reach_factors_that_are_a_tensor(ids):
+    """Against central differences over factors applied as plain numbers; in float64, as far as the model's code is."""
+    model = llama(initializer_range=0.1).double()
+    answer = ids[:, 1:].flatten()
+
+    def loss(logits):
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), answer)
+
+    factors = torch.tensor([1.0, 1.3, 1.7, 1.3], dtype=torch.float64, requires_grad=True)
+    lpes_eval.apply(model, factors)
+    (gradient,) = torch.autograd.grad(loss(model(ids).logits), factors)
+
+    def difference(h, step):
+        losses = []
+        for sign in (1, -1):
+            moved = factors.tolist()
+            moved[h] += sign * step
+            lpes_eval.apply(model, moved)
+            losses.append(loss(logits(model, ids)).item())
+        return (losses[0] - losses[1]) / (2 * step)
+
+    for h in range(4):  # angles are float32, so narrow steps would drown in rounding: two wide ones, extrapolated
+        slope = (4 * difference(h, 4e-3) - difference(h, 8e-3)) / 3
+        assert gradient[h].item() == pytest.approx(slope, rel=0.02, abs=1e-4)
+    assert gradient.abs().min() > 1e-3  # the layer at 1 and the two equal ones have slopes of their own
+    assert gradient[1] != gradient[3]
+
+
+def test_a_tensor_gives_what_its_numbers_give_and_counts_as_it_is_now(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    plain = logits(model, ids)
+    factors = torch.tensor(FACTORS)
+    lpes_eval.apply(model, factors)
+    assert torch.allclose(logits(model, ids), plain, atol=1e-5)
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        factors.fill_(1.9)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=cache)
+    moved = logits(model, ids)
+    assert rope.applied(model) == pytest.approx([1.9] * 4)
+    lpes_eval.apply(model, 1.9)
+    assert torch.allclose(moved, logits(model, ids), atol=1e-5)
+    for wrong in (torch.ones(3), torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.ones(4, 1), torch.tensor(1.5)):
+        with pytest.raises(FactorsError):
+            lpes_eval.apply(model, wrong)
+
+
 # -- a cache holds keys that are rotated already ---------------------------------------------------------------------
 
 
