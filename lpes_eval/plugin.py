@@ -32,6 +32,10 @@ from lpes_eval.errors import UserError
 
 MODELS = {
     "lpes": "lpes_eval.models.lpes:LPES",
+    "pi": "lpes_eval.models.pi:PI",
+    "attention_buckets": "lpes_eval.models.attention_buckets:AttentionBuckets",
+    "ms_poe": "lpes_eval.models.ms_poe:MsPoE",
+    "moice": "lpes_eval.models.moice:MoICE",
 }
 """lm-eval model types: name -> where the class is."""
 

@@ -5,22 +5,17 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
-import transformers
-from lm_eval.models.huggingface import HFLM
+from torch import nn
 
 from lpes_eval import factors as factors_file
-from lpes_eval import reference, rope
-from lpes_eval.errors import FactorsError, UserError
-
-REFERENCE = ("reference", "lpes-eval/reference")
-"""What the model that is shipped with this package is called, as ``pretrained`` and in a factors file's origin."""
+from lpes_eval import rope
+from lpes_eval.errors import FactorsError
+from lpes_eval.models.base import REFERENCE, RotaryLM
 
 
-class LPES(HFLM):
+class LPES(RotaryLM):
     """``hf`` with layer factors; everything that ``hf`` takes means the same.
 
     Args:
@@ -42,16 +37,6 @@ class LPES(HFLM):
             pretrained, revision = _model_of(self.factors)
             if revision is not None:
                 kwargs.setdefault("revision", revision)
-        if pretrained in REFERENCE:
-            pretrained = str(reference.path())
-        if isinstance(pretrained, str) and pretrained.startswith((".", "/", "~")):
-            pretrained = os.path.expanduser(pretrained)
-            if not os.path.isdir(pretrained):
-                raise UserError(
-                    f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub"
-                )
-        if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
-            kwargs.setdefault("device", "cpu")
         super().__init__(pretrained=pretrained, **kwargs)
         if self.factors is not None:
             self.set_factors(self.factors)
@@ -92,20 +77,18 @@ class LPES(HFLM):
     def _depth(self) -> int:
         return len(self.layer_factors or ())
 
-    def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        """Read the model's configuration, and check the factors against it."""
-        super()._get_config(pretrained, **kwargs)
-        if self.factors is None or kwargs.get("trust_remote_code") or kwargs.get("gguf_file"):
-            return
-        known = transformers.AutoModelForCausalLM._model_mapping
-        if type(self._config) in known:
-            with torch.device("meta"):  # every module and no weight
-                skeleton = transformers.AutoModelForCausalLM.from_config(self._config)
-            depth = len(rope.find_decoder(skeleton).layers)
-            try:
-                self.factors.per_layer(depth)
-            except FactorsError as error:
-                raise FactorsError(f"factors={self._factors_given}: {error}") from None
+    def needs_check(self) -> bool:
+        """Only with factors: any model that ``hf`` takes runs without."""
+        return self.factors is not None
+
+    def check(self, skeleton: nn.Module) -> None:
+        """Check the factors against the model's layers."""
+        assert self.factors is not None
+        depth = len(rope.find_decoder(skeleton).layers)
+        try:
+            self.factors.per_layer(depth)
+        except FactorsError as error:
+            raise FactorsError(f"factors={self._factors_given}: {error}") from None
 
 
 def _model_of(factors: factors_file.Factors | None) -> tuple[str, str | None]:

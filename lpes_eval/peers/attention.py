@@ -72,6 +72,13 @@ class Table:
     sin: Tensor
     _made: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    def identity(self) -> tuple[Tensor, Tensor]:
+        """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
+        if "identity" not in self._made:
+            one = self.cos.new_ones(1, 1, self.cos.shape[-1])
+            self._made["identity"] = one, torch.zeros_like(one)
+        return self._made["identity"]
+
     def by_factors(self, factors: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
         key = ("factors", *factors)
@@ -456,7 +463,7 @@ class Interception:
             ours.__dict__["_attn_implementation_internal"] = _NAME
             attention.config = ours
             attention.__dict__[_ATTRIBUTE] = (self, h)
-            self._handles.append(attention.register_forward_pre_hook(self._enter(h), with_kwargs=True))
+            self._handles.append(attention.register_forward_pre_hook(self._enter(h, attention), with_kwargs=True))
 
     def _release(self, h: int) -> None:
         attention = self._attentions.pop(h)
@@ -480,17 +487,17 @@ class Interception:
         call = dict(zip(names, args, strict=False)) | kwargs
         self._tables.append(Table(rotary, call, *output))
 
-    def _enter(self, h: int) -> Callable:
+    def _enter(self, h: int, attention: nn.Module) -> Callable:
+        names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
+
         def hook(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
             if h not in self._attentions:
                 return None
-            bound = inspect.signature(attention.forward).bind_partial(*args, **kwargs)
-            given = bound.arguments | bound.arguments.pop("kwargs", {})
+            given = dict(zip(names, args, strict=False)) | kwargs
             cos, sin = given["position_embeddings"]
             table = self._table_of(cos, sin)
             if self._identity:
-                one = cos.new_ones(1, 1, cos.shape[-1])
-                given["position_embeddings"] = (one, torch.zeros_like(one))
+                given["position_embeddings"] = table.identity()
             cache = given.get("past_key_values")
             proxy = None
             if isinstance(cache, Cache):

@@ -1,0 +1,58 @@
+"""What the model types share: lm-eval's ``hf`` with the shipped model as its default, and checks before loading."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+from torch import nn
+
+from lpes_eval import reference
+from lpes_eval.errors import UserError
+
+REFERENCE = ("reference", "lpes-eval/reference")
+"""What the model that is shipped with this package is called, as ``pretrained`` and in a factors file's origin."""
+
+
+class RotaryLM(HFLM):
+    """``hf`` for models with rotary position embeddings; everything that ``hf`` takes means the same.
+
+    Args:
+        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
+        **kwargs: what ``hf`` takes.
+
+    Raises:
+        UserError: ``pretrained`` is a path where no folder is.
+    """
+
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        if pretrained is None or (isinstance(pretrained, str) and pretrained in REFERENCE):
+            pretrained = str(reference.path())
+        if isinstance(pretrained, str) and pretrained.startswith((".", "/", "~")):
+            pretrained = os.path.expanduser(pretrained)
+            if not os.path.isdir(pretrained):
+                raise UserError(
+                    f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub"
+                )
+        if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
+            kwargs.setdefault("device", "cpu")
+        super().__init__(pretrained=pretrained, **kwargs)
+
+    def needs_check(self) -> bool:
+        """Whether there is anything to check before the weights are loaded."""
+        return True
+
+    def check(self, skeleton: nn.Module) -> None:
+        """Refuse a model that this type cannot run, by looking at all its modules and no weight."""
+
+    def _get_config(self, pretrained: str, **kwargs: Any) -> None:
+        """Read the model's configuration, and check the model that it describes."""
+        super()._get_config(pretrained, **kwargs)
+        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or not self.needs_check():
+            return
+        if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
+            with torch.device("meta"):  # every module and no weight
+                self.check(transformers.AutoModelForCausalLM.from_config(self._config))

@@ -1,0 +1,43 @@
+"""The ``pi`` model type: Position Interpolation (arXiv 2306.15595), one factor for all layers.
+
+lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tasks kv_retrieval
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.factors import Factors
+from lpes_eval.models.lpes import LPES
+
+FACTOR = 1.5
+"""The middle of the range that is searched, and every layer's factor in the search's first individual (Eq. 8)."""
+
+
+class PI(LPES):
+    """``lpes`` with one factor for all layers; everything that ``hf`` takes means the same.
+
+    Args:
+        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
+        factor: what positions are divided by. The paper's baseline takes the mean of the factors that were searched
+            (section 4.1), which ``lpes-eval factors FILE`` prints.
+        skip: so many layers at the beginning are left alone.
+        **kwargs: what ``hf`` takes.
+
+    Raises:
+        UserError: ``factors``, which belongs to ``lpes``, or a ``skip`` that is no number.
+        FactorsError: a factor that is not a number > 0.
+        UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
+    """
+
+    def __init__(self, pretrained: Any = None, factor: Any = FACTOR, skip: Any = 0, **kwargs: Any) -> None:
+        if "factors" in kwargs:
+            raise UserError("pi takes factor=NUMBER for all layers; factors=FILE is for lpes")
+        try:
+            value, unscaled = float(factor), range(int(skip))
+        except (TypeError, ValueError):
+            raise FactorsError(f"factor={factor},skip={skip}: expected a number > 0 and a number of layers") from None
+        given = {"uniform": value} | ({"unscaled_layers": list(unscaled)} if unscaled else {})
+        super().__init__(pretrained, factors=Factors.from_dict(given, source=f"factor={factor}"), **kwargs)
+        self._factors_given = factor
