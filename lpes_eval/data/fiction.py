@@ -408,6 +408,16 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     return Example(question_id, question, answers, gold.document(), tuple(distractors))
 
 
+def shelf(num_documents: int, rng: Random) -> tuple[Kind, list[Article]]:
+    """Articles of one kind, no two of which are about subjects of the same name; what a training context is made of."""
+    kind = draw.choice(KINDS, rng)
+    articles: dict[str, Article] = {}
+    while len(articles) < num_documents:
+        article = _article(kind, rng)
+        articles.setdefault(normalize(article.subject), article)
+    return kind, list(articles.values())
+
+
 # -- the language ----------------------------------------------------------------------------------------------------
 
 

@@ -23,13 +23,15 @@ import numpy as np
 import torch
 
 from lpes_eval.curves import layer_factors
+from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
-from lpes_eval.reference.queries import draw, hidden
+from lpes_eval.reference.queries import draw, draw_documents, hidden
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 POSITIONS = (0, 20, 40, 60, 80, 100)
+DOCUMENT_POSITIONS = (0, 25, 50, 75, 100)
 SEARCH_STREAM, HELD_OUT_STREAM = 0x5EA4, 0x4E1D
 """First words of the seeds of search and held-out examples; training has a third."""
 UNIFORM = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
@@ -60,11 +62,32 @@ def right(
         ]
         context = torch.tensor(np.concatenate([one.context for one in drawn]), device=model.device)
         queries = torch.tensor(np.concatenate([one.queries for one in drawn]), device=model.device)
-        start = drawn[0].answer_start
-        targets = torch.tensor(np.concatenate([one.targets for one in drawn]), device=model.device)[..., start:]
-        states = hidden(model, context, queries, factors)[:, context.shape[1] :]
-        states = states.unflatten(1, queries.shape[1:])[:, :, start:]
-        results.append((model.lm_head(states).argmax(-1) == targets).all(-1).cpu().numpy())
+        states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
+        targets, answers = (np.concatenate([getattr(one, name) for one in drawn]) for name in ("targets", "answers"))
+        chosen = model.lm_head(states).argmax(-1).cpu().numpy()
+        results.append(((chosen == targets) | ~answers).all(-1))
+    return np.concatenate(results)
+
+
+@torch.no_grad()
+def right_documents(
+    model: LlamaForCausalLM,
+    documents: int,
+    contexts: int,
+    factors: Sequence[float] | None = None,
+    positions: Sequence[int] = DOCUMENT_POSITIONS,
+    stream: int = HELD_OUT_STREAM,
+) -> np.ndarray:
+    """As ``right`` for generated articles: each context is asked about the article at each position."""
+    golds = [position * (documents - 1) // 100 for position in positions]
+    results = []
+    for index in range(contexts):
+        drawn = draw_documents(draw_data.stream("reference", stream, documents, index), documents, golds)
+        context = torch.tensor(drawn.context, device=model.device)
+        queries = torch.tensor(drawn.queries, device=model.device)
+        states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
+        chosen = model.lm_head(states).argmax(-1).cpu().numpy()
+        results.append(((chosen == drawn.targets) | ~drawn.answers).all(-1))
     return np.concatenate(results)
 
 
@@ -114,10 +137,11 @@ def load(folder: Path) -> LlamaForCausalLM:
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     from safetensors import safe_open
 
-    from lpes_eval.reference.train import Recipe, build
+    from lpes_eval.reference.train import Recipe, build, stage_of
 
     with safe_open(checkpoint, framework="pt") as stored:
-        model = build(Recipe(**json.loads(stored.metadata()["stages"])[0]))
+        stages = [Recipe(**stage) for stage in json.loads(stored.metadata()["stages"])]
+        model = build(stages[stage_of(json.loads(stored.metadata()["state"])["step"] - 1, stages)])
         for name, weight in model.named_parameters():
             weight.data.copy_(stored.get_tensor(f"weight.{name}"))
         print(f"{checkpoint}: {stored.metadata()['state']}")
@@ -138,6 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="a trained model, or a run with a checkpoint")
     parser.add_argument("--sizes", type=int, nargs="*", default=[8, 16, 24, 32, 40, 50, 75], help="numbers of pairs")
+    parser.add_argument("--documents", type=int, nargs="*", default=[2, 5, 8, 10, 12], help="numbers of articles")
     parser.add_argument("--contexts", type=int, default=100, help="held-out contexts a size (100)")
     parser.add_argument(
         "--factors", type=float, nargs="+", default=None, help="also measure these: one, or one a layer"
@@ -175,7 +200,13 @@ def main(arguments: list[str] | None = None) -> int:
             took = time.perf_counter() - began
             print(f"{kind}, {given.search} evaluations on {where}, {took:.0f} s: {100 * score:.1f}", flush=True)
             methods[f"{kind} {best}"] = best
-    print(f"{'pairs, method':<48} " + "  ".join(f"{position:4d}%" for position in POSITIONS))
+    if given.documents:
+        print(f"{'documents, method':<48} " + "  ".join(f"{position:4d}%" for position in DOCUMENT_POSITIONS))
+    for size in given.documents:
+        for name, factors in methods.items():
+            print(_row(f"{size:3d} {name}", right_documents(model, size, given.contexts, factors)), flush=True)
+    if given.sizes:
+        print(f"{'pairs, method':<48} " + "  ".join(f"{position:4d}%" for position in POSITIONS))
     for size in given.sizes:
         for name, factors in methods.items():
             print(_row(f"{size:3d} {name}", right(model, size, given.contexts, factors)), flush=True)

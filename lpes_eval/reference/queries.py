@@ -1,6 +1,6 @@
 """Many queries on one context, each of which sees exactly what its own single-query prompt would hold.
 
-A key-value prompt is a context (instruction and records) and a query. Training and measuring ask the same context
+A prompt is a context (instruction and records or documents) and a query. Training and measuring ask the same context
 several times: the queries lie behind the context one after the other, each one's positions start where the context
 ends, and each attends to the context and to itself alone. What comes out for a query is what its own prompt gives, to
 floating-point noise, at the price of one context.
@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from lpes_eval.data import draw as draw_data
+from lpes_eval.data import fiction
+from lpes_eval.data.mdqa import TEMPLATE, format_documents
 from lpes_eval.reference import tokenizer as vocabulary
 
 if TYPE_CHECKING:
@@ -37,8 +42,8 @@ class Asked:
     """(B, Q, W) ids: KEY, the key, ASK, ANSWER, the value, QUOTE."""
     targets: np.ndarray
     """(B, Q, W) the id that follows each, :data:`IGNORE` where the context does not determine it."""
-    answer_start: int
-    """Index in W of the first token whose target belongs to the answer."""
+    answers: np.ndarray
+    """(B, Q, W) whether the target belongs to the answer, the end token included."""
 
 
 def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -88,7 +93,62 @@ def draw(
     same = (keys[:, None, :, :] == gold_keys[:, :, None, :]).cumprod(axis=3).sum(axis=2)  # (B, Q, key_size)
     targets[:, :, 0] = IGNORE
     targets[:, :, 1:key_size][same[:, :, :-1] > 1] = IGNORE
-    return Asked(context, queries, targets, answer_start=key_size + 1)
+    answers = np.zeros_like(targets, dtype=bool)
+    answers[:, :, key_size + 1 :] = True
+    return Asked(context, queries, targets, answers)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer() -> Any:
+    return vocabulary.build()
+
+
+def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int) -> Asked:
+    """One context of generated articles in the prompt of ``mdqa_pos``, with questions about facts in it.
+
+    ``golds`` are the numbers of the articles that are asked about, from 0, or how many of all facts to draw. Queries
+    are as wide as the longest, padded behind their ends. Of a question, the tokens of its title have targets once the
+    tokens before them name one article.
+    """
+    kind, articles = fiction.shelf(documents, rng)
+    if isinstance(golds, int):
+        facts = [(i, fact) for i in range(documents) for fact in range(len(kind.facts))]
+        drawn = draw_data.shuffled(facts, rng)[:golds]
+    else:
+        drawn = [(i, draw_data.below(len(kind.facts), rng)) for i in golds]
+    head, between = TEMPLATE.split("{search_results}")
+    before, between = between.split("{question}")
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [encoded.ids for encoded in _tokenizer().encode_batch(list(texts), add_special_tokens=False)]
+
+    shelf = head + format_documents([article.document() for article in articles])
+    wordings = [draw_data.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
+    lead, tail = zip(*wordings, strict=True)
+    values = [articles[i].values[fact].answers[0] for i, fact in drawn]
+    (context,) = encode([shelf])
+    opened = encode([before + text.rstrip(" ") for text in lead])
+    titles = encode([" " + article.title for article in articles])
+    closed = encode([text + between for text in tail])
+    told = encode([" " + value for value in values])
+
+    rows = []
+    for (i, _), a, b, value in zip(drawn, opened, closed, told, strict=True):
+        title = titles[i]
+        known = [sum(other[:n] == title[:n] for other in titles) == 1 for n in range(1, len(title))]
+        ids = [*a, *title, *b, *value]
+        targets = [IGNORE] * len(a) + [t if k else IGNORE for t, k in zip(title[1:], known, strict=True)]
+        targets += [IGNORE] * len(b) + [*value, vocabulary.END_ID]
+        rows.append((ids, targets, len(ids) - len(value) - 1))
+    width = max(len(ids) for ids, _, _ in rows)
+    queries = np.full((1, len(rows), width), vocabulary.PAD_ID)
+    all_targets = np.full((1, len(rows), width), IGNORE)
+    answers = np.zeros((1, len(rows), width), dtype=bool)
+    for row, (ids, targets, start) in enumerate(rows):
+        queries[0, row, : len(ids)] = ids
+        all_targets[0, row, : len(ids)] = targets
+        answers[0, row, start : len(ids)] = True
+    return Asked(np.array([context]), queries, all_targets, answers)
 
 
 def _attend(

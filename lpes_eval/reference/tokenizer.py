@@ -4,7 +4,8 @@ A text becomes its UTF-8 bytes, and the bytes are covered by the fewest pieces o
 
 * 256 single bytes, so that nothing is out of vocabulary;
 * 256 two-digit pieces ``00`` ... ``ff`` and 256 with a dash before them, ``-00`` ... ``-ff``: a byte of a UUID each;
-* the fixed parts of the key-value prompt (Fig. 6 of the paper), :data:`PROMPT_PIECES`.
+* the fixed parts of the key-value prompt (Fig. 6 of the paper), :data:`PROMPT_PIECES`;
+* words, syllables and the fixed parts of generated multi-document prompts (:func:`lpes_eval.data.fiction.vocabulary`).
 
 "The fewest" is the Viterbi search of a unigram model (Kudo, arXiv 1804.10959) whose pieces all score the same. A UUID's
 five groups hold an even number of digits each and no piece holds more than two, so sixteen pieces cover a UUID in one
@@ -21,6 +22,8 @@ import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lpes_eval.data import fiction
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,9 +52,10 @@ def _byte_symbols() -> list[str]:
 
 
 def pieces() -> list[str]:
-    """Vocabulary entries behind the single bytes, as plain text: hex pairs, dashed ones, the prompt's parts."""
+    """Vocabulary entries behind the single bytes, as plain text: hex pairs, dashed ones, the prompts' parts, words."""
     pairs = [f"{byte:02x}" for byte in range(256)]
-    return [*pairs, *(f"-{pair}" for pair in pairs), *PROMPT_PIECES]
+    known = [*pairs, *(f"-{pair}" for pair in pairs), *PROMPT_PIECES]
+    return known + [piece for piece in fiction.vocabulary() if len(piece.encode()) > 1 and piece not in known]
 
 
 PAIR_ID = 2 + 256
@@ -60,7 +64,9 @@ DASH_PAIR_ID = PAIR_ID + 256
 PIECE_ID = {piece: DASH_PAIR_ID + 256 + i for i, piece in enumerate(PROMPT_PIECES)}
 """Id of each fixed part of the prompt."""
 QUOTE_ID = 2 + ord(QUOTE)
-VOCAB_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
+RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
+"""Entries that key-value prompts need; those of multi-document prompts stand behind them."""
+VOCAB_SIZE = 2 + 256 + len(pieces())
 
 
 def build() -> Tokenizer:

@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
 from lpes_eval.reference import tokenizer as vocabulary
-from lpes_eval.reference.queries import IGNORE, draw, hidden
+from lpes_eval.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -53,6 +54,8 @@ class Recipe:
     width: int = 128
     heads: int = 4
     feed_forward: int = 256
+    vocabulary: int = vocabulary.RECORDS_SIZE
+    """Entries of the tokenizer that the model knows: those of key-value prompts, or all."""
     grow_to: int = 40
     """Contexts grow by four records at a time up to this many."""
     pairs: int = 40
@@ -64,6 +67,10 @@ class Recipe:
     """Share of batches, once records are whole UUIDs, in which keys and values have other sizes than 16 bytes: 4 to 16
     and 2 to 16, in contexts of as many tokens. With one size alone a value always stands at the same distance from its
     key, and the model finds it by counting: its answers do not survive the slightest change of positions."""
+    articles: float = 0.0
+    """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
+    documents: int = 8
+    """Most articles in a context; contexts grow from one to as many, each level left once its answers are right."""
     queries: int = 24
     """Most queries on one context."""
     tokens: int = 6000
@@ -82,15 +89,22 @@ class Recipe:
     """Processor threads: sums are grouped by thread, so they are part of the recipe."""
 
 
+_DEEPER = Recipe(layers=6, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, grow_to=44, pairs=44, articles=0.7, rate=1e-3)
 REFERENCE = (
     Recipe(steps=1300, decay_share=0.0),
     Recipe(steps=2300, mixed=0.5, grow_to=32, pairs=32),
     Recipe(steps=3000, mixed=0.5, grow_to=44, pairs=44),
+    replace(_DEEPER, steps=6000, decay_share=0.2),
 )
-"""The shipped model: whole UUIDs in contexts of up to 28 records, then records of all sizes and up to 32, then 44."""
+"""The shipped model: whole UUIDs in contexts of up to 28 records, then records of all sizes and up to 32, then 44; then
+two layers more, and articles."""
 
 _SMOKE = Recipe(layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4)
-SMOKE = (_SMOKE, replace(_SMOKE, steps=12, mixed=0.5))
+SMOKE = (
+    _SMOKE,
+    replace(_SMOKE, steps=12, mixed=0.5),
+    replace(_SMOKE, steps=18, layers=3, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, articles=0.5, documents=2),
+)
 """A run of seconds that goes through every phase."""
 
 
@@ -107,7 +121,7 @@ def build(recipe: Recipe) -> LlamaForCausalLM:
 
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
-        vocab_size=vocabulary.VOCAB_SIZE,
+        vocab_size=recipe.vocabulary,
         hidden_size=recipe.width,
         intermediate_size=recipe.feed_forward,
         num_hidden_layers=recipe.layers,
@@ -122,6 +136,33 @@ def build(recipe: Recipe) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def grow(model: LlamaForCausalLM, recipe: Recipe) -> LlamaForCausalLM:
+    """A model of ``recipe``'s depth and vocabulary that computes what ``model`` does: its new layers add nothing yet.
+
+    They come last, and start with zeros in the two projections that write to the residual stream, so that both get
+    gradients from the first step on. What the new entries of the vocabulary start with is drawn.
+    """
+    deeper = build(recipe)
+    before, after = model.state_dict(), deeper.state_dict()
+    for name, weight in before.items():
+        after[name][: len(weight)] = weight
+    for name, weight in after.items():
+        if name not in before and name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    return deeper
+
+
+def stage_of(step: int, stages: Sequence[Recipe]) -> int:
+    """Which stage makes step number ``step``, counted from 0."""
+    return next((index for index, stage in enumerate(stages) if step < stage.steps), len(stages) - 1)
+
+
+def _grows(index: int, stages: Sequence[Recipe]) -> bool:
+    """Whether a stage's model is larger than the one before it."""
+    sizes = [(stage.layers, stage.vocabulary) for stage in stages]
+    return index > 0 and sizes[index] != sizes[index - 1]
+
+
 @dataclass
 class State:
     """Where a run stands, weights and optimizer apart."""
@@ -132,6 +173,10 @@ class State:
     level_step: int = 0
     right: float = 0.0
     """Running share of tokens right that decides when a level is left."""
+    documents: int = 1
+    """Most articles in a context now."""
+    documents_right: float = 0.0
+    """As ``right``, of answers about articles."""
 
 
 def _copy_loss(
@@ -160,6 +205,18 @@ def _query_loss(
     asked = min(recipe.queries, pairs)
     contexts = max(1, recipe.tokens // (pairs * (key_size + value_size + 2) + asked * (key_size + value_size + 4)))
     batch = draw(rng, contexts, pairs, asked, key_size, value_size)
+    loss, correct = _loss(model, batch, device)
+    answers = correct[:, :, key_size + 2 :].float()
+    return loss, {
+        "pairs": pairs,
+        "long": float(pairs >= 0.75 * most),
+        "right": answers.mean().item(),
+        "answers": answers.amin(2).mean().item(),
+    }
+
+
+def _loss(model: LlamaForCausalLM, batch: Asked, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of all targets, and (B, Q, W) whether each is the likeliest token."""
     context, queries = torch.tensor(batch.context, device=device), torch.tensor(batch.queries, device=device)
     targets = torch.tensor(batch.targets, device=device).flatten()
     states = hidden(model, context, queries)[:, context.shape[1] :].flatten(0, 1)
@@ -167,12 +224,28 @@ def _query_loss(
     logits = model.lm_head(states[known]).float()
     correct = torch.zeros_like(known)
     correct[known] = logits.argmax(-1) == targets[known]
-    answers = correct.view(-1, queries.shape[2])[:, batch.answer_start + 1 :].float()
-    return functional.cross_entropy(logits, targets[known]), {
-        "pairs": pairs,
-        "long": float(pairs >= 0.75 * most),
-        "right": answers.mean().item(),
-        "answers": answers.amin(1).mean().item(),
+    return functional.cross_entropy(logits, targets[known]), correct.view(queries.shape)
+
+
+def _article_loss(
+    model: LlamaForCausalLM, recipe: Recipe, state: State, device: str
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """As many contexts as fill a batch, each with up to ``state.documents`` articles of its own."""
+    rng = draw_data.stream("reference", recipe.seed, state.step)
+    documents = 1 + draw_data.below(state.documents, rng)
+    losses, right, whole, tokens = [], [], [], 0
+    while tokens < 0.75 * recipe.tokens:
+        batch = draw_documents(rng, documents, recipe.queries)
+        tokens += batch.context.size + batch.queries.size
+        loss, correct = _loss(model, batch, device)
+        losses.append(loss)
+        answers = torch.tensor(batch.answers, device=device)
+        right.append((correct & answers).sum() / answers.sum())
+        whole.append((correct | ~answers).all(2).float().mean())
+    return torch.stack(losses).mean(), {
+        "documents": documents,
+        "documents_right": torch.stack(right).mean().item(),
+        "documents_answers": torch.stack(whole).mean().item(),
     }
 
 
@@ -185,16 +258,22 @@ def _advance(state: State, recipe: Recipe, seen: dict[str, Any], stages: list[tu
         if state.right > recipe.advance_at or state.level_step >= recipe.copy_steps:
             state.phase, state.level_step, state.right = "query", 0, 0.0
         return
+    if "documents" in seen:
+        if seen["documents"] >= 0.75 * state.documents:
+            state.documents_right += 0.1 * (seen["documents_right"] - state.documents_right)
+        if state.documents_right > recipe.advance_at and state.documents < recipe.documents:
+            state.documents, state.documents_right = min(recipe.documents, state.documents + 1), 0.0
+        return
     if seen["long"]:
         state.right += 0.1 * (seen["right"] - state.right)
     if state.right > recipe.advance_at and state.level + 1 < len(stages):
         state.level, state.level_step, state.right = state.level + 1, 0, 0.0
 
 
-def _rate(step: int, recipe: Recipe) -> float:
-    """Learning rate: a short rise, a plateau, a straight fall to zero."""
+def _rate(step: int, recipe: Recipe, began: int = 0) -> float:
+    """Learning rate: a short rise from the step at which the model ``began``, a plateau, a straight fall to zero."""
     left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
-    return recipe.rate * min(1.0, (step + 1) / 50, left)
+    return recipe.rate * min(1.0, (step - began + 1) / 50, left)
 
 
 def weights_hash(model: torch.nn.Module) -> str:
@@ -227,9 +306,12 @@ def _save_checkpoint(
         raise
 
 
-def _load_checkpoint(
-    file: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, stages: Sequence[Recipe]
-) -> State:
+def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
+
+
+def _load_state(file: Path, stages: Sequence[Recipe]) -> State:
+    """Where the run of a checkpoint stands, if it is one of these stages."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as stored:
@@ -247,6 +329,13 @@ def _load_checkpoint(
                 f"{file}: was made by another recipe ({', '.join(changed)}); "
                 "go on with its own settings, or choose another --out"
             )
+    return State(**json.loads(notes["state"]))
+
+
+def _load_weights(file: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW) -> None:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as stored:
         for name, weight in model.named_parameters():
             with torch.no_grad():
                 weight.copy_(stored.get_tensor(f"weight.{name}"))
@@ -254,7 +343,6 @@ def _load_checkpoint(
                 key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
                 for key in ("step", "exp_avg", "exp_avg_sq")
             }
-    return State(**json.loads(notes["state"]))
 
 
 def train(
@@ -271,32 +359,41 @@ def train(
     torch.set_num_threads(recipe.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out.mkdir(parents=True, exist_ok=True)
-    model = build(recipe).to(device)  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
-    )
     state, checkpoint, log = State(), out / "checkpoint.safetensors", out / "log.jsonl"
     if checkpoint.exists():
-        state = _load_checkpoint(checkpoint, model, optimizer, stages)
+        state = _load_state(checkpoint, stages)
+        recipe = stages[stage_of(state.step - 1, stages)]
+    model = build(recipe).to(device)  # type: ignore[arg-type]
+    optimizer = _optimizer(model, recipe)
+    if checkpoint.exists():
+        _load_weights(checkpoint, model, optimizer)
         print(f"going on from step {state.step} of {stages[-1].steps}", flush=True)
     lines = log.read_text().splitlines() if log.exists() else []
     kept = [line for line in lines if json.loads(line)["step"] <= state.step]
     vocabulary.write_text(log, "".join(line + "\n" for line in kept))
 
-    began, begun_at, seen_count = time.perf_counter(), state.step, 0
+    began, begun_at = time.perf_counter(), state.step
     seen_sum: dict[str, float] = {}
+    seen_count: dict[str, int] = {}
     while state.step < stages[-1].steps:
-        recipe = next(stage for stage in stages if state.step < stage.steps)
-        of_stage = levels(recipe)
         if stop_after is not None and state.step >= stop_after:
             return model
+        index = stage_of(state.step, stages)
+        recipe, of_stage = stages[index], levels(stages[index])
+        larger = max((i for i in range(index + 1) if _grows(i, stages)), default=0)
+        began_model = stages[larger - 1].steps if larger else 0
+        if larger and state.step == began_model:
+            model = grow(model, recipe).to(device)  # type: ignore[arg-type]
+            optimizer = _optimizer(model, recipe)
         rng = np.random.default_rng([STREAM, recipe.seed, state.step])
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device == "cuda"):
             if state.phase == "copy":
                 loss, seen = _copy_loss(model, rng, recipe, device)
+            elif recipe.articles and rng.random() < recipe.articles:
+                loss, seen = _article_loss(model, recipe, state, device)
             else:
                 loss, seen = _query_loss(model, rng, recipe, of_stage[state.level], device)
-        rate = _rate(state.step, recipe)
+        rate = _rate(state.step, recipe, began_model)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss.backward()
@@ -304,13 +401,15 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         phase = "copy" if state.phase == "copy" else "{}x{}".format(*of_stage[state.level])
+        if recipe.articles:
+            phase += f"+{state.documents}"
         _advance(state, recipe, seen, of_stage)
 
         for key, value in {"loss": loss.item(), **seen}.items():
             seen_sum[key] = seen_sum.get(key, 0.0) + value
-        seen_count += 1
+            seen_count[key] = seen_count.get(key, 0) + 1
         if state.step % log_every == 0:
-            means = {key: round(value / seen_count, 4) for key, value in seen_sum.items() if key in ("loss", *seen)}
+            means = {key: round(value / seen_count[key], 4) for key, value in seen_sum.items()}
             with log.open("a") as stream:
                 stream.write(json.dumps({"step": state.step, "level": phase, **means, "rate": round(rate, 6)}) + "\n")
             speed = (time.perf_counter() - began) / (state.step - begun_at)
@@ -319,7 +418,7 @@ def train(
             print(
                 f"step {state.step}/{stages[-1].steps}  {shown}  {speed:.2f} s a step, {left:.0f} min left", flush=True
             )
-            seen_sum, seen_count = {}, 0
+            seen_sum, seen_count = {}, {}
         if state.step % save_every == 0 or state.step == stages[-1].steps:
             _save_checkpoint(checkpoint, model, optimizer, state, stages)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from lpes_eval.data import draw as draw_data  # noqa: E402
+from lpes_eval.data import fiction  # noqa: E402
+from lpes_eval.data.mdqa import TEMPLATE  # noqa: E402
 from lpes_eval.reference import tokenizer as vocabulary  # noqa: E402
 from lpes_eval.reference.evaluate import HELD_OUT_STREAM, SEARCH_STREAM, right  # noqa: E402
-from lpes_eval.reference.queries import IGNORE, draw, hidden  # noqa: E402
+from lpes_eval.reference.queries import IGNORE, draw, draw_documents, hidden  # noqa: E402
 from lpes_eval.reference.train import SMOKE, STREAM, build  # noqa: E402
 
 TOKENIZER = vocabulary.build()
@@ -68,13 +73,55 @@ def test_drawn_ids_are_the_tokenizer_s_own(seed: int, pairs: int) -> None:
         assert all(uuid.UUID(text).version == 4 for pair in records.items() for text in pair)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), documents=st.integers(1, 6), data=st.data())
+def test_drawn_documents_are_prompts_of_the_task_with_the_answers_they_state(
+    seed: int, documents: int, data: st.DataObject
+) -> None:
+    golds = data.draw(st.lists(st.integers(0, documents - 1), min_size=1, max_size=3))
+    asked = draw_documents(Random(seed), documents, golds)
+    context = TOKENIZER.decode(asked.context[0].tolist(), skip_special_tokens=False)
+    shelf = context.split("\n\n")[1].split("\n")
+    assert len(shelf) == documents
+    for gold, query, targets, answers in zip(golds, asked.queries[0], asked.targets[0], asked.answers[0], strict=True):
+        ids = [int(token) for token in query if token != vocabulary.PAD_ID]
+        question, answer = TOKENIZER.decode(ids).split("\nAnswer: ")
+        prompt = TEMPLATE.format(search_results="\n".join(shelf), question=question.split("Question: ")[1])
+        assert TOKENIZER.encode(prompt).ids + TOKENIZER.encode(" " + answer).ids == [*asked.context[0], *ids]
+        title = shelf[gold].split("(Title: ")[1].split(") ")[0]
+        assert title in question
+        assert answer in shelf[gold] or re.fullmatch(r"\d+ \w+ \d{4}", answer)
+        assert [int(token) for token in targets[answers]] == [*ids[-answers.sum() + 1 :], vocabulary.END_ID]
+
+
+def test_training_articles_are_not_those_of_the_task() -> None:
+    shelves = [fiction.shelf(10, draw_data.stream("reference", 0, step))[1] for step in range(100)]
+    trained = {article.document() for shelf in shelves for article in shelf}
+    asked = {document for i in range(100) for document in fiction.generate(i, 10).documents(0)}
+    assert len(trained) == len(asked) == 1000
+    assert not trained & asked
+
+
+@torch.no_grad()
+def test_padding_of_shorter_questions_changes_nothing() -> None:
+    model = build(SMOKE[-1]).eval()
+    asked = draw_documents(Random(1), 3, 6)
+    lengths = (asked.queries[0] != vocabulary.PAD_ID).sum(1)
+    assert len(set(lengths)) > 1
+    context = torch.tensor(asked.context)
+    together = hidden(model, context, torch.tensor(asked.queries))[0, context.shape[1] :].unflatten(0, (6, -1))
+    for query, length in enumerate(lengths):
+        alone = hidden(model, context, torch.tensor(asked.queries[:, query : query + 1, :length]))
+        torch.testing.assert_close(together[query, :length], alone[0, context.shape[1] :], atol=1e-5, rtol=1e-4)
+
+
 def test_a_target_is_the_next_token_or_left_out() -> None:
     asked = draw(np.random.default_rng(3), 4, 6, 3, key_size=4, value_size=8)
     follows = asked.targets[..., :-1]
     known = follows != IGNORE
     assert (follows == asked.queries[..., 1:])[known].all()
     assert (asked.targets[..., -1] == vocabulary.END_ID).all()
-    assert known[..., asked.answer_start :].all()
+    assert known[asked.answers[..., :-1]].all()
 
 
 def test_key_bytes_are_targets_only_once_they_name_one_record() -> None:

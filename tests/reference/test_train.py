@@ -41,7 +41,7 @@ def test_another_seed_gives_other_weights(undisturbed: Path, tmp_path: Path) -> 
     assert fingerprint(tmp_path) != fingerprint(undisturbed)
 
 
-@pytest.mark.parametrize("killed_at", [3, 9])
+@pytest.mark.parametrize("killed_at", [3, 9, 12, 15])
 def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
     undisturbed: Path, tmp_path: Path, killed_at: int
 ) -> None:
@@ -51,6 +51,25 @@ def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
     assert fingerprint(tmp_path) == fingerprint(undisturbed)
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == list(range(1, training.SMOKE[-1].steps + 1))
+
+
+@torch.no_grad()
+def test_a_grown_model_computes_what_the_smaller_one_did() -> None:
+    small, recipe = training.build(training.SMOKE[0]), training.SMOKE[-1]
+    large = training.grow(small, recipe)
+    assert large.config.num_hidden_layers == recipe.layers > small.config.num_hidden_layers
+    ids = torch.arange(30)[None]
+    known = small.config.vocab_size
+    torch.testing.assert_close(large(ids).logits[..., :known], small(ids).logits)
+
+
+def test_what_a_grown_model_gained_is_trained(undisturbed: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(undisturbed)
+    assert model.model.layers[-1].self_attn.o_proj.weight.abs().max() > 0
+    assert len(model.model.layers) == training.SMOKE[-1].layers
+    assert model.config.vocab_size == training.SMOKE[-1].vocabulary
 
 
 def test_a_checkpoint_of_another_recipe_is_refused_in_one_line(
