@@ -1,0 +1,145 @@
+"""Attention Buckets: one base is the plain model, and several are what a loop over models of other bases gives."""
+
+import pytest
+import torch
+
+import lpes_eval
+from lpes_eval.errors import CacheError, UserError
+from lpes_eval.peers.buckets import Buckets
+from lpes_eval.support import tiny_config, tiny_model
+
+FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "stablelm", "glm")
+BASES = (10000.0, 17500.0, 25000.0)
+LENGTH = 20
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return tiny_model(tiny_config(request.param))
+
+
+def inputs(rows=2, padding=5):
+    ids = torch.randint(3, 100, (rows, LENGTH), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generated(model, given=None, **options):
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
+    with torch.no_grad():
+        return model.generate(**(given or inputs()), return_dict_in_generate=True, output_logits=True, **options)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**inputs()).logits
+
+
+def distance(a, b):
+    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
+
+
+def by_models_of_these_bases(model, bases, combine="probabilities"):
+    """The combined prediction from models that are built with each base in their configuration, in float64."""
+    each = []
+    for base in bases:
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.rope_parameters = config.rope_parameters | {"rope_theta": base}
+        other = type(model)(config).eval()
+        other.load_state_dict(model.state_dict())
+        each.append(logits(other).double())
+    confidence = torch.stack([x.amax(-1) for x in each]).exp()
+    weights = (confidence / confidence.sum(0)).unsqueeze(-1)
+    if combine == "logits":
+        return (weights * torch.stack(each)).sum(0)
+    return (weights * torch.stack([x.exp() / x.exp().sum(-1, keepdim=True) for x in each])).sum(0).log()
+
+
+def test_one_base_the_models_own_is_the_plain_model_bit_for_bit(model):
+    plain, answer = logits(model), generated(model)
+    method = Buckets(model, [method_base(model)])
+    assert torch.equal(logits(model), plain)
+    assert torch.equal(torch.stack(generated(model).logits), torch.stack(answer.logits))
+    method.detach()
+    assert torch.equal(logits(model), plain)
+    assert "forward" not in model.__dict__
+
+
+def method_base(model):
+    return model.config.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("combine", ["probabilities", "logits"])
+def test_several_bases_are_combined_as_from_models_with_these_bases(model, combine):
+    expected = by_models_of_these_bases(model, BASES, combine)
+    plain = logits(model)
+    method = Buckets(model, BASES, combine)
+    found = logits(model)
+    method.detach()
+    visible = inputs()["attention_mask"].bool()
+    assert (found - expected)[visible].abs().max() < 1e-4
+    assert (found - plain.log_softmax(-1))[visible].abs().max() > 1e-3
+
+
+def test_combined_probabilities_add_up_to_one():
+    model = tiny_model(tiny_config("llama"))
+    Buckets(model)
+    torch.testing.assert_close(logits(model).exp().sum(-1), torch.ones(2, LENGTH), atol=1e-5, rtol=0)
+
+
+def test_cache_no_cache_parts_and_single_rows_agree(model):
+    method = Buckets(model, BASES)
+    try:
+        cached = generated(model)
+        anew = generated(model, use_cache=False)
+        alone = generated(model, {"input_ids": inputs()["input_ids"][:1, 5:]})
+        method._parts = 2
+        in_parts = generated(model)
+        scored_in_parts = logits(model)
+        method._parts = 1
+        scored = logits(model)
+    finally:
+        method.detach()
+    for other in (anew, in_parts):
+        assert torch.equal(cached.sequences, other.sequences)
+        assert distance(cached.logits, other.logits) < 1e-4
+    assert distance([x[:1] for x in cached.logits], alone.logits) < 1e-4
+    assert (scored - scored_in_parts).abs().max() < 1e-4
+
+
+def test_what_does_not_fit_into_memory_is_done_in_parts(monkeypatch):
+    model = tiny_model(tiny_config("llama"))
+    method = Buckets(model, BASES)
+    expected = generated(model)
+    rows = []
+    original = method._original
+
+    def small(**call):
+        rows.append(call["input_ids"].shape[0])
+        if call["input_ids"].shape[1] > 1 and rows[-1] > 4:
+            raise torch.OutOfMemoryError("too much")
+        return original(**call)
+
+    method._original = small
+    found = generated(model)
+    assert rows[:3] == [6, 4, 2]  # three bases of two rows; two bases, then one
+    assert rows[3:] == [6] * 4  # decoding has all rows again
+    assert distance(found.logits, expected.logits) < 1e-4
+
+
+def test_misuse_is_refused():
+    model = tiny_model(tiny_config("llama"))
+    with pytest.raises(UserError, match="combine=mean"):
+        Buckets(model, combine="mean")
+    lpes_eval.apply(model, 1.5)
+    with pytest.raises(UserError, match="layer factors"):
+        Buckets(model)
+    lpes_eval.remove(model)
+    Buckets(model, BASES)
+    with pytest.raises(UserError, match="already"):
+        Buckets(model, BASES)
+    with pytest.raises(UserError, match="computes no loss"):
+        model(**inputs(), labels=inputs()["input_ids"])
+    with pytest.raises(CacheError, match="without beam search"):
+        generated(model, num_beams=2)
