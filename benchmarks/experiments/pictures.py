@@ -1,0 +1,118 @@
+"""The pictures of ``docs/results.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.experiments import plan
+from benchmarks.experiments.page import METHODS, TITLES, Page, Z, optimizer, scores_of
+from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
+from lpes_eval.factors import Factors
+from lpes_eval.scoring import statistics
+
+if TYPE_CHECKING:
+    from benchmarks.experiments.bench import Bench
+
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442")
+"""Okabe and Ito's palette: told apart with any kind of colour vision."""
+MARKS = "osD^vP*X"
+
+
+def draw(bench: Bench, folder: Path) -> list[Path]:
+    """Draw what has results; returns the pictures written."""
+    page = Page(bench)
+    drawings: dict[str, Callable[[Page, Any], bool]] = {
+        "positions": _draw_positions,
+        "factors": _draw_factors,
+        "convergence": _draw_convergence,
+    }
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        for name, drawing in drawings.items():
+            figure = Figure(figsize=(7.2, 3.1), layout="constrained")
+            if drawing(page, figure):
+                figure.savefig(folder / f"{name}.png", dpi=200, metadata={"Software": None})
+                written.append(folder / f"{name}.png")
+    return written
+
+
+def _draw_positions(page: Page, figure: Any) -> bool:
+    panels = figure.subplots(1, 2, sharey=True)
+    drawn: dict[str, Any] = {}
+    for axes, task in zip(panels, (KV, MDQA), strict=True):
+        for number, (method, label) in enumerate(METHODS.items()):
+            result = page.get(f"main/{SHORT[task]}/{method}")
+            if result is None:
+                continue
+            scores = 100 * scores_of(result)
+            errors = Z * np.sqrt(np.diag(statistics.position_covariance(scores)))
+            shift = (number - len(METHODS) / 2) * 0.8  # so that bars do not hide each other
+            drawn[label] = axes.errorbar(
+                np.array([float(position) for position in result["scores"]]) + shift,
+                statistics.position_means(scores),
+                errors,
+                color=COLOURS[number],
+                marker=MARKS[number],
+                markersize=4,
+                linewidth=2 if method == "lpes" else 1,
+                elinewidth=0.8,
+                capsize=2,
+            )
+            axes.set_xticks([float(position) for position in result["scores"]])
+        axes.set_title(TITLES[task])
+        axes.set_xlabel("position of the gold item (%)")
+        axes.set_ylim(-3, 103)
+    panels[0].set_ylabel("accuracy (%)")
+    if drawn:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=3, frameon=False)
+    return bool(drawn)
+
+
+def _draw_factors(page: Page, figure: Any) -> bool:
+    panels = figure.subplots(1, 2, sharey=True)
+    drawn = {}
+    for axes, task in zip(panels, (KV, MDQA), strict=True):
+        for number, seed in enumerate(SEEDS):
+            result = page.get(f"searches/{SHORT[task]}-{seed}")
+            if result is None:
+                continue
+            factors = Factors.from_dict({k: v for k, v in result["found"].items() if k != "origin"})
+            values = factors.per_layer(page.bench.reference.layers)
+            (drawn[f"search {seed}"],) = axes.plot(
+                range(len(values)), values, color=COLOURS[number + 1], marker=MARKS[number], markersize=4, linewidth=1.2
+            )
+            axes.set_xticks(range(len(values)))
+        axes.axhline(1, color="0.6", linewidth=0.8)
+        axes.set_title(TITLES[task])
+        axes.set_xlabel("layer")
+    panels[0].set_ylabel("factor")
+    if drawn:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=5, frameon=False)
+    return bool(drawn)
+
+
+def _draw_convergence(page: Page, figure: Any) -> bool:
+    axes = figure.subplots()
+    searches = {"genetic algorithm": Page.BEZIER} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
+    for number, (label, name) in enumerate(searches.items()):
+        if result := page.get(name):
+            generations, fittest = zip(*result["fittest_by_generation"], strict=True)
+            shown = fittest if name == "controls/gradient" else np.maximum.accumulate(fittest)
+            axes.plot(generations, 100 * np.array(shown), color=COLOURS[number + 1], marker=MARKS[number], label=label)
+    if not axes.lines:
+        return False
+    if base := page.get(Page.BEZIER):
+        axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle="--", linewidth=1, label="plain")
+    axes.set_xlabel("generation (gradient descent: epoch)")
+    axes.set_ylabel("fitness on the search examples (%)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    return True

@@ -1,0 +1,277 @@
+"""The list of experiments, and their sizes.
+
+An experiment equals a command of the product, which is kept with its result. Names are paths: what stands before the
+last slash says which table it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.experiments.sources import Chosen, Found, HalfOf, MeanOf, Moved, Shipped, Source
+from lpes_eval.errors import UserError
+
+KV, MDQA = "kv_retrieval", "mdqa_pos"
+SHORT = {KV: "kv", MDQA: "mdqa"}
+SIZE_OF = {KV: "num_keys", MDQA: "num_documents"}
+"""What the metadata of a task calls its size."""
+
+SEEDS = (1, 2, 3, 4, 5)
+CURVES = ("linear", "step", "free")
+POINTS = (2, 3, 5)
+CONTROLS = ("cma-es", "random", "gradient")
+LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
+"""Table 15's weightings beside the default one."""
+LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
+UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
+PEERS: dict[str, dict[str, Any]] = {"attention_buckets": {}, "ms_poe": {}, "moice": {}}
+"""lm-eval model types and their arguments; PI is ``lpes`` with one number, exactly."""
+ROPE_KINDS = ("plain", "linear", "dynamic", "yarn")
+MOVE = 0.3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        questions: held-out questions of an evaluation, each asked at all positions.
+        peer_questions: of a method that lm-eval's own loop has to answer: the first of these questions.
+        transfer_questions: at other lengths and positions.
+        choice_examples: search examples on which the uniform factor is chosen.
+        search: flags of ``python -m search.ga`` that say how large a search is.
+        gradient: flags of gradient descent instead.
+        texts: texts of the perplexity.
+        ppl_lengths: context lengths in tokens; the last one is the longest.
+    """
+
+    questions: int = 100
+    peer_questions: int = 50
+    transfer_questions: int = 50
+    choice_examples: int = 40
+    search: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "population": 12,
+            "parents": 5,
+            "epochs": 4,
+            "mutations": 5,
+            "crossovers": 1,
+            "examples": 24,
+        }
+    )
+    gradient: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "epochs": 8,
+            "epoch_samples": 40,
+            "gradient_batch": 8,
+            "learning_rate": 0.02,
+            "examples": 24,
+        }
+    )
+    texts: int = 40
+    ppl_lengths: Sequence[int] = (512, 1024, 2048, 4096)
+
+    def changed(self, changes: Mapping[str, Any]) -> Sizes:
+        """With other values; those of ``search`` and ``gradient`` are named ``search.epochs`` and so on.
+
+        Raises:
+            UserError: a name that there is not.
+        """
+        sizes = self
+        for name, value in changes.items():
+            outer, _, inner = name.partition(".")
+            current = getattr(sizes, outer, None)
+            if inner and isinstance(current, Mapping) and inner in current:
+                sizes = replace(sizes, **{outer: {**current, inner: value}})
+            elif not inner and isinstance(current, int):
+                sizes = replace(sizes, **{outer: value})
+            else:
+                known = [n for n, v in vars(self).items() if isinstance(v, int)]
+                known += [f"{n}.{k}" for n in ("search", "gradient") for k in getattr(self, n)]
+                raise UserError(f"--set {name}: no such size; there are {', '.join(known)}")
+        return sizes
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something to be measured.
+
+    Attributes:
+        name: its name, which is its result's file.
+        kind: ``evaluate``, ``choose``, ``search`` or ``perplexity``: the function of ``measure`` that does it.
+        settings: plain data, all that the function needs besides model and factors.
+        source: where its factors come from; none for the plain model and for searches.
+        second: on the second model instead of the reference model.
+    """
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any]
+    source: Source | None = None
+    second: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Experiments that come before it."""
+        return self.source.needs if self.source is not None else ()
+
+
+def experiments(sizes: Sizes) -> list[Experiment]:
+    """All of them, in an order in which nothing waits for what comes later."""
+    return list(_all(sizes))
+
+
+HEADLINE = tuple(f"main/{short}/{method}" for short in SHORT.values() for method in ("plain", "pi", "lpes"))
+
+
+def _all(sizes: Sizes) -> Iterator[Experiment]:
+    for task in (KV, MDQA):
+        yield from _main(task, sizes)
+    for task in (KV, MDQA):
+        yield from _searches(task, sizes)
+    yield from _curves_and_controls(sizes)
+    yield from _steps(sizes)
+    yield from _transfer(sizes)
+    yield from _ablations(sizes)
+    yield from _perplexity(sizes)
+    for task in (KV, MDQA):
+        yield from _peers(task, sizes)
+
+
+def _main(task: str, sizes: Sizes) -> Iterator[Experiment]:
+    at, n = f"main/{SHORT[task]}", sizes.questions
+    shipped = Shipped(task)
+    yield _evaluate(f"{at}/plain", task, n)
+    yield _evaluate(f"{at}/pi", task, n, MeanOf(shipped))
+    yield _evaluate(f"{at}/lpes", task, n, shipped)
+    choice = {"task": task, "examples": sizes.choice_examples, "grid": list(UNIFORM)}
+    yield Experiment(f"{at}/uniform-choice", "choose", choice)
+    yield _evaluate(f"{at}/uniform", task, n, Chosen(f"{at}/uniform-choice"))
+
+
+def _peers(task: str, sizes: Sizes) -> Iterator[Experiment]:
+    for peer, arguments in PEERS.items():
+        yield _evaluate(f"main/{SHORT[task]}/{peer}", task, sizes.peer_questions, model=peer, model_args=arguments)
+
+
+def _searches(task: str, sizes: Sizes) -> Iterator[Experiment]:
+    for seed in SEEDS:
+        name = f"searches/{SHORT[task]}-{seed}"
+        yield _search(name, task, sizes, seed)
+        yield _evaluate(f"{name}-held-out", task, sizes.questions, Found(name))
+        yield _evaluate(f"{name}-pi", task, sizes.questions, MeanOf(Found(name)))
+
+
+def _curves_and_controls(sizes: Sizes) -> Iterator[Experiment]:
+    """Each differs from the first search on key-value retrieval in one thing alone."""
+    variants: dict[str, dict[str, Any]] = {f"curves/{curve}": {"curve": curve} for curve in CURVES}
+    variants |= {f"points/{count}": {"control_points": count} for count in POINTS}
+    variants |= {f"controls/{optimizer}": {"optimizer": optimizer} for optimizer in CONTROLS}
+    variants |= {f"lambda/{name}": {"lambdas": list(weights)} for name, weights in LAMBDAS.items()}
+    for name, changed in variants.items():
+        yield _search(name, KV, sizes, SEEDS[0], **changed)
+        yield _evaluate(f"{name}-held-out", KV, sizes.questions, Found(name))
+
+
+def _steps(sizes: Sizes) -> Iterator[Experiment]:
+    """Table 16: at every tenth of the context."""
+    bezier, linear = f"searches/{SHORT[MDQA]}-{SEEDS[0]}", "steps/linear"
+    yield _search(linear, MDQA, sizes, SEEDS[0], curve="linear")
+    sources: dict[str, Source | None] = {"plain": None, "linear": Found(linear), "bezier": Found(bezier)}
+    for name, source in sources.items():
+        yield _evaluate(f"steps/{name}-held-out", f"{MDQA}_steps", sizes.transfer_questions, source)
+
+
+def _transfer(sizes: Sizes) -> Iterator[Experiment]:
+    found = {task: Found(f"searches/{SHORT[task]}-{SEEDS[0]}") for task in (KV, MDQA)}
+    for task, other in ((KV, MDQA), (MDQA, KV)):
+        yield _evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, sizes.questions, found[other])
+    for task, lengths in LENGTHS.items():
+        for length in lengths:
+            for name, source in (("plain", None), ("lpes", found[task])):
+                yield _evaluate(
+                    f"transfer/{SHORT[task]}-{length}-{name}",
+                    task,
+                    sizes.transfer_questions,
+                    source,
+                    metadata={SIZE_OF[task]: length},
+                )
+    second: dict[str, Source | None] = {"plain": None, "own": Shipped(KV), "transferred": found[KV]}
+    for name, source in second.items():
+        yield replace(_evaluate(f"second/{name}", KV, sizes.questions, source), second=True)
+
+
+def _ablations(sizes: Sizes) -> Iterator[Experiment]:
+    for task in (KV, MDQA):
+        for first in (True, False):
+            name = f"ablation/{SHORT[task]}-{'first' if first else 'last'}-half"
+            yield _evaluate(name, task, sizes.questions, HalfOf(Shipped(task), first))
+    found = Found(f"searches/{SHORT[KV]}-{SEEDS[0]}")
+    for point in (None, 0, 1, 2, 3):
+        for by in (-MOVE, MOVE):
+            name = f"ablation/{'all' if point is None else f'point-{point}'}-{'up' if by > 0 else 'down'}"
+            yield _evaluate(name, KV, sizes.questions, Moved(found, point, by))
+
+
+def _perplexity(sizes: Sizes) -> Iterator[Experiment]:
+    for kind in ROPE_KINDS:
+        for with_factors in (False, True):
+            settings = {"rope": kind, "texts": sizes.texts, "lengths": list(sizes.ppl_lengths)}
+            name = f"perplexity/{kind}{'-lpes' if with_factors else ''}"
+            yield Experiment(name, "perplexity", settings, Shipped(KV) if with_factors else None)
+
+
+def _evaluate(
+    name: str,
+    task: str,
+    questions: int,
+    source: Source | None = None,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    model: str = "lpes",
+    model_args: Mapping[str, Any] | None = None,
+) -> Experiment:
+    settings = {
+        "task": task,
+        "questions": questions,
+        "metadata": dict(metadata or {}),
+        "model": model,
+        "model_args": dict(model_args or {}),
+    }
+    return Experiment(name, "evaluate", settings, source)
+
+
+def _search(name: str, task: str, sizes: Sizes, seed: int, **changed: Any) -> Experiment:
+    return Experiment(name, "search", {"flags": search_flags(task, sizes, seed, **changed)})
+
+
+def search_flags(task: str, sizes: Sizes, seed: int, **changed: Any) -> list[str]:
+    """The flags of ``python -m search.ga`` for one search; the only place where they are written."""
+    optimizer = changed.get("optimizer", "ga")
+    size = sizes.gradient if optimizer == "gradient" else sizes.search
+    flags = {"tasks": task, "seed": seed, "search_seed": seed, **size, **changed, "held_out_examples": 0}
+    words = []
+    for name, value in flags.items():
+        text = ",".join(f"{part:.4g}" for part in value) if isinstance(value, list) else str(value)
+        words += [f"--{name}", text]
+    return [*words, "--early_stopping"] if optimizer in ("ga", "random") else words
+
+
+# -- the commands that experiments equal -------------------------------------------------------------------------------
+
+
+def lm_eval_command(model: str, model_args: Mapping[str, Any], tasks: str, metadata: Mapping[str, Any], n: int) -> str:
+    """The ``lm_eval`` command of an evaluation."""
+    command = ["lm_eval", "--model", model]
+    if model_args:
+        plain = all(isinstance(value, str | int | float) for value in model_args.values())
+        text = ",".join(f"{k}={v}" for k, v in model_args.items()) if plain else json.dumps(dict(model_args))
+        command += ["--model_args", text]
+    command += ["--tasks", tasks]
+    if metadata:
+        command += ["--metadata", json.dumps(dict(metadata))]
+    return shlex.join([*command, "--limit", str(n)])

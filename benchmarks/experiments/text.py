@@ -1,0 +1,59 @@
+"""Texts on which perplexity says something about the reference model: key-value prompts, each with its answer.
+
+Identifiers are random, so most of such a text cannot be predicted at all. The answer can, from the context alone; it is
+what is scored. The gold record stands near the end, inside the shortest window that is compared, so that every window
+holds what is needed and a longer one only has more before it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lpes_eval.data import draw, kv
+from lpes_eval.errors import UserError
+from lpes_eval.factors import write_atomically
+
+TASK = "lpes_ppl_001k"
+"""The task that measures one length; its metadata say which."""
+SEED = 77
+"""Neither the benchmark's examples (``kv.SEED``) nor the training's stream."""
+
+
+def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) -> int:
+    """Write ``count`` texts of exactly ``longest`` tokens, and return how many tokens the answer has that ends each.
+
+    Raises:
+        UserError: the tokenizer does not give all answers the same number of tokens.
+    """
+    texts, sizes = [], set()
+    pairs = longest // 10
+    for number in range(count):
+        example = kv.generate(number, pairs, 100, SEED)
+        rng = draw.stream("perplexity", SEED, number)
+        record = _tokens(tokenizer, kv.format_records(example.records[-2:])) // 2
+        near = max(1, (nearest - _tokens(tokenizer, kv.TEMPLATE) - 2 * record) // record)
+        gold = pairs - 1 - draw.below(near, rng)
+        asked = kv.Example(number, example.records, gold)
+        answer = f' "{asked.value}"'
+        texts.append(_last_tokens(tokenizer, asked.prompt() + answer, longest))
+        sizes.add(longest - _tokens(tokenizer, texts[-1][: -len(answer)]))
+    if len(sizes) > 1:
+        raise UserError(f"the model's tokenizer splits answers into {sorted(sizes)} tokens; expected one number")
+    write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return sizes.pop()
+
+
+def _tokens(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _last_tokens(tokenizer: Any, text: str, count: int) -> str:
+    """The end of a text that has just ``count`` tokens; what is cut off may merge tokens at the cut, so it is tried."""
+    while (excess := _tokens(tokenizer, text) - count) > 0:
+        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        text = text[offsets[excess][0] :]
+    if excess < 0:
+        raise UserError(f"a text cannot be cut to {count} tokens with the model's tokenizer")
+    return text

@@ -1,0 +1,354 @@
+"""What ``docs/results.md`` says follows from the results that are kept, and from nothing else."""
+
+import dataclasses
+import json
+import random
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.experiments import bench as bench_module  # noqa: E402
+from benchmarks.experiments import measure, plan, store  # noqa: E402
+from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
+from benchmarks.experiments.page import Page, headline  # noqa: E402
+from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
+from benchmarks.experiments.sources import Found, HalfOf, MeanOf, Model, Moved, Shipped  # noqa: E402
+from lpes_eval import Factors  # noqa: E402
+from lpes_eval.errors import UserError  # noqa: E402
+
+LAYERS = 4
+SHIPPED = [1.0, 1.6, 1.2, 1.0]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A bench on a made-up model that has shipped factors, without results."""
+    (tmp_path / "model").mkdir()
+    Factors.from_list(SHIPPED).save(tmp_path / "model" / "factors.json")
+    model = Model("reference", tmp_path / "model", "a" * 64, LAYERS)
+    return Bench(plan.experiments(Sizes()), store.Results(tmp_path / "results"), model, None)
+
+
+def answers(questions, positions, share, seed):
+    rng = random.Random(seed)
+    return {str(p): [int(rng.random() < share) for _ in range(questions)] for p in positions}
+
+
+def keep(made, name, scores, questions=None, **changed):
+    """Keep a result of an experiment as ``carry_out`` returns it."""
+    questions = questions or list(range(len(next(iter(scores.values())))))
+    result = {
+        "name": name,
+        **made.job(made.listed[name]).identity(),
+        "command": f"lm_eval for {name}",
+        "metric": "acc",
+        **store.pack(questions, scores),
+        "seconds": 2.0,
+        "cpu_seconds": 1.0,
+        "date": "2026-01-02",
+        "versions": {"torch": "0"},
+        "hardware": {"processor": "abacus", "cores": 2, "threads": 1, "device": "cpu"},
+        **changed,
+    }
+    made.results.keep(name, json.loads(json.dumps(result)))
+    return result
+
+
+def keep_search(made, name, points, **changed):
+    found = {"curve": {"kind": "bezier", "points": points}, "num_layers": LAYERS}
+    extra = {
+        "found": found,
+        "fittest_by_generation": [[0, 0.5], [1, 0.7], [2, 0.7]],
+        "individuals": 30,
+        "prompts": 900,
+        "fitness": 0.7,
+        "to_beat": {"baseline": 0.4, "PI": 0.5},
+    }
+    return keep(made, name, {"0": [0]}, **extra, **changed)
+
+
+KV_POSITIONS = (0, 20, 40, 60, 80, 100)
+POINTS = [[0, 1.0], [1, 1.5], [2, 1.3], [3, 1.1]]
+
+
+def cells(text, label, section=None):
+    """The cells of the first row that begins with ``label``, behind ``section``."""
+    text = text[text.index(section) :] if section else text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_accuracy_is_the_share_of_right_answers_and_differences_are_paired_by_question(made):
+    plain = answers(40, KV_POSITIONS, 0.4, 1)
+    lpes = answers(40, KV_POSITIONS, 0.8, 2)
+    keep(made, "main/kv/plain", plain)
+    keep(made, "main/kv/lpes", lpes)
+    text = Page(made).text()
+    row = cells(text, "LPES", "### kv_retrieval")
+    shares = [100 * statistics.fmean(values) for values in lpes.values()]
+    assert row[1] == "40"
+    assert row[2:8] == [f"{share:.1f}" for share in shares]
+    per_question = [100 * statistics.fmean(column) for column in zip(*lpes.values(), strict=True)]
+    half = 1.96 * statistics.stdev(per_question) / 40**0.5
+    assert row[8] == f"{statistics.fmean(shares):.1f} ± {half:.1f}"
+    assert row[9] == f"{min(shares):.1f}"
+    before = [100 * statistics.fmean(column) for column in zip(*plain.values(), strict=True)]
+    gains = [b - a for a, b in zip(before, per_question, strict=True)]
+    assert row[10].startswith(f"{statistics.fmean(gains):+.1f} [")
+    worst_plain = min(100 * statistics.fmean(values) for values in plain.values())
+    assert row[11].startswith(f"{min(shares) - worst_plain:+.1f} [")
+    low, high = map(float, re.findall(r"[-+][\d.]+", row[10])[1:])
+    error = statistics.stdev(gains) / 40**0.5
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.15)  # the page resamples; this is the closed form
+
+
+def test_results_of_different_sizes_are_paired_on_the_questions_that_both_were_asked(made):
+    keep(made, "main/kv/plain", {str(p): [1, 0, 0, 0] for p in KV_POSITIONS}, [7, 8, 9, 10])
+    keep(made, "main/kv/lpes", {str(p): [1, 1] for p in KV_POSITIONS}, [9, 7])
+    row = cells(Page(made).text(), "LPES", "### kv_retrieval")
+    assert row[1] == "2"
+    assert row[10].startswith("+50.0 [")  # 9: from wrong to right; 7: right before; 8 and 10 do not count
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.95, "**met**"), (0.45, "points short")])
+def test_whether_a_bar_is_met_is_computed(made, share, said):
+    keep(made, "main/kv/plain", answers(200, KV_POSITIONS, 0.4, 1))
+    keep(made, "main/kv/lpes", lpes := answers(200, KV_POSITIONS, share, 2))
+    line = next(line for line in Page(made).text().splitlines() if "At least 11.2 points" in line)
+    assert said in line
+    if said == "points short":
+        plain = answers(200, KV_POSITIONS, 0.4, 1)
+        by = [100 * statistics.fmean(map(statistics.fmean, scores.values())) for scores in (plain, lpes)]
+        assert f"**not met**, {11.2 - (by[1] - by[0]):.1f} points short" in line
+
+
+def test_beating_pi_needs_more_than_two_standard_errors(made):
+    keep(made, "main/kv/plain", {str(p): [0] * 100 for p in KV_POSITIONS})
+    keep(made, "main/kv/pi", {str(p): [1] * 50 + [0] * 50 for p in KV_POSITIONS})
+    keep(made, "main/kv/lpes", {str(p): [1] * 53 + [0] * 47 for p in KV_POSITIONS})
+    gains = [0] * 97 + [100] * 3
+    error = statistics.stdev(gains) / 10
+    line = next(line for line in Page(made).text().splitlines() if "Better than PI" in line)
+    assert 2 * error > 3
+    assert f"**not met**, {2 * error - 3:.1f} points short (+3.0 [" in line
+    assert line.endswith(f"SE {error:.1f}).")
+
+
+def test_what_was_not_measured_is_said_and_is_no_number(made):
+    keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
+    made.results.keep_failure("main/kv/ms_poe", "UserError: no such head")
+    text = Page(made).text()
+    for label, reason in (("LPES", "not run"), ("Ms-PoE", "UserError: no such head")):
+        row = cells(text, label, "### kv_retrieval")
+        assert row[-1] == f"no result: {reason}"
+        assert not any(character.isdigit() for character in "".join(row[1:]))
+    assert "LPES above plain: not measured." in text
+    assert f"1 of {len(made.listed)} experiments" in text
+
+
+def test_results_of_another_model_are_not_mixed_in(made):
+    keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
+    other = {"name": "reference", "sha256": "b" * 64, "layers": LAYERS}
+    keep(made, "main/kv/lpes", answers(10, KV_POSITIONS, 1.0, 2), model=other)
+    row = cells(Page(made).text(), "LPES", "### kv_retrieval")
+    assert row[1:-1] == ["–"] * (len(row) - 2)
+    assert row[-1] == "no result: the result that is there is another model's"
+    assert made.state(made.listed["main/kv/lpes"]) == "stale"
+
+
+def test_results_with_factors_that_are_no_longer_found_are_not_mixed_in(made):
+    keep_search(made, "searches/kv-1", POINTS)
+    keep(made, "searches/kv-1-held-out", answers(10, KV_POSITIONS, 0.9, 2))
+    assert made.shown("searches/kv-1-held-out")[0] is not None
+    keep_search(made, "searches/kv-1", [[0, 1.0], [1, 1.5], [2, 1.3], [3, 1.2]])
+    assert made.shown("searches/kv-1-held-out") == (None, "the result that is there was measured with other factors")
+    assert made.state(made.listed["searches/kv-1-held-out"]) == "stale"
+
+
+def test_five_searches_have_the_mean_and_the_variance_of_their_means(made):
+    keep(made, "main/kv/plain", answers(30, KV_POSITIONS, 0.4, 1))
+    means = []
+    for seed in plan.SEEDS:
+        keep_search(made, f"searches/kv-{seed}", [[0, 1.0], [1, 1.5], [2, 1.3], [3, 1 + seed / 10]])
+        scores = answers(30, KV_POSITIONS, 0.8, seed + 10)
+        keep(made, f"searches/kv-{seed}-held-out", scores)
+        keep(made, f"searches/kv-{seed}-pi", answers(30, KV_POSITIONS, 0.5, seed + 20))
+        means.append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
+    text = Page(made).text()
+    assert f"mean {statistics.fmean(means):.2f}, variance {statistics.variance(means):.3f}" in text
+    assert "beats plain and PI by more than two standard errors: **met** (5 of 5 that were measured)" in text
+    assert text.count("beats both by more than two standard errors") == 5
+
+
+def test_convergence_is_the_generation_of_the_final_best(made):
+    keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
+    keep_search(made, "searches/kv-1", POINTS)
+    keep(made, "searches/kv-1-held-out", answers(10, KV_POSITIONS, 0.9, 2))
+    row = cells(Page(made).text(), "4 control points")
+    assert row[-4:] == ["1 of 2", "30", "900", "70.0"]
+
+
+def test_perplexity_is_the_exponential_of_nats_a_token(made):
+    alone, scaled = [[1.0, 1.4, 1.2, 1.3], [2.0, 2.2, 2.1, 2.3]], [[1.0, 1.3, 1.2, 1.3], [1.0, 1.1, 1.0, 1.3]]
+    for name, nats in (("plain", alone), ("plain-lpes", scaled)):
+        keep(made, f"perplexity/{name}", dict(zip(("512", "1024"), nats, strict=True)), metric="nll")
+    text = Page(made).text()
+    row = cells(text, "plain", "## Perplexity")
+    for cell, nats in zip(row[1:3], alone, strict=True):
+        middle, half = statistics.fmean(nats), 1.96 * statistics.stdev(nats) / 2
+        expected = [2.718281828459045**x for x in (middle, middle - half, middle + half)]
+        assert [float(x) for x in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, rel=0.01)
+    assert "- plain: layer factors help at 1024 and hurt at none" in text
+
+
+def test_a_fresh_headline_is_held_against_the_kept_intervals(made, tmp_path):
+    kept = Bench(list(made.listed.values()), store.Results(tmp_path / "kept"), made.reference, None)
+    scores = answers(100, KV_POSITIONS, 0.5, 1)
+    keep(kept, "main/kv/plain", scores)
+    keep(kept, "main/kv/lpes", scores)
+    keep(made, "main/kv/plain", scores)
+    keep(made, "main/kv/lpes", answers(100, KV_POSITIONS, 0.9, 2))
+    said = headline(made, kept.results).splitlines()
+    assert next(line for line in said if line.startswith("plain:")).split(" is ")[1].startswith("within")
+    assert next(line for line in said if line.startswith("LPES:")).split(" is ")[1].startswith("OUTSIDE")
+    assert "PI, mean of LPES's factors: no result." in said
+
+
+def test_outcomes_survive_the_file():
+    scores = {"0": [1, 0, 1.0], "50": [0.25, 1, 0]}
+    packed = json.loads(json.dumps(store.pack([5, 3, 9], scores)))
+    assert packed["scores"]["0"] == "101"
+    questions, positions, matrix = store.unpack(packed)
+    assert (questions, positions) == (["5", "3", "9"], ["0", "50"])
+    assert matrix.T.tolist() == [list(map(float, values)) for values in scores.values()]
+
+
+# -- where factors come from -------------------------------------------------------------------------------------------
+
+
+def test_sources_derive_factors_from_others(made):
+    shipped = Shipped(KV)
+    model, found = made.reference, {"found": {"curve": {"kind": "linear", "points": POINTS}, "num_layers": LAYERS}}
+    get = lambda source, on=model: source.factors(on, lambda name: found).per_layer(on.layers)  # noqa: E731
+    assert get(shipped) == SHIPPED
+    assert get(MeanOf(shipped)) == [1.2] * LAYERS
+    assert get(HalfOf(shipped, first=True)) == [1.0, 1.6, 1.0, 1.0]
+    assert get(HalfOf(shipped, first=False)) == [1.0, 1.0, 1.2, 1.0]
+    assert get(Found("s")) == pytest.approx([1.0, 1.5, 1.3, 1.1])
+    assert get(Moved(Found("s"), None, 0.3)) == pytest.approx([1.3, 1.8, 1.6, 1.4])
+    assert get(Moved(Found("s"), 1, -0.3)) == pytest.approx([1.0, 1.2, 1.3, 1.1])
+    deeper = dataclasses.replace(model, layers=7)
+    assert get(Found("s"), deeper) == pytest.approx([1.0, 1.25, 1.5, 1.4, 1.3, 1.2, 1.1])
+    with pytest.raises(UserError, match="there is no number 4"):
+        get(Moved(Found("s"), 4, 0.3))
+
+
+def test_a_tasks_own_shipped_factors_come_before_the_common_ones(made):
+    Factors.from_list([1.1] * LAYERS).save(made.reference.folder / f"factors-{MDQA}.json")
+    assert made.factors(made.listed["main/mdqa/lpes"]).per_layer() == [1.1] * LAYERS
+    assert made.factors(made.listed["main/kv/lpes"]).per_layer() == SHIPPED
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+class AtOnce:
+    """In place of a pool of processes: does the work when it is handed over."""
+
+    def __init__(self, *args):
+        pass
+
+    def submit(self, function, job):
+        from concurrent.futures import Future
+
+        future = Future()
+        future.set_result(function(job))
+        return future
+
+    def shutdown(self, **options):
+        pass
+
+
+@pytest.fixture
+def ran(made, monkeypatch):
+    """``ran(names)`` runs experiments with a stand-in for measuring, and tells which ones were measured."""
+    measured = []
+
+    def carry_out(job):
+        measured.append(job.name)
+        if job.name == "curves/linear":
+            return {"error": "RuntimeError: out of paper"}
+        result = {"name": job.name, **job.identity(), "seconds": 1.0, "cpu_seconds": 1.0, "chosen": 1.1}
+        return {**result, "found": {"curve": {"kind": "bezier", "points": POINTS}, "num_layers": LAYERS}}
+
+    monkeypatch.setattr(bench_module, "_pool", AtOnce)
+    monkeypatch.setattr(measure, "carry_out", carry_out)
+
+    def run(*names):
+        measured.clear()
+        missing = made.run(made.with_needs(names), 2, lambda line: None)
+        return list(measured), missing
+
+    return run
+
+
+def test_nothing_is_measured_twice_and_what_is_needed_comes_first(made, ran):
+    assert ran("searches/kv-1-held-out") == (["searches/kv-1", "searches/kv-1-held-out"], 0)
+    assert ran("searches/kv-1-held-out", "main/kv/uniform") == (["main/kv/uniform-choice", "main/kv/uniform"], 0)
+    assert made.results.factors_path("searches/kv-1-held-out").exists()
+    assert ran("searches/kv-1-held-out", "main/kv/uniform") == ([], 0)
+
+
+def test_other_sizes_are_measured_anew(made, ran):
+    assert ran("main/kv/plain") == (["main/kv/plain"], 0)
+    sizes = Sizes().changed({"questions": 7, "search.epochs": 2})
+    made.listed = {one.name: one for one in plan.experiments(sizes)}
+    assert ran("main/kv/plain") == (["main/kv/plain"], 0)
+    assert made.results.load("main/kv/plain")["settings"]["questions"] == 7
+    assert ran("main/kv/plain") == ([], 0)
+
+
+def test_a_failure_stops_what_needs_it_and_nothing_else(made, ran):
+    measured, missing = ran("curves/linear-held-out", "curves/step-held-out")
+    assert measured == ["curves/linear", "curves/step", "curves/step-held-out"]
+    assert missing == 2
+    assert made.results.failure("curves/linear") == "RuntimeError: out of paper"
+    assert made.results.failure("curves/linear-held-out") == "it needs curves/linear, which failed"
+    listed = made.listing(made.with_needs(["curves/linear"]), 1)
+    assert re.search(r"^failed .* curves/linear  \(RuntimeError: out of paper\)$", listed, re.MULTILINE)
+
+
+def test_an_unknown_size_is_refused():
+    with pytest.raises(UserError, match=r"--set question: no such size; there are questions, .*search\.epochs"):
+        Sizes().changed({"question": 1})
+
+
+def test_every_search_flag_is_one_of_the_command():
+    from search import ga
+
+    for experiment in plan.experiments(Sizes()):
+        if experiment.kind == "search":
+            args = ga.parse(experiment.settings["flags"])
+            assert args.held_out_examples == 0
+
+
+def test_needs_stand_before_who_needs_them():
+    seen = set()
+    for experiment in plan.experiments(Sizes()):
+        assert isinstance(experiment, Experiment)
+        assert set(experiment.needs) <= seen
+        seen.add(experiment.name)
+
+
+def test_the_page_is_what_the_kept_results_give(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made = open_bench(KEPT, "reference", None)
+    assert second_model(made.reference, None) == made.second
+    message = "docs/results.md is not up to date: python -m benchmarks.experiments.page"
+    assert (ROOT / "docs/results.md").read_text() == Page(made).text(), message
