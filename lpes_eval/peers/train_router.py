@@ -366,7 +366,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
     parser.add_argument("--top_k", type=int, default=routers.TOP_K, metavar="N", help="bases a token listens to (7)")
     parser.add_argument(
-        "--bases", help="separated by commas; default: the published ones times the model's own / 10000"
+        "--bases", help="such as 10000:17500; default: the published ones times the model's own / 10000"
     )
     parser.add_argument("--micro_batch", type=int, default=1, metavar="N", help="sequences computed together (1)")
     parser.add_argument("--save_every", type=int, default=1, metavar="N", help="steps between checkpoints (1)")
@@ -403,9 +403,9 @@ def _run(given: argparse.Namespace) -> None:
     config, tokenizer, bases = _look_at(name)
     if given.bases is not None:
         try:
-            bases = tuple(float(base) for base in given.bases.split(","))
+            bases = tuple(float(base) for base in given.bases.split(":"))
         except ValueError:
-            raise UserError(f"--bases {given.bases}: expected numbers separated by commas") from None
+            raise UserError(f"--bases {given.bases}: expected numbers with ':' between them") from None
     options = {"bases": bases, "top_k": min(given.top_k, len(bases)) if given.bases else given.top_k}
     described = replace(routers.describe(config, name, **options), model=given.model)
     one = draw_from_task(settings, tokenizer) if settings.task else draw_from_text(settings, tokenizer, texts)

@@ -317,3 +317,122 @@ def test_it_is_not_put_on_top_of_layer_factors():
 
 def test_the_sizes_of_a_model_are_read_from_its_configuration():
     assert router.describe(build().config, "org/name") == RouterConfig(2, 4, 8, model="org/name")
+
+
+# -- the model type
+
+
+TASK = "kv_retrieval_50_pos_020"
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory):
+    """Folders with routers for the reference model, for the published bases and for others."""
+    from lpes_eval import reference
+
+    model = AutoModelForCausalLM.from_pretrained(reference.path())
+    path = tmp_path_factory.mktemp("routers")
+    described = router.describe(model.config, str(reference.path()), bases=moice.default_bases(model))
+    router.write(Router(described), path / "fresh" / router.FILE)
+    changed = described.__class__(**vars(described) | {"bases": (30.0, 100.0, 300.0), "top_k": 2})
+    router.write(Router(changed), path / "other" / router.FILE)
+    router.write(
+        Router(described.__class__(**vars(described) | {"bases": (1e4, 1e4), "top_k": 2})), path / "same.safetensors"
+    )
+    return path
+
+
+def evaluate(model, task_manager, arguments=""):
+    import lm_eval
+
+    return lm_eval.simple_evaluate(
+        model,
+        model_args=arguments,
+        tasks=[TASK],
+        limit=4,
+        batch_size=4,
+        task_manager=task_manager(num_keys=8),
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+
+
+def answers(results):
+    return [sample["resps"] for sample in results["samples"][TASK]]
+
+
+def test_it_runs_by_its_name_and_says_which_router_it_used(routed, task_manager):
+    import json
+
+    results = evaluate("moice", task_manager, f"router={routed / 'fresh'}")
+    assert TASK in results["results"]
+    method = json.loads(json.dumps(results["config"], default=str))["method"]
+    assert method["name"] == "moice"
+    assert method["router"] == str(routed / "fresh" / router.FILE)
+    assert method["bases"] == [10000, 17500, 18000, 19000, 20000, 22500, 25000]
+    changed = evaluate("moice", task_manager, f"router={routed / 'other'}")
+    assert answers(changed) != answers(results)
+
+
+def test_with_equal_bases_it_answers_and_scores_as_hf(routed, task_manager):
+    from lm_eval.models.huggingface import HFLM
+
+    from lpes_eval import reference
+    from lpes_eval.models.moice import MoICE
+
+    hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
+    ours = MoICE(router=str(routed / "same.safetensors"), batch_size=4)
+    assert answers(evaluate(ours, task_manager)) == answers(evaluate(hf, task_manager))
+    rows = torch.randint(20, 700, (5, 60), generator=torch.Generator().manual_seed(0)).tolist()
+    requests = [
+        (("", ""), row[:cut], row[cut:end])
+        for row, cut, end in zip(rows, (30, 5, 40, 9, 59), (60, 9, 50, 60, 60), strict=True)
+    ]
+    scores = [[score for score, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)] for lm in (hf, ours)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+    other = MoICE(router=str(routed / "other"), batch_size=4)
+    changed = [score for score, _ in other._loglikelihood_tokens(requests, disable_tqdm=True)]
+    assert changed != pytest.approx(scores[0], abs=1e-3)
+    assert len({other.cache_key, ours.cache_key}) == 2
+
+
+def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed, tmp_path, monkeypatch):
+    from lm_eval.models.huggingface import HFLM
+
+    from lpes_eval.models.moice import MoICE
+
+    monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("lpes_eval.models.moice.reference.path", lambda: tmp_path)
+    with pytest.raises(UserError, match=r"moice needs router=.*train_router"):
+        MoICE()
+    monkeypatch.undo()
+    monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match="nowhere: no such file"):
+        MoICE(router=str(tmp_path / "nowhere"))
+    build().config.save_pretrained(tmp_path / "tiny")
+    with pytest.raises(UserError, match=r"4 layers of 4 heads of size 32.*tiny has 2 layers of 4 heads of size 8"):
+        MoICE(pretrained=str(tmp_path / "tiny"), router=str(routed / "fresh"))
+    build(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}).config.save_pretrained(
+        tmp_path / "pi"
+    )
+    with pytest.raises(UnsupportedModel, match="linear"):
+        MoICE(pretrained=str(tmp_path / "pi"), router=str(routed / "fresh"))
+    config = router.read_config(routed / "fresh" / router.FILE)
+    stale = config.__class__(**vars(config) | {"weights_sha256": "0" * 64})
+    router.write(Router(stale), tmp_path / "stale" / router.FILE)
+    with pytest.raises(UserError, match=r"with weights 000000000000, but .* has weights"):
+        MoICE(router=str(tmp_path / "stale"))
+
+
+def test_the_reference_models_shipped_router_is_used_where_there_is_one(routed, tmp_path, monkeypatch):
+    import shutil
+
+    from lpes_eval import reference
+    from lpes_eval.models.moice import MoICE
+
+    shutil.copytree(reference.path(), tmp_path / "kv", ignore=shutil.ignore_patterns("*.png", "*.jsonl"))
+    shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.FILE)
+    monkeypatch.setattr(reference, "path", lambda: tmp_path / "kv")
+    assert MoICE().router_file == tmp_path / "kv" / router.FILE
+    with pytest.raises(UserError, match="moice needs router="):
+        MoICE(pretrained=str(tmp_path / "kv"))

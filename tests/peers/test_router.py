@@ -343,7 +343,7 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
         (("--steps", "0"), "--steps 0: expected at least 1"),
         (("--rate", "-1"), "expected a rate above 0"),
-        (("--bases", "1e4,x"), "--bases 1e4,x: expected numbers"),
+        (("--bases", "1e4:x"), "--bases 1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
         (("--task", "kv_retrieval"), "more than --length 40; choose a smaller --size"),
