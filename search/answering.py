@@ -234,9 +234,21 @@ class Answerer:
         numbers = range(len(self._prompts))
         return [self.text(i, answers[i]) for i in numbers], [answers[i] for i in numbers]
 
-    def answer_in_batches(self, drafts: Sequence[Tokens] | None = None) -> Iterator[dict[int, Tokens]]:
-        """Answer as ``answer`` does, batch by batch: the number of each request in it, and its answer's tokens."""
-        queue = list(self._batches())
+    @property
+    def groups(self) -> list[list[int]]:
+        """The requests by number, those together whose common beginning is prefilled once."""
+        return [group.members for group in self._groups]
+
+    def answer_in_batches(
+        self, drafts: Sequence[Tokens] | None = None, order: Sequence[int] | None = None
+    ) -> Iterator[dict[int, Tokens]]:
+        """Answer as ``answer`` does, batch by batch: the number of each request in it, and its answer's tokens.
+
+        Args:
+            drafts: as for ``answer``.
+            order: numbers of ``groups``, in the order in which they are to be answered; by default the longest first.
+        """
+        queue = list(self._batches(self._groups if order is None else [self._groups[g] for g in order]))
         while queue:
             batch = queue.pop(0)
             try:
@@ -265,19 +277,17 @@ class Answerer:
         """Request ``i``'s answer as ``generate_until`` gives it."""
         return postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
 
-    def _batches(self) -> Iterator[list[_Group]]:
+    def _batches(self, groups: Sequence[_Group]) -> Iterator[list[_Group]]:
         """Groups in order, as many at a time as the budget allows, at least one."""
         batch: list[_Group] = []
-        rows = 0
-        for group in self._groups:  # the longest come first, so memory runs out early or never
-            longest = max(
-                len(self._prompts[i].tokens) + self._prompts[i].max_new for i in (batch or [group])[0].members
-            )
-            if batch and (rows + len(group.members)) * longest > self.tokens_per_batch:
+        rows = longest = 0
+        for group in groups:  # mostly the longest come first, so memory runs out early or never
+            length = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in group.members)
+            if batch and (rows + len(group.members)) * max(longest, length) > self.tokens_per_batch:
                 yield batch
-                batch, rows = [], 0
+                batch, rows, longest = [], 0, 0
             batch.append(group)
-            rows += len(group.members)
+            rows, longest = rows + len(group.members), max(longest, length)
         if batch:
             yield batch
 

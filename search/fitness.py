@@ -11,8 +11,12 @@ task's own filters, ``process_results`` and aggregation turn the answers into a 
 from __future__ import annotations
 
 import copy
+import difflib
+import glob
 import hashlib
 import json
+import math
+import random
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,15 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from lm_eval.api.metrics import mean
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from lpes_eval import plugin, rope
 from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors, write_atomically
 from search.answering import Answerer, Count, Tokens, reason_against
+from search.stopping import Race
 
 POSITIONS = (0.0, 50.0, 100.0)
 LAMBDAS = (0.2, 0.3, 0.5)
@@ -39,6 +47,31 @@ BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1"}
 """Metrics whose values lie between 0 and 1."""
 CHECKS = 20
 """How often, at most, an individual is held against the floor while it is being measured."""
+Examples = Mapping[str, Sequence[Any]]
+"""Each part's metric for every example, by the part's name."""
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """How lm-eval puts an example to the model: each field is ``simple_evaluate``'s argument of that name.
+
+    Attributes:
+        num_fewshot: examples before the question; None for what the task says.
+        fewshot_random_seed: draws them.
+        apply_chat_template: True, or a template's name.
+        fewshot_as_multiturn: with a chat template, examples are turns of their own.
+        system_instruction: put before everything else.
+        gen_kwargs: laid over the task's own generation settings.
+        confirm_run_unsafe_code: allow tasks that run what the model writes.
+    """
+
+    num_fewshot: int | None = None
+    fewshot_random_seed: int | None = DEFAULT_OTHER_SEED
+    apply_chat_template: bool | str = False
+    fewshot_as_multiturn: bool = True
+    system_instruction: str | None = None
+    gen_kwargs: Mapping[str, Any] | None = None
+    confirm_run_unsafe_code: bool = False
 
 
 @dataclass
@@ -82,8 +115,9 @@ class Measured:
         scores: each part's score, by the part's name.
         examples: each part's metric for every example, in the order of ``Part.docs``.
         seconds: time it took; 0 if it was known.
-        stopped_after: prompts after which it was given up: ``fitness`` and ``scores`` are then what it could have
-            reached at best, and there are no ``examples``. 0 if it was not.
+        stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then what it
+            could have reached at best, or, where it was given up as improbable, those of the examples until then; there
+            are no ``examples``.
     """
 
     fitness: float
@@ -104,25 +138,23 @@ def load_parts(
     weights: Sequence[float] | None = None,
     metrics: Sequence[str] | None = None,
     examples: int | None = None,
-    num_fewshot: int | None = None,
-    apply_chat_template: bool = False,
+    prompting: Prompting | None = None,
     include_path: str | None = None,
 ) -> list[Part]:
-    """Load tasks or groups and let lm-eval build their requests.
+    """Load tasks and let lm-eval build their requests.
 
     Args:
         lm: the lm-eval model that will answer.
-        tasks: names of tasks or groups.
+        tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
         split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
             by the same rule (``lpes_eval.data.draw.split``).
         metadata: as lm-eval's ``--metadata``.
         positions: of a task that comes by position, the ones to ask at; None for all that its group has.
         lambdas: their weights (App. G), scaled to a sum of 1; with ``positions=None`` all weigh the same.
-        weights: one a task, scaled to a sum of 1; equal by default.
-        metrics: one a task, ``METRIC`` or ``METRIC,FILTER``; by default the task's first.
+        weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
+        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
         examples: use only so many of the split's examples.
-        num_fewshot: as lm-eval's.
-        apply_chat_template: as lm-eval's.
+        prompting: how the examples are put to the model; by default as ``simple_evaluate`` does.
         include_path: as lm-eval's.
 
     Raises:
@@ -135,14 +167,18 @@ def load_parts(
     for name, values in (("weights", weights), ("metrics", metrics)):
         if values is not None and len(values) != len(tasks):
             raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
+    search_seed = (metadata or {}).get("search_seed", 0)
+    if type(search_seed) is not int:
+        raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
     manager = _manager(tasks, {**(metadata or {}), "split": split}, include_path)
+    prompting = prompting or Prompting()
     parts: list[Part] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
             metric = metrics[number] if metrics is not None else None
             chosen = _choose(manager, name, positions, lambdas)
-            built = [_build(lm, task, metric, split, examples, num_fewshot, apply_chat_template) for task, _ in chosen]
+            built = [_build(lm, task, metric, split, search_seed, examples, prompting) for task, _ in chosen]
             # Where positions do not decide, examples count the same, as in lm-eval's groups.
             own = [len(part.docs) if w is None else w for part, (_, w) in zip(built, chosen, strict=True)]
             for part, weight in zip(built, _normalised(own, "lambdas"), strict=True):
@@ -160,18 +196,46 @@ def _manager(tasks: Sequence[str], metadata: dict[str, Any], include_path: str |
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
     if all(name in manager.all_tasks for name in tasks):
         return manager
-    manager = TaskManager(include_path=folders, metadata=metadata)
-    for name in tasks:
-        if name not in manager.all_tasks:
-            raise UserError(f"no task or group is called {name!r}; `lm_eval ls tasks` prints those there are")
-    return manager
+    return TaskManager(include_path=folders, metadata=metadata)
+
+
+def _find(manager: TaskManager, name: str) -> list[Any]:
+    """The tasks that ``name`` stands for, read as ``lm_eval --tasks`` reads it.
+
+    lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
+    for the tasks that it fits, and for groups and tags only where it fits no task.
+    """
+    if name in manager.all_tasks:
+        return list(manager.load([name])["tasks"].values())
+    path = Path(name).expanduser()
+    if path.is_dir() or name.endswith(".yaml"):
+        files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
+        configs = [load_yaml(file, resolve_func=True) for file in files]
+        configs = [config for config in configs if "task" in config]  # a template has none
+        if not configs:
+            raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
+        members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
+        try:
+            return list(manager.load(members)["tasks"].values())
+        except KeyError as unknown:
+            raise UserError(
+                f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
+            ) from None
+    matching = manager.match_tasks([name])
+    matching = [match for match in matching if match in manager.all_subtasks] or matching
+    if not matching:
+        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
+        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
+        hint = f"the closest names are {', '.join(dict.fromkeys(near))}" if near else "no name comes close"
+        raise UserError(f"no task, group or tag is called {name!r}; {hint}; `lm_eval ls tasks` prints all there are")
+    return list(manager.load(matching)["tasks"].values())
 
 
 def _choose(
     manager: TaskManager, name: str, positions: Sequence[float] | None, lambdas: Sequence[float]
 ) -> list[tuple[Any, float | None]]:
     """The tasks that ``name`` stands for, each with its weight; None where it goes by the number of examples."""
-    found = list(manager.load([name])["tasks"].values())
+    found = _find(manager, name)
     at = {task: _position(task) for task in found}
     if len(found) == 1 or None in at.values():
         return [(task, None) for task in found]
@@ -183,10 +247,11 @@ def _choose(
         if not here:
             stem = found[0].task_name.rpartition("_pos_")[0]
             spelled = re.compile(re.escape(stem) + r"_pos_0*" + re.escape(f"{position:g}"))
-            siblings = [task for task in manager.all_tasks if spelled.fullmatch(task)]  # there, but not in the group
+            # There, but not in the group. Whoever gives a pattern has said which ones are meant.
+            siblings = [t for t in manager.all_tasks if name in manager.all_groups and spelled.fullmatch(t)]
             if not siblings:
                 known = ", ".join(f"{p:g}" for p in sorted(p for p in at.values() if p is not None))
-                raise UserError(f"{name} has no position {position:g}; it has {known}")
+                raise UserError(f"{name} has no position {position:g}; it has {known} (--positions)")
             here = list(manager.load(siblings)["tasks"].values())
         chosen.extend((task, weight / len(here)) for task in here)
     return chosen
@@ -202,27 +267,34 @@ def _build(
     task: Any,
     metric: str | None,
     split: str,
+    search_seed: int,
     examples: int | None,
-    num_fewshot: int | None,
-    apply_chat_template: bool,
+    prompting: Prompting,
 ) -> Part:
     """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the weight is set later."""
-    if num_fewshot is not None and task.get_config("num_fewshot") != 0:
-        task.set_config(key="num_fewshot", value=num_fewshot)
+    if getattr(task, "UNSAFE_CODE", False) and not prompting.confirm_run_unsafe_code:
+        raise UserError(f"{task.task_name} runs code that the model writes; allow it with --confirm_run_unsafe_code")
+    if getattr(task, "MULTIMODAL", False):
+        raise UserError(f"{task.task_name} shows pictures or plays sound, which an lpes model does not take")
+    if prompting.gen_kwargs and task.OUTPUT_TYPE == "generate_until":
+        task.set_config(key="generation_kwargs", value=dict(prompting.gen_kwargs), update=True)
+    if prompting.num_fewshot is not None and task.get_config("num_fewshot") != 0:
+        task.set_config(key="num_fewshot", value=prompting.num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=1234)  # lm-eval's default
+    task.set_fewshot_seed(seed=prompting.fewshot_random_seed)
     samples = None
     if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
-        samples = list(draw.split(len(task.eval_docs)).indices(split))[:examples]
+        samples = list(draw.split(len(task.eval_docs), search_seed).indices(split))[:examples]
     limit = None if samples is not None else examples
     task.build_all_requests(
         limit=limit,
         samples=samples,
-        apply_chat_template=apply_chat_template,
-        fewshot_as_multiturn=True,
-        chat_template=lm.apply_chat_template if apply_chat_template else None,
-        tokenizer_name=lm.tokenizer_name if apply_chat_template else "",
+        system_instruction=prompting.system_instruction,
+        apply_chat_template=bool(prompting.apply_chat_template),
+        fewshot_as_multiturn=prompting.fewshot_as_multiturn,
+        chat_template=lm.apply_chat_template if prompting.apply_chat_template else None,
+        tokenizer_name=lm.tokenizer_name if prompting.apply_chat_template else "",
     )
     if not task.instances:
         raise UserError(f"{task.task_name}: no examples in the {split} split")
@@ -296,6 +368,19 @@ class Fitness:
         return self._answerer.prompt_tokens if self._answerer is not None else None
 
     @property
+    def units(self) -> list[list[tuple[Part, int]]]:
+        """The examples, as parts and numbers in ``Part.docs``, those together that are answered together."""
+        assert self._answerer is not None
+        of_request = {id(request): i for i, request in enumerate(self._requests)}
+        group_of = {i: g for g, members in enumerate(self._answerer.groups) for i in members}
+        units: list[list[tuple[Part, int]]] = [[] for _ in self._answerer.groups]
+        for part in self.parts:
+            for request in part.task.instances:
+                if request.idx == 0:
+                    units[group_of[of_request[id(request)]]].append((part, request.doc_id))
+        return units
+
+    @property
     def count(self) -> Count | None:
         """What answering has cost so far."""
         return self._answerer.count if self._answerer is not None else None
@@ -305,6 +390,8 @@ class Fitness:
         factors: Sequence[float] | Factors,
         parent: Sequence[float] | Factors | None = None,
         floor: float | None = None,
+        rival: Examples | None = None,
+        error: float = 0.01,
     ) -> Measured:
         """Measure the model with ``factors``, which stay applied.
 
@@ -312,18 +399,24 @@ class Fitness:
             factors: one a layer, or factors as they are in a file.
             parent: factors whose answers are likely to be similar; measured before, or of no use.
             floor: give up as soon as the fitness cannot reach this any more, were all remaining answers perfect.
+            rival: every example's score of an individual whose fitness is ``floor``: give up as soon as it is
+                improbable that the fitness reaches it (``search.stopping``), also if the cache would know.
+            error: how probable it may be that an individual is given up so which would have reached it.
         """
         values = self._per_layer(factors)
         name = _digest(values)
+        race = _Racing(self, name, rival, floor, error) if rival is not None and floor is not None else None
         if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
+            if race is not None and race.lost(known["examples"]):
+                return Measured(*race.partial, {}, stopped_after=race.asked)
             return self._score(known["examples"])
         start = time.perf_counter()
         rope.apply(self.lm.model, values)
         drafts = self._tokens.get(_digest(self._per_layer(parent))) if parent is not None else None
         if floor is not None and self.why_unbounded() is None:
-            answers, bound = self._answers_while(name, drafts, floor)
-            if bound is not None:
-                fitness, scores = bound
+            answers, partial = self._answers_while(name, drafts, floor, race)
+            if partial is not None:
+                fitness, scores = partial
                 seconds = time.perf_counter() - start
                 return Measured(fitness, scores, {}, seconds, stopped_after=sum(map(bool, answers)))
         else:
@@ -342,6 +435,9 @@ class Fitness:
         if self._answerer is not None:
             texts, self._tokens[name] = self._answerer.answer(drafts)
             return [[text] * request.repeats for text, request in zip(texts, self._requests, strict=True)]
+        random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
+        numpy.random.seed(DEFAULT_OTHER_SEED)
+        torch.manual_seed(DEFAULT_OTHER_SEED)
         responses: list[list[Any]] = [[] for _ in self._requests]
         by_type: dict[str, list[int]] = {}
         for i, request in enumerate(self._requests):
@@ -362,19 +458,23 @@ class Fitness:
         return None
 
     def _answers_while(
-        self, name: str, drafts: Sequence[Tokens] | None, floor: float
+        self, name: str, drafts: Sequence[Tokens] | None, floor: float, race: _Racing | None
     ) -> tuple[list[Any], tuple[float, dict[str, float]] | None]:
-        """As ``_answers``, or the answers so far and what they leave possible, once that is below ``floor``."""
+        """As ``_answers``, or the answers so far and fitness and scores to be reported, once it is given up."""
         assert self._answerer is not None
         tokens: dict[int, Tokens] = {}
         answers: list[Any] = [[] for _ in self._requests]
         checked = 0
-        for batch in self._answerer.answer_in_batches(drafts):
+        for batch in self._answerer.answer_in_batches(drafts, race.order if race is not None else None):
             tokens |= batch
             for i in batch:
                 answers[i] = [self._answerer.text(i, batch[i])] * self._requests[i].repeats
             if len(tokens) - checked >= len(answers) / CHECKS and len(tokens) < len(answers):
                 checked = len(tokens)
+                if race is not None:
+                    if race.lost(self._examples(answers)):
+                        return answers, race.partial
+                    continue
                 fitness, scores = self._bound(answers)
                 if fitness < floor - 1e-9:  # sums are rounded
                     return answers, (fitness, scores)
@@ -387,8 +487,7 @@ class Fitness:
         for part in self.parts:
             perfect = 1.0 if part.sign > 0 else 0.0
             values = [perfect if value is None else value for value in examples[part.name]]
-            if not all(0 <= value <= 1 for value in values):
-                raise UserError(f"{part.metric} of {part.name} is not from 0 to 1; leave --early_stopping out")
+            _check_bounded(part, values)
             scores[part.name] = float(mean(values))
         return sum(part.weight * part.sign * scores[part.name] for part in self.parts), scores
 
@@ -449,6 +548,53 @@ class Fitness:
         return json.dumps({**described, "packages": packages()}, sort_keys=True)
 
 
+class _Racing:
+    """An individual's race against a rival, over the questions in an order drawn for it alone.
+
+    Attributes:
+        order: the order, as numbers of the answerer's groups.
+        asked: prompts behind it when it was given up.
+        partial: fitness and scores of these.
+    """
+
+    def __init__(self, fitness: Fitness, name: str, rival: Examples, floor: float, error: float) -> None:
+        self._parts, self._rival, self._floor = fitness.parts, rival, floor
+        self._units = fitness.units
+        # What each unit can add to the fitness: a share of every part's mean for each of its examples.
+        share = {part.name: part.weight * part.sign / len(part.docs) for part in self._parts}
+        sums = [[share[part.name] for part, _ in unit] for unit in self._units]
+        lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
+        highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
+        self._share = share
+        self._race = Race(lows, highs, [self._value(unit, rival) for unit in self._units], error)
+        self.order = draw.shuffled(range(len(self._units)), draw.stream("order", name))
+        self._next = self.asked = 0
+        self._seen: dict[str, list[float]] = {}
+        self.partial: tuple[float, dict[str, float]] = (0.0, {})
+
+    def _value(self, unit: Sequence[tuple[Part, int]], examples: Examples) -> float:
+        return sum(self._share[part.name] * examples[part.name][order] for part, order in unit)
+
+    def lost(self, examples: Examples) -> bool:
+        """Take in the units whose examples are all there (None stands for one that is not), as far as it takes."""
+        for number in self.order[self._next :]:
+            unit = self._units[number]
+            if any(examples[part.name][order] is None for part, order in unit):
+                return False
+            for part, order in unit:
+                _check_bounded(part, [examples[part.name][order]])
+                self._seen.setdefault(part.name, []).append(examples[part.name][order])
+            self._race.take(number, self._value(unit, examples))
+            self._next += 1
+            self.asked += len(unit)
+            if self._race.lost and len(self._seen) == len(self._parts) and self._next < len(self.order):
+                scores = {part.name: float(mean(self._seen[part.name])) for part in self._parts}
+                so_far = sum(part.weight * part.sign * scores[part.name] for part in self._parts)
+                self.partial = min(so_far, math.nextafter(self._floor, -math.inf)), scores
+                return True
+        return False
+
+
 class FitnessCache:
     """Every example's score under factors that were measured before, in a folder that searches share.
 
@@ -505,6 +651,11 @@ def packages() -> dict[str, str]:
 
 def _digest(per_layer: Sequence[float]) -> str:
     return Factors(factors=tuple(per_layer)).digest()
+
+
+def _check_bounded(part: Part, values: Sequence[Any]) -> None:
+    if not all(0 <= value <= 1 for value in values):
+        raise UserError(f"{part.metric} of {part.name} is not from 0 to 1; leave --early_stopping out")
 
 
 def _normalised(values: Sequence[float], name: str) -> list[float]:

@@ -10,20 +10,22 @@ import argparse
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors, write_atomically
 from search import loop
 from search.journal import Journal
-from search.optimizer import CMAES, Y_START, GeneticAlgorithm, Individual, Optimizer, RandomSearch, Space
+from search.optimizer import CMAES, Y_START, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
 
 if TYPE_CHECKING:
     from search.fitness import Fitness, Measured
@@ -33,6 +35,7 @@ OPTIMIZERS = ("ga", "cma-es", "random", "gradient")
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "quick": {
+        "start": "wide",
         "population": 12,
         "parents": 5,
         "epochs": 4,
@@ -68,62 +71,79 @@ More in docs/search.md: what a search costs, and how to choose examples and weig
 
 def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     """The command line; ``preset`` decides the defaults."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m search.ga",
         description="Search one RoPE scaling factor a layer (LPES), with lm-evaluation-harness tasks as the fitness.",
         epilog=EPILOG,
         formatter_class=_HelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument_group("what is measured").add_argument
-    add("--tasks", type=_names, default=["kv_retrieval"], metavar="A,B", help="lm-eval tasks or groups")
-    add("--task_weights", type=_numbers, metavar="W,W", help="one weight a task (default: equal)")
+    add("--tasks", nargs="+", action=_Split, default=["kv_retrieval"], metavar="TASK",
+        help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
+    add("--task_weights", type=_numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
-        help="one METRIC or METRIC,FILTER a task, separated by semicolons (default: each task's first)")  # fmt: skip
+        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first)")  # fmt: skip
     add("--positions", type=_numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=_numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=int, default=200, metavar="N", help="search examples used, at most")
-    add("--search_seed", type=int, default=0, metavar="N", help="draws other search examples (Table 8)")
-    add("--num_fewshot", type=int, metavar="N", help="as for lm_eval")
-    add("--apply_chat_template", action="store_true", help="as for lm_eval")
+    add("--examples", type=_whole, default=200, metavar="N", help="search examples used, at most")
+    add("--search_seed", type=_whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
-    add("--metadata", type=_mapping, default={}, metavar="JSON", help="as for lm_eval: settings handed to the tasks")
+    add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+        help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
+
+    add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
+    add("--num_fewshot", type=_whole, metavar="N", help="examples before the question")
+    add("--fewshot_seed", type=_whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
+    add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
+    add("--fewshot_as_multiturn", nargs="?", type=_truth, const=True, metavar="BOOL",
+        help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
+    add("--system_instruction", metavar="TEXT", help="put before everything else")
+    add("--gen_kwargs", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+        help="laid over the tasks' generation settings, key=value or JSON")  # fmt: skip
+    add("--confirm_run_unsafe_code", action="store_true", help="allow tasks that run what the model writes")
 
     add = parser.add_argument_group("the model").add_argument
-    add("--model_args", type=_mapping, default={}, metavar="ARGS",
+    add("--model_args", nargs="+", action=_Mapping, default={}, metavar="ARGS",
         help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
-    add(
-        "--batch_size", default="auto", metavar="N|auto", help="as for lm_eval: prompts in a batch; auto goes by tokens"
-    )
+    add("--batch_size", type=_size, default="auto", metavar="N|auto",
+        help="as for lm_eval: prompts in a batch; auto goes by tokens")  # fmt: skip
 
     add = parser.add_argument_group("the search").add_argument
     add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
     add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
     add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
-    add("--control_points", type=int, default=4, metavar="N", help="control points of the curve (Table 7: 2 to 5)")
+    add("--control_points", type=_whole, default=4, metavar="N", help="control points of the curve (Table 7: 2 to 5)")
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
-    add("--skip", type=int, default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
-    add("--population", type=int, default=32, metavar="N", help="N_ps, size of the initial population")
-    add("--parents", type=int, default=12, metavar="N", help="N_pa, individuals that become parents")
-    add("--epochs", type=int, default=20, metavar="T", help="T, generations after the initial one")
-    add("--mutations", type=int, default=16, metavar="N", help="N_mu, offspring by mutation a generation")
-    add("--crossovers", type=int, default=4, metavar="N", help="N_cr, offspring by crossover a generation")
-    add("--crossover_tries", type=int, default=4, metavar="N", help="N_ct, attempts at a valid crossover")
+    add("--skip", type=_whole, default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
+    add("--start", default="1.5", metavar="Y|wide|FILE",
+        help="what the search sets out from: the same Y in every layer (Eq. 8); wide, for a first population of many "
+        "curves; or the control points of a factors file")  # fmt: skip
+    add("--population", type=_whole, default=32, metavar="N", help="N_ps, size of the initial population")
+    add("--parents", type=_whole, default=12, metavar="N", help="N_pa, individuals that become parents")
+    add("--epochs", type=_whole, default=20, metavar="T", help="T, generations after the initial one")
+    add("--mutations", type=_whole, default=16, metavar="N", help="N_mu, offspring by mutation a generation")
+    add("--crossovers", type=_whole, default=4, metavar="N", help="N_cr, offspring by crossover a generation")
+    add("--crossover_tries", type=_whole, default=4, metavar="N", help="N_ct, attempts at a valid crossover")
     add("--max_dx", type=float, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
     add("--max_dy", type=float, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
-    add("--seed", type=int, default=0, metavar="N", help="of the search's random numbers")
+    add("--seed", type=_whole, default=0, metavar="N", help="of the search's random numbers")
 
     add = parser.add_argument_group("gradient descent (App. C; one factor a layer, --epochs of it)").add_argument
     add("--learning_rate", type=float, default=1e-5, metavar="X", help="Adam's")
-    add("--epoch_samples", type=int, default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
-    add("--gradient_batch", type=int, default=32, metavar="N", help="examples a step")
+    add("--epoch_samples", type=_whole, default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
+    add("--gradient_batch", type=_whole, default=32, metavar="N", help="examples a step")
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--tokens_per_batch", type=int, metavar="N", help="with --batch_size auto; halved when memory runs out")
-    add("--early_stopping", action="store_true",
-        help="give an individual up once it provably cannot become a parent: finds the same factors")  # fmt: skip
+    add("--tokens_per_batch", type=_whole, metavar="N", help="with --batch_size auto; halved when memory runs out")
+    add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
+        help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
+        "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
+    add("--early_stopping_error", type=_share, default=0.01, metavar="P",
+        help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
@@ -133,10 +153,62 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
     add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
     add("--dry_run", action="store_true", help="print the plan and stop")
-    add("--held_out_examples", type=int, default=500, metavar="N",
+    add("--held_out_examples", type=_whole, default=500, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
     return parser
+
+
+OF_LM_EVAL = {
+    "--config": "give the flags themselves",
+    "--model": "a search always runs the lpes model; --model_args says which weights",
+    "--limit": "--examples and --held_out_examples say how many are used",
+    "--samples": "--examples and --search_seed choose them",
+    "--use_cache": "a search keeps and looks up what it measured by itself (--no_cache)",
+    "--cache_requests": "a search builds its requests once",
+    "--output_path": "--output names the folder",
+    "--log_samples": "run the lm_eval command that the search prints at its end",
+    "--predict_only": "a search needs scores",
+    "--max_batch_size": "--tokens_per_batch is the limit",
+    "--trust_remote_code": "if you must, --model_args trust_remote_code=True",
+}
+"""Flags of lm_eval that a search does not take, and what serves instead."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends in one line, without the usage of fifty flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and what serves instead of a flag that only lm_eval has."""
+        for flag, instead in OF_LM_EVAL.items():
+            if re.search(rf"unrecognized arguments:.*{flag}(?![\w])", message):
+                raise UserError(f"{flag} is a flag of lm_eval that a search does not take: {instead}")
+        raise UserError(f"{message}; `{self.prog} --help` explains the flags")
+
+
+class _Split(argparse.Action):
+    """Names set apart by spaces or commas, as lm_eval takes them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep them as one list."""
+        setattr(namespace, self.dest, [name.strip() for text in values for name in text.split(",") if name.strip()])
+
+
+class _Mapping(argparse.Action):
+    """``key=value,key=value``, set apart by commas or spaces, or a JSON object, read as lm_eval reads it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep it as a dictionary."""
+        from lm_eval._cli.utils import key_val_to_dict
+
+        found: dict[str, Any] = {}
+        for text in values:
+            try:
+                part = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+            except ValueError as error:
+                raise argparse.ArgumentError(self, f"{text!r}: expected key=value or a JSON object ({error})") from None
+            found |= part
+        setattr(namespace, self.dest, found)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -173,9 +245,36 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         args.__dict__.update(kept, output=folder)
     if args.optimizer == "gradient":
         args.curve, args.continuous = "free", True
+    if isinstance(args.start, str) and args.start != "wide":
+        args.start = _start(args)
     if args.output is None:
-        args.output = Path("runs") / f"{'+'.join(args.tasks)}-{args.optimizer}-{args.seed}"
+        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip(
+            "_"
+        )  # of a pattern or a path, what names a folder
+        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
+    if args.fewshot_as_multiturn and not args.apply_chat_template:
+        raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     return args
+
+
+def _start(args: argparse.Namespace) -> float | list[Any]:
+    """A number for all layers; or, read from a factors file, control points or, for ``free``, one number a layer."""
+    try:
+        return float(args.start)
+    except ValueError:
+        factors = factors_file.load(args.start)
+    if factors.uniform is not None:
+        return factors.uniform
+    kind, points = factors.curve or ("free", factors.factors or ())
+    if kind != args.curve:
+        raise UserError(f"--start {args.start}: holds a {kind} curve; add --curve {kind}, or start from another file")
+    points = points[args.skip :] if factors.factors else points
+    if list(factors.unscaled_layers) != list(range(args.skip)) and not factors.factors:
+        raise UserError(
+            f"--start {args.start}: leaves layers {list(factors.unscaled_layers)} unscaled, the search the first "
+            f"{args.skip}; let --skip fit the file"
+        )
+    return [list(point) if isinstance(point, tuple) else point for point in points]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,6 +308,7 @@ class Search:
         fitness: measures factors on the search examples.
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
+        entries: the journal's, once it is open.
     """
 
     args: argparse.Namespace
@@ -216,6 +316,7 @@ class Search:
     fitness: Fitness
     optimizer: Optimizer
     settings: dict[str, Any]
+    entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
@@ -246,19 +347,35 @@ class Search:
         """An individual's entry in the journal."""
         parent = self.factors(Individual(individual.parents[0], "")) if individual.parents else None
         floor = self.optimizer.threshold if self.args.early_stopping else None
-        return entry_of(self.fitness(self.factors(individual), parent, floor))
+        rival = None
+        if self.by_chance and (least_fit_parent := self.optimizer.rival) is not None:
+            rival = self.entries[self.key(Individual(least_fit_parent, ""))]["examples"]
+        error = self.args.early_stopping_error
+        return self.entry_of(self.fitness(self.factors(individual), parent, floor, rival, error))
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether individuals are given up that could, improbably, have become parents."""
+        return bool(self.args.early_stopping == "probable")
+
+    def entry_of(self, measured: Measured) -> dict[str, Any]:
+        """What the journal keeps of a measurement; every example's score only where others are held against it."""
+        entry: dict[str, Any] = {
+            "fitness": measured.fitness,
+            "scores": measured.scores,
+            "seconds": round(measured.seconds, 3),
+        }
+        if measured.stopped_after:
+            entry["stopped_after"] = measured.stopped_after
+        elif self.by_chance:
+            entry["examples"] = measured.examples
+        return entry
 
     def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
         """Measure factors that are no individual, unless the journal knows them."""
         if (key := factors.digest()) not in journal.entries:
-            journal.record(key, {"generation": None, "origin": name, **entry_of(self.fitness(factors))})
+            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.fitness(factors))})
         return journal.entries[key]
-
-
-def entry_of(measured: Measured) -> dict[str, Any]:
-    """What the journal keeps of a measurement."""
-    entry = {"fitness": measured.fitness, "scores": measured.scores, "seconds": round(measured.seconds, 3)}
-    return entry | ({"stopped_after": measured.stopped_after} if measured.stopped_after else {})
 
 
 def load(args: argparse.Namespace) -> Search:
@@ -278,6 +395,10 @@ def load(args: argparse.Namespace) -> Search:
     names += ["epochs", "learning_rate", "epoch_samples", "gradient_batch"]
     if args.optimizer != "gradient":
         names[-3:] = ["mutations", "crossovers"]
+    if args.optimizer != "random":
+        names += ["start"]
+    if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
+        names += ["early_stopping", "early_stopping_error"]
     if args.optimizer == "ga":
         names += ["population", "parents", "crossover_tries", "max_dx", "max_dy"]
     settings = {
@@ -295,8 +416,7 @@ def load_model(args: argparse.Namespace) -> Any:
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    batch_size = args.batch_size if args.batch_size == "auto" else _whole(args.batch_size, "--batch_size")
-    return LPES.create_from_arg_obj(args.model_args, {"batch_size": batch_size, "device": args.device})
+    return LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
 
 
 def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
@@ -306,6 +426,7 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
         raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
     L, grid = num_layers - args.skip, not args.continuous
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
+    start = start_points(args, space)
     if args.optimizer == "gradient":
         from search.gradient import AnswerLoss, GradientDescent
 
@@ -317,13 +438,14 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
             samples=args.epoch_samples,
             batch=args.gradient_batch,
             learning_rate=args.learning_rate,
+            start=start,
             seed=args.seed,
         )
     as_many = args.mutations + 2 * args.crossovers  # a control evaluates as many a generation as the algorithm does
     if args.optimizer == "random":
         return RandomSearch(space, N=as_many, T=args.epochs, seed=args.seed)
     if args.optimizer == "cma-es":
-        return CMAES(space, N=as_many, T=args.epochs, seed=args.seed)
+        return CMAES(space, N=as_many, T=args.epochs, start=start, seed=args.seed)
     return GeneticAlgorithm(
         space,
         N_ps=args.population,
@@ -334,8 +456,33 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
         N_ct=args.crossover_tries,
         M_x=args.max_dx,
         M_y=args.max_dy,
+        start=start,
+        wide=args.start == "wide",
         seed=args.seed,
     )
+
+
+def start_points(args: argparse.Namespace, space: Space) -> Points:
+    """The control points that ``--start`` stands for."""
+    if args.start == "wide":
+        if args.optimizer != "ga":
+            raise UserError(f"--start wide: {args.optimizer} has no population to begin with; leave it out")
+        return space.start()
+    if args.start != Y_START and args.optimizer == "random":
+        raise UserError(f"--start {args.start}: a random search sets out from nowhere; leave it out")
+    points = args.start
+    if isinstance(points, float):
+        points = [points] * (space.d + 1)
+    if not any(isinstance(point, list) for point in points):
+        points = list(zip([x for x, _ in space.start()], points, strict=False))
+    points = tuple((float(x), float(y)) for x, y in points)
+    if not space.contains(points):
+        grid = f"whole x from 0 to {space.L - 1} and y from 1 to 2 in tenths" if space.grid else "y from 1 to 2"
+        raise UserError(
+            f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
+            f"{grid}{' (--continuous leaves the grid)' if space.grid else ''}"
+        )
+    return points
 
 
 def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -345,13 +492,22 @@ def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
+    from search.fitness import Prompting
+
     return {
         "positions": args.positions,
         "lambdas": args.lambdas,
         "weights": args.task_weights,
         "metrics": args.metrics,
-        "num_fewshot": args.num_fewshot,
-        "apply_chat_template": args.apply_chat_template,
+        "prompting": Prompting(
+            num_fewshot=args.num_fewshot,
+            fewshot_random_seed=args.fewshot_seed,
+            apply_chat_template=args.apply_chat_template,
+            fewshot_as_multiturn=args.fewshot_as_multiturn is not False,
+            system_instruction=args.system_instruction,
+            gen_kwargs=args.gen_kwargs,
+            confirm_run_unsafe_code=args.confirm_run_unsafe_code,
+        ),
         "include_path": args.include_path,
     }
 
@@ -363,7 +519,7 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
         "share_prefixes": not args.no_shared_prefixes,
         "draft": not args.no_drafts,
         "tokens_per_batch": args.tokens_per_batch,
-        "prompts_per_batch": None if args.batch_size == "auto" else int(args.batch_size),
+        "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }
 
 
@@ -382,6 +538,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     with Journal(args.output, search.settings) as journal:
+        search.entries = journal.entries
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
         write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
         for note in journal.notes:
@@ -533,24 +690,30 @@ def reproduce_command(args: argparse.Namespace, parts: Sequence[Any]) -> str:
     model_args = {**args.model_args, "factors": str(args.output / "factors.json")}
     command = ["lm_eval", "--model", "lpes", "--model_args", ",".join(f"{k}={v}" for k, v in model_args.items())]
     command += ["--tasks", ",".join(args.tasks)]
-    for flag in ("device", "num_fewshot", "include_path"):
+    for flag in ("device", "num_fewshot", "include_path", "system_instruction"):
         if (value := getattr(args, flag)) is not None:
             command += [f"--{flag}", str(value)]
     if args.batch_size != "auto":
-        command += ["--batch_size", args.batch_size]
+        command += ["--batch_size", str(args.batch_size)]
     if args.apply_chat_template:
-        command += ["--apply_chat_template"]
-    if args.metadata:
-        command += ["--metadata", json.dumps(args.metadata)]
+        command += [
+            "--apply_chat_template",
+            *([args.apply_chat_template] if args.apply_chat_template is not True else []),
+        ]
+    if args.fewshot_as_multiturn is False:
+        command += ["--fewshot_as_multiturn", "false"]
+    if args.fewshot_seed != 1234:
+        command += ["--seed", f"0,1234,1234,{args.fewshot_seed}"]
+    if args.confirm_run_unsafe_code:
+        command += ["--confirm_run_unsafe_code"]
+    for flag in ("metadata", "gen_kwargs"):
+        if value := getattr(args, flag):
+            command += [f"--{flag}", json.dumps(value)]
     if not all(own_split(part) for part in parts):
         command += ["--samples", str(args.output / HELD_OUT_NUMBERS)]
     elif args.held_out_examples < 500:
         command += ["--limit", str(args.held_out_examples)]
     return shlex.join(command)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _metrics(text: str) -> list[str]:
@@ -561,23 +724,27 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    """``key=value,key=value`` or a JSON object, as lm_eval takes both."""
-    if text.lstrip().startswith("{"):
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise ValueError(text)
-        return found
-    from lm_eval.utils import simple_parse_args_string
-
-    return simple_parse_args_string(text)
-
-
-def _whole(text: str, flag: str) -> int:
+def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{flag} {text}: expected a whole number or auto") from None
+        raise argparse.ArgumentTypeError(f"expected a whole number, not {text!r}") from None
+
+
+def _share(text: str) -> float:
+    if not 0 < (value := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {text}")
+    return value
+
+
+def _size(text: str) -> int | str:
+    return text if text == "auto" else _whole(text)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+    return text.lower() in ("true", "1", "yes")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from lpes_eval.data.draw import below, choice, shuffled
+from lpes_eval.data.draw import below, choice, shuffled, stream
 from lpes_eval.errors import UserError
 
 Points = tuple[tuple[float, float], ...]
@@ -78,8 +78,15 @@ class Space:
 
     def start(self) -> Points:
         """The individual that the search sets out from (Eq. 8), its x rounded to the grid."""
+        return self.line(Y_START, Y_START)
+
+    def line(self, first: float, last: float) -> Points:
+        """A straight line over depth from y = ``first`` to y = ``last``, at the x of Eq. 8, rounded to the grid."""
         xs = [k * (self.L - 1) / self.d for k in range(self.d + 1)]
-        return tuple((float(math.floor(x + 0.5)) if self.grid else x, Y_START) for x in xs)
+        ys = [min(max(first + (last - first) * k / self.d, Y_LOW), Y_HIGH) for k in range(self.d + 1)]
+        if self.grid:
+            xs, ys = [float(math.floor(x + 0.5)) for x in xs], [math.floor(y * Y_STEPS + 0.5) / Y_STEPS for y in ys]
+        return tuple(zip(xs, ys, strict=True))
 
     def contains(self, points: Points) -> bool:
         """Whether the points obey Eq. 10, the range of y, and the grid."""
@@ -127,6 +134,7 @@ class Optimizer:
         self._i = 0
         self._broods: list[list[Individual]] | None = None  # asked for and not yet told
         self._best: tuple[Individual, float] | None = None
+        self._seed = seed
         self._rng = Random(seed)
 
     @property
@@ -158,8 +166,13 @@ class Optimizer:
 
     @property
     def threshold(self) -> float:
-        """An individual that is asked for now and does not exceed this fitness has no effect, however low it is."""
+        """An individual that is asked for now and does not reach this fitness has no effect, however low it is."""
         return -math.inf
+
+    @property
+    def rival(self) -> Points | None:
+        """The individual whose fitness the threshold is; None where there is none yet."""
+        return None
 
     def ask(self) -> list[Individual]:
         """The individuals to be evaluated next: the same ones until they are told, none once the search is done."""
@@ -183,7 +196,7 @@ class Optimizer:
         survivors: dict[Points, float] = {}
         for brood in self._broods or []:
             scored = [(individual.points, float(next(told))) for individual in brood]
-            P, f = max(scored, key=lambda pair: pair[1])
+            P, f = min(scored, key=lambda pair: (-pair[1], self._lot(pair[0])))
             survivors[P] = f
         self._learn(survivors, fitness)
         self._broods = None
@@ -207,6 +220,10 @@ class Optimizer:
         self._best = (Individual.from_dict(best[0]), best[1]) if best else None
         version, words, gauss = state["rng"]
         self._rng.setstate((version, tuple(words), gauss))
+
+    def _lot(self, P: Points) -> float:
+        """What decides between equally fit individuals: it hangs on the seed, the generation and the points alone."""
+        return stream("lot", self._seed, self._i, repr(P)).random()
 
     def _propose(self) -> list[list[Individual]]:
         """The next generation's broods."""
@@ -232,7 +249,8 @@ class GeneticAlgorithm(Optimizer):
         [1.2, 1.2, 1.2, 1.2]
 
     Both children of a crossover are asked for, and the fitter one lives. Parents live on with the fitness they have:
-    answers are decoded greedily, so measuring it again would give the same number.
+    answers are decoded greedily, so measuring it again would give the same number. Between equally fit individuals a
+    lot decides, drawn anew in each generation: where all are equally fit, the population drifts and is not stuck.
 
     Args:
         space: the control points that may be searched.
@@ -244,6 +262,10 @@ class GeneticAlgorithm(Optimizer):
         N_ct: attempts at a valid crossover before it is given up.
         M_x: how far a mutation may move a control point's x.
         M_y: how far it may move a control point's y.
+        start: the first individual; by default Eq. 8.
+        wide: let the initial population be of wide origin: a quarter uniform curves, ``start`` and y = 1 among them, a
+            quarter lines that rise from 1 or fall to it, a quarter drawn evenly, and mutants of the lines. Otherwise
+            all are mutants of ``start``.
         seed: of the random generator.
     """
 
@@ -262,6 +284,8 @@ class GeneticAlgorithm(Optimizer):
         N_ct: int = 4,
         M_x: float = 2,
         M_y: float = 0.2,
+        start: Points | None = None,
+        wide: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(space, T, seed)
@@ -272,6 +296,7 @@ class GeneticAlgorithm(Optimizer):
         self._N_ps, self._N_pa = N_ps, N_pa
         self._N_mu, self._N_cr, self._N_ct = N_mu, N_cr, N_ct
         self._M_x, self._M_y = 0 if space.fixed_x else M_x, M_y
+        self._start, self._wide = start or space.start(), wide
         self._S: dict[Points, float] = {}  # S_i with its fitness: a set, as the union of line 7 makes it
 
     @property
@@ -281,14 +306,22 @@ class GeneticAlgorithm(Optimizer):
 
     @property
     def threshold(self) -> float:
-        """The fitness of the least fit parent: an individual that does not exceed it never becomes one."""
+        """The fitness of the least fit parent: an individual that does not reach it never becomes one."""
+        return -math.inf if self.rival is None else self._S[self.rival]
+
+    @property
+    def rival(self) -> Points | None:
+        """The least fit parent."""
         S_pa = self._select_parents()
-        return self._S[S_pa[-1]] if len(S_pa) == self._N_pa else -math.inf
+        return S_pa[-1] if len(S_pa) == self._N_pa else None
 
     def _propose(self) -> list[list[Individual]]:
         if self._i == 0:  # Algorithm 1, line 1
-            P = self.space.start()  # Eq. 8
-            return [[Individual(P, "start")], *(self._mutation(P) for _ in range(self._N_ps - 1))]
+            first = [Individual(self._start, "start")]  # Eq. 8
+            first += self._wide_origin() if self._wide else []
+            of = [individual.points for individual in first if individual.origin != "random"]
+            mutants = [self._mutation(of[k % len(of)]) for k in range(self._N_ps - len(first))]
+            return [[individual] for individual in first[: self._N_ps]] + mutants
         S_pa = self._select_parents()  # line 4
         S_cr = [children for _ in range(self._N_cr) if (children := self._crossover(S_pa))]  # line 5
         S_mu = [self._mutation(choice(S_pa, self._rng)) for _ in range(self._N_mu)]  # line 6
@@ -299,8 +332,31 @@ class GeneticAlgorithm(Optimizer):
         self._S = {P: self._S[P] for P in S_pa} | survivors  # S_i = S_pa ∪ S_cr ∪ S_mu (line 7)
 
     def _select_parents(self) -> list[Points]:
-        """The N_pa fittest of S_i; of equals, those that have been in it for longest."""
-        return sorted(self._S, key=lambda P: -self._S[P])[: self._N_pa]
+        """The N_pa fittest of S_i; a lot decides between equals, so that those drawn first have no advantage."""
+        return sorted(self._S, key=lambda P: (-self._S[P], self._lot(P)))[: self._N_pa]
+
+    def _wide_origin(self) -> list[Individual]:
+        """What the initial population has besides its first individual, but for the mutants that fill it up."""
+        halves = [
+            0.5,
+            0.0,
+            0.25,
+            0.75,
+            0.125,
+            0.375,
+            0.625,
+            0.875,
+            1.0,
+        ]  # however few are taken, they are spread evenly
+        ys = [Y_LOW + (Y_HIGH - Y_LOW) * part for part in halves]
+        uniform = [self.space.line(y, y) for y in ys]
+        slopes = [line for y in ys if y > Y_LOW for line in (self.space.line(Y_LOW, y), self.space.line(y, Y_LOW))]
+        quarter = max(1, self._N_ps // 4)
+        lines: list[Points] = []
+        for kind, most in ((uniform, quarter - 1), (slopes, quarter)):  # the first individual is the first of them
+            lines += list(dict.fromkeys(P for P in kind if P not in (self._start, *lines)))[:most]
+        drawn = [self.space.random(self._rng) for _ in range(quarter)]
+        return [Individual(P, "line") for P in lines] + [Individual(P, "random") for P in drawn]
 
     def _crossover(self, S_pa: Sequence[Points]) -> list[Individual]:
         """The valid children of a pair of parents, both cut at one place; none after N_ct attempts without any."""
@@ -371,6 +427,11 @@ class RandomSearch(Optimizer):
         """The best fitness told."""
         return self._best[1] if self._best else -math.inf
 
+    @property
+    def rival(self) -> Points | None:
+        """The best individual."""
+        return self._best[0].points if self._best else None
+
     def _propose(self) -> list[list[Individual]]:
         return [[Individual(self.space.random(self._rng), "random")] for _ in range(self._N)]
 
@@ -378,7 +439,7 @@ class RandomSearch(Optimizer):
 class CMAES(Optimizer):
     """CMA-ES with margin (Hamano et al. 2022, arXiv 2205.13482) as the package ``cmaes`` has it.
 
-    Every coordinate is searched between 0 and 1, from Eq. 8 outwards; on the grid, coordinates have steps, which is
+    Every coordinate is searched between 0 and 1, from ``start`` outwards; on the grid, coordinates have steps, which is
     what the margin is for. Draws that break Eq. 10 are drawn again, as ``cmaes`` itself does with draws out of bounds.
     Its state is the fitness it was told: with the same seed it is brought back by telling it the same again.
 
@@ -387,18 +448,30 @@ class CMAES(Optimizer):
         N: individuals a generation; by default what ``cmaes`` proposes for the number of coordinates.
         T: generations after the first one.
         sigma: initial standard deviation, in widths of the range of a coordinate.
+        start: the first mean; by default Eq. 8.
         seed: of the random generator.
     """
 
     DRAWS = 1000
     """Draws for one individual before the nearest valid x are taken instead."""
 
-    def __init__(self, space: Space, *, N: int | None = None, T: int = 20, sigma: float = 0.2, seed: int = 0) -> None:
+    def __init__(
+        self,
+        space: Space,
+        *,
+        N: int | None = None,
+        T: int = 20,
+        sigma: float = 0.2,
+        start: Points | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__(space, T, seed)
         _check_settings(N=(2 if N is None else N, 2))
         if not sigma > 0:
             raise UserError(f"sigma={sigma}: expected a number above 0")
-        self._arguments = (N, sigma, seed)
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed={seed}: CMA-ES takes whole numbers from 0 to {2**32 - 1}")
+        self._arguments = (N, sigma, start or space.start(), seed)
         self._told: list[list[float]] = []
         self._start()
 
@@ -408,9 +481,8 @@ class CMAES(Optimizer):
             from cmaes import CMAwM
         except ImportError as missing:
             raise UserError(f"CMA-ES needs the package {missing.name}: pip install cmaes numpy") from None
-        N, sigma, seed = self._arguments
+        N, sigma, start, seed = self._arguments
         L, grid = self.space.L, self.space.grid
-        start = self.space.start()
         x, x_step = ([], []) if self.space.fixed_x else ([x / (L - 1) for x, _ in start], [1 / (L - 1)] * len(start))
         y, y_step = [y - Y_LOW for _, y in start], [1 / Y_STEPS] * len(start)
         steps = np.array(x_step + y_step) * grid  # a step of 0 means continuous

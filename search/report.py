@@ -45,12 +45,18 @@ def plan(search: Search) -> str:
         )
     if fitness.slow_because is not None:
         how = f"by lm-eval's own loop, because {fitness.slow_because}"
+    start = args.start
+    if isinstance(start, float):
+        start = f"from {start:g} in every layer"
+    elif start != "wide":
+        start = "from the control points given"
     lines = [
         f"Model        {args.model_args.get('pretrained', 'the reference model')}, {search.num_layers} layers"
         + (f", the first {args.skip} left alone" if args.skip else ""),
         f"Curve        {points}, {'continuous' if args.continuous else 'on the grid of Table 9'}",
         f"Optimizer    {args.optimizer}, seed {args.seed}, {optimizer.last_generation} generations after the first, "
-        f"at most {optimizer.max_evaluations} individuals",
+        f"at most {optimizer.max_evaluations} individuals"
+        + ("" if args.optimizer == "random" else ", a start of wide origin" if start == "wide" else f", {start}"),
         f"Fitness      {fitness.prompts} prompts an individual"
         + (f", {tokens:,} tokens" if tokens is not None else ""),
     ]
@@ -59,6 +65,9 @@ def plan(search: Search) -> str:
         lines.append(
             f"             {part.weight:.3f} x {part.metric} of {label(part)} ({len(part.docs)} examples{sign})"
         )
+    if args.early_stopping:
+        chance = "cannot" if not search.by_chance else f"hardly can (error {args.early_stopping_error:g})"
+        lines.append(f"Given up     what {chance} become a parent, while it is measured")
     total = optimizer.max_evaluations + 2
     lines += [
         f"Answers      {how}",
@@ -102,6 +111,8 @@ class _Tally:
         self.search, self.to_beat = search, to_beat
         self.before = [entry for entry in before if entry["generation"] is not None]  # by a run that was interrupted
         self.asked, self.measured, self.spent = 0, 0, 0.0
+        self.first: list[float] = []  # the fitness of the initial population
+        self.note = ""
         self.best: Entry | None = max(self.before, key=lambda entry: entry["fitness"], default=None)
 
     def add(self, entry: Entry, new: bool) -> None:
@@ -114,6 +125,16 @@ class _Tally:
             self.spent += entry["seconds"]
         if self.best is None or entry["fitness"] > self.best["fitness"]:
             self.best = entry
+        self.note = ""
+        if self.search.optimizer.generation == 0:
+            self.first.append(entry["fitness"])
+        elif len(self.first) > 1:
+            if len(set(self.first)) == 1 and self.search.args.optimizer == "ga":
+                self.note = (
+                    f"note: all {len(self.first)} individuals of the first generation have fitness {self.first[0]:.4f}"
+                    ", so parents are drawn by lot; --start or --skip may find better ground (docs/search.md)"
+                )
+            self.first = []
 
     @property
     def eta(self) -> str:
@@ -142,6 +163,8 @@ def progress(search: Search, journal: Journal, to_beat: Mapping[str, Entry]) -> 
 
         def line(individual: Individual, entry: dict[str, Any], new: bool) -> None:
             tally.add(entry, new)
+            if tally.note:
+                print(tally.note, flush=True)
             best = tally.best["fitness"] if tally.best else 0.0
             took = seconds(entry["seconds"]) if new else "known"
             print(
@@ -159,6 +182,8 @@ def progress(search: Search, journal: Journal, to_beat: Mapping[str, Entry]) -> 
 
         def show(individual: Individual, entry: dict[str, Any], new: bool) -> None:
             tally.add(entry, new)
+            if tally.note:
+                live.console.print(tally.note)
             live.update(_table(tally, entry))
 
         yield show
@@ -223,6 +248,13 @@ def summary(
     individuals = [entry for entry in journal.entries.values() if entry["generation"] is not None]
     stopped = sum("stopped_after" in entry for entry in individuals)
     lines += ["", f"{len(individuals)} individuals with different factors; {stopped} of them were given up early."]
+    if stopped and search.by_chance:
+        asked = sum(entry.get("stopped_after", fitness.prompts) for entry in individuals)
+        lines[-1] += (
+            f" That was improbable to be wrong, not impossible: of individuals that would have become parents, at most "
+            f"{100 * args.early_stopping_error:g} % are lost so, wherever one looks. {asked:,} prompts were asked "
+            f"instead of {len(individuals) * fitness.prompts:,}."
+        )
     if count is not None and count.answers:
         shared = 100 * count.shared / (count.shared + count.prefilled)
         lines += [
@@ -269,14 +301,16 @@ def write(
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": found.per_layer(),
-        "best": dict(best),
-        "to_beat": {name: dict(entry) for name, entry in to_beat.items()},
+        "best": without_examples(best),
+        "to_beat": {name: without_examples(entry) for name, entry in to_beat.items()},
         "evaluated": len(individuals),
         "stopped_early": len(stopped),
         "prompts": len(individuals) * search.fitness.prompts
         - sum(search.fitness.prompts - entry["stopped_after"] for entry in stopped),
         "seconds": sum(entry["seconds"] for entry in individuals),
     }
+    if search.by_chance:
+        data["stopped_early_error"] = search.args.early_stopping_error
     if held_out is not None:
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
@@ -295,6 +329,11 @@ def write(
         ]
     write_atomically(folder / "report.json", json.dumps(data, indent=2) + "\n")
     _draw(search, [entry for entry in individuals if entry not in stopped], to_beat, found, held_out)
+
+
+def without_examples(entry: Entry) -> dict[str, Any]:
+    """An entry of the journal without the scores of single examples."""
+    return {name: value for name, value in entry.items() if name != "examples"}
 
 
 def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:

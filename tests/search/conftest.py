@@ -61,7 +61,8 @@ def task_folder(tmp_path_factory):
 
             def process_results(doc, results):
                 shared = len(set(results[0]) & set("0123456789abcdef")) / 16
-                return {"hits": shared, "misses": 1 - shared}
+                luck = float(sum(map(ord, results[0])) % 2)
+                return {"hits": shared, "misses": 1 - shared, "luck": luck}
             """
         )
     )
@@ -76,6 +77,7 @@ def task_folder(tmp_path_factory):
         metric_list:
           - {{metric: hits, aggregation: mean, higher_is_better: true}}
           - {{metric: misses, aggregation: mean, higher_is_better: false}}
+          - {{metric: luck, aggregation: mean, higher_is_better: true}}
         generation_kwargs: {{until: ["b", "{stop}"], do_sample: false, max_gen_toks: {tokens}}}
         metadata: {metadata}
     """
@@ -84,7 +86,7 @@ def task_folder(tmp_path_factory):
         name = f"toy_pos_{position}"
         write(name, text.format(name=name, stop="7", tokens=8, metadata=f"{{version: 1, position: {position}}}"))
     write("toy", "group: toy\ntask: [toy_pos_0, toy_pos_100]\nmetadata: {version: 1}")
-    write("toy_plain", text.format(name="toy_plain", stop="99", tokens=5, metadata="{version: 1}"))
+    write("toy_plain", text.format(name="toy_plain", stop="99", tokens=5, metadata="{version: 1}") + "    tag: toy_tag")
     write(
         "toy_choice",
         """

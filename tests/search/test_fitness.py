@@ -14,7 +14,7 @@ from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from search.answering import Answerer, _Prompt, reason_against
-from search.fitness import Fitness, FitnessCache, fingerprint, load_parts
+from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
 
 
 def individuals(count, layers=3, seed=0):
@@ -27,7 +27,7 @@ def individuals(count, layers=3, seed=0):
         yield factors
 
 
-def by_the_harness(lm, factors, names, folder, metric):
+def by_the_harness(lm, factors, names, folder, metric, **options):
     """Every example's score by ``simple_evaluate``: task -> example number -> score."""
     rope.apply(lm.model, factors)
     total = 12
@@ -38,6 +38,7 @@ def by_the_harness(lm, factors, names, folder, metric):
         task_manager=TaskManager(include_path=folder, include_defaults=False),
         samples=samples,
         bootstrap_iters=0,
+        **options,
     )
     return {name: {s["doc_id"]: s[metric] for s in results["samples"][name]} for name in names}
 
@@ -83,6 +84,90 @@ def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, task_folder):
             assert measured.examples[part.name] == [expected[number] for number in part.numbers]
         scores = measured.scores
         assert measured.fitness == pytest.approx(0.75 * scores["toy_choice"] - 0.25 * scores["toy_plain"])
+
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"system_instruction": "red is not blue"},
+        {"num_fewshot": 2, "fewshot_random_seed": 7},
+        {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "say red"},
+        {"num_fewshot": 2, "apply_chat_template": True, "fewshot_as_multiturn": False},
+        {"gen_kwargs": {"max_gen_toks": 3, "until": ["e"]}},
+        {"gen_kwargs": {"do_sample": True, "temperature": 1.5}},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, task_folder, monkeypatch, options):
+    monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
+    names = ["toy_pos_0", "toy_pos_100"]
+    load = lambda **how: load_parts(toy_lm, names, include_path=task_folder, **how)  # noqa: E731
+    asked = lambda parts: [request.args for part in parts for request in part.task.instances]  # noqa: E731
+    parts = load(prompting=Prompting(**options))
+    assert asked(parts) != asked(load())  # so agreeing below is not a matter of course
+    fitness = Fitness(toy_lm, parts)
+    assert (fitness.slow_because is None) == ("do_sample" not in options.get("gen_kwargs", {}))
+    for factors in individuals(2):
+        expected = by_the_harness(toy_lm, factors, names, task_folder, "hits", **options)
+        measured = fitness(factors)
+        for part in parts:
+            assert measured.examples[part.name] == [expected[part.name][number] for number in part.numbers]
+
+
+def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
+    def few(include_path, metadata, include_defaults=True):  # lm-eval's own thousands take seconds to list
+        return TaskManager(include_path=include_path, metadata=metadata, include_defaults=False)
+
+    monkeypatch.setattr("search.fitness.TaskManager", few)
+
+    def named(*tasks, **options):
+        return [part.name for part in load_parts(toy_lm, tasks, include_path=task_folder, **options)]
+
+    three = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
+    assert named("toy_pos_*") == three  # lambdas as for a group
+    assert named("toy_pos_*", positions=[100], lambdas=[1]) == ["toy_pos_100"]
+    assert named("toy_p*") == ["toy_plain", "toy_pos_0", "toy_pos_100", "toy_pos_50"]  # not all have positions
+    assert named("toy*", positions=None)[0] == "toy_choice"  # fits the group as well, which lm-eval refuses
+    assert named("toy_tag", positions=None) == ["toy_plain"]
+    assert named(f"{task_folder}/toy_plain.yaml") == ["toy_plain"]
+    assert named(f"{task_folder}/toy.yaml", positions=None) == ["toy_pos_0", "toy_pos_100"]
+    assert named(f"{task_folder}/toy_pos_*.yaml") == three
+    with pytest.raises(UserError, match=r"toy_pos_\[05\]\* has no position 100; it has 0, 50"):
+        named("toy_pos_[05]*")
+    with pytest.raises(
+        UserError, match=r"no task, group or tag is called 'toy_plane'; the closest names are toy_plain"
+    ):
+        named("toy_plane")
+    with pytest.raises(UserError, match="no YAML file with a task or group"):
+        named(f"{task_folder}/none.yaml")
+
+
+def test_another_search_seed_draws_other_examples_of_any_task_and_the_same_held_out_ones(toy_lm, task_folder):
+    def numbers(split, seed):
+        (part,) = load_parts(
+            toy_lm, ["toy_plain"], split=split, metadata={"search_seed": seed}, include_path=task_folder, examples=3
+        )
+        return part.numbers
+
+    assert numbers("search", 0) != numbers("search", 1)
+    assert numbers("held_out", 0) == numbers("held_out", 1)
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(UserError, match="expected a whole number"):
+            numbers("search", wrong)
+
+
+def test_code_that_a_model_writes_is_run_only_on_request(toy_lm, task_folder, monkeypatch):
+    from lm_eval.api.task import ConfigurableTask
+
+    monkeypatch.setattr(ConfigurableTask, "UNSAFE_CODE", True, raising=False)
+    with pytest.raises(UserError, match="--confirm_run_unsafe_code"):
+        load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
+    assert load_parts(
+        toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(confirm_run_unsafe_code=True)
+    )
 
 
 def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder):
@@ -262,7 +347,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(toy_lm, task_folder, arg
 
 def test_an_unknown_metric_is_named_with_those_there_are(toy_lm, task_folder):
     parts = load_parts(toy_lm, ["toy_plain"], metrics=["f1"], include_path=task_folder)
-    with pytest.raises(UserError, match="no metric 'f1'; it has hits, misses"):
+    with pytest.raises(UserError, match="no metric 'f1'; it has hits, misses, luck"):
         Fitness(toy_lm, parts)([1.0, 1.0, 1.0])
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections import namedtuple
@@ -95,8 +96,8 @@ def test_the_first_individual_may_be_the_fittest(command, tmp_path, monkeypatch)
 
 
 def test_early_stopping_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("search.fitness.BOUNDED", {"hits"})  # it is one, as conftest.py computes it
-    flags = [*SMALL, "--epochs", "5", "--parents", "2", "--held_out_examples", "0", "--no_cache"]
+    monkeypatch.setattr("search.fitness.BOUNDED", {"luck"})  # it is one, as conftest.py computes it
+    flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--no_cache", "--metrics", "luck"]
     flags += ["--tokens_per_batch", "1"]
     reports = {}
     for name, extra in (("patient", []), ("hasty", ["--early_stopping"])):
@@ -116,6 +117,37 @@ def test_early_stopping_asks_less_and_finds_the_same_factors_to_the_byte(command
     for key, entry in journals[1].items():
         full = journals[0][key]["fitness"]
         assert entry["fitness"] >= full - 1e-9 if "stopped_after" in entry else entry["fitness"] == full
+
+
+def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_else(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("search.fitness.BOUNDED", {"luck"})
+    flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--metrics", "luck"]
+    flags += ["--tokens_per_batch", "1", "--early_stopping", "probable", "--early_stopping_error", "0.5"]
+    assert command(*flags, "--no_cache", output=tmp_path / "one")[0] == 0
+    journal = [json.loads(line) for line in (tmp_path / "one" / "journal.jsonl").read_text().splitlines()]
+    stopped = [entry for entry in journal if "stopped_after" in entry]
+    assert stopped
+    assert all(set(entry["scores"]) == {"toy_pos_0", "toy_pos_50", "toy_pos_100"} for entry in journal)
+    assert all(("examples" in entry) != ("stopped_after" in entry) for entry in journal)
+    report = json.loads((tmp_path / "one" / "report.json").read_text())
+    assert (report["stopped_early"], report["stopped_early_error"]) == (len(stopped), 0.5)
+    summary = (tmp_path / "one" / "summary.md").read_text()
+    assert f"{len(stopped)} of them were given up early. That was improbable to be wrong" in summary
+    assert "at most 50 % are lost" in summary
+
+    # torn apart and gone on with
+    lines = (tmp_path / "one" / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    factors = (tmp_path / "one" / "factors.json").read_bytes()
+    (tmp_path / "one" / "journal.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    (tmp_path / "one" / "state.json").unlink()
+    assert command("--resume", str(tmp_path / "one"))[0] == 0
+    assert (tmp_path / "one" / "factors.json").read_bytes() == factors
+    # with a cache that knows what would have been the answer
+    assert command(*[f for f in flags if f not in ("--early_stopping", "probable")], output=tmp_path / "all")[0] == 0
+    assert command(*flags, output=tmp_path / "two")[0] == 0
+    assert (tmp_path / "two" / "factors.json").read_bytes() == factors
+    again = [json.loads(line) for line in (tmp_path / "two" / "journal.jsonl").read_text().splitlines()]
+    assert [entry["key"] for entry in again if "stopped_after" in entry] == [entry["key"] for entry in stopped]
 
 
 def test_early_stopping_is_refused_where_nothing_can_be_proved(command):
@@ -182,6 +214,57 @@ def test_flags_choose_the_optimizer_and_its_budget(flags, kind, evaluations):
     assert optimizer.max_evaluations == evaluations
 
 
+def test_the_start_is_a_number_wide_or_a_file(tmp_path):
+    def first(*flags, layers=6):
+        return [i.points for i in ga.make_optimizer(ga.parse(flags), Layers(layers)).ask()]
+
+    assert {y for _, y in first()[0]} == {1.5}
+    assert {y for _, y in first("--start", "1.2")[0]} == {1.2}
+    assert ((0.0, 1.0), (2.0, 1.0), (3.0, 1.0), (5.0, 1.0)) in first("--start", "wide")
+    assert first("--preset", "quick") != first("--preset", "quick", "--start", "1.5")
+    points = [(0, 1.0), (1, 1.1), (4, 1.6), (5, 1.3)]
+    file = tmp_path / "curve.json"
+    factors_file.Factors.from_curve("bezier", points, num_layers=6).save(file)
+    assert first("--start", str(file))[0] == tuple(points)
+    args = ga.parse(["--start", str(file)])
+    file.unlink()  # its content is part of the search from now on
+    assert ga.start_points(args, ga.make_optimizer(args, Layers(6)).space) == tuple(points)
+    factors_file.Factors.from_list([1.0, 1.1, 1.9]).save(file)
+    assert [y for _, y in first("--start", str(file), "--curve", "free", layers=3)[0]] == [1.0, 1.1, 1.9]
+    assert [y for _, y in first("--start", str(file), "--curve", "free", "--skip", "1", layers=3)[0]] == [1.1, 1.9]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--start", "1.25"], "--start: .* is not searched; .* in tenths"),
+        (["--start", "2.5", "--continuous"], "--start: .* y from 1 to 2"),
+        (["--start", "none.json"], "none.json: no such file"),
+        (["--start", "wide", "--optimizer", "cma-es"], "no population"),
+        (["--start", "1.2", "--optimizer", "random"], "leave it out"),
+        (["--start", "{file}"], "add --curve linear"),
+        (["--start", "{file}", "--curve", "linear", "--skip", "1"], "let --skip fit the file"),
+        (["--start", "{file}", "--curve", "linear"], "expected 4 control points"),
+    ],
+)
+def test_a_start_that_is_none_is_refused(tmp_path, flags, message):
+    file = tmp_path / "line.json"
+    factors_file.Factors.from_curve("linear", [(0, 1.0), (5, 1.5)], num_layers=6).save(file)
+    with pytest.raises(UserError, match=message) as refused:
+        ga.make_optimizer(ga.parse([flag.format(file=file) for flag in flags]), Layers(6))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
+    from search.fitness import Measured
+
+    scores = {f"toy_pos_{p}": 0.0 for p in (0, 50, 100)}
+    monkeypatch.setattr("search.fitness.Fitness.__call__", lambda *_: Measured(0.0, scores, {}, 0.1))
+    _, out, _ = command(*SMALL, "--held_out_examples", "0")
+    assert out.count("individuals of the first generation have fitness 0.0000, so parents are drawn by lot") == 1
+    assert out.index("generation 0/2") < out.index("drawn by lot") < out.index("generation 1/2")
+
+
 def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
     optimizer = ga.make_optimizer(ga.parse(["--skip", "2", "--curve", "free"]), Layers(12))
     assert (optimizer.space.L, optimizer.space.d) == (10, 9)
@@ -195,6 +278,13 @@ def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
         (["--resume", "nowhere"], "holds no search"),
         (["--resume", "nowhere", "--seed", "3"], "leave the other flags out"),
         (["--model_args", "factors=x.json"], "makes its own factors"),
+        (["--search_seed", "1.5"], "--search_seed: expected a whole number, not '1.5'"),
+        (["--batch_size", "many"], "--batch_size: expected a whole number, not 'many'"),
+        (["--gen_kwargs", "do_sample"], "expected key=value or a JSON object"),
+        (["--fewshot_as_multiturn"], "add --apply_chat_template"),
+        (["--limit", "5"], "--limit is a flag of lm_eval that a search does not take: --examples"),
+        (["--model", "hf"], "--model is a flag of lm_eval that a search does not take: a search always runs"),
+        (["--taskz", "a"], "unrecognized arguments: --taskz"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_status_2(flags, message, capsys):
@@ -210,6 +300,40 @@ def test_the_command_says_how_to_reproduce_its_scores():
         "lm_eval --model lpes --model_args pretrained=a/b,dtype=float16,factors=o/factors.json "
         "--tasks kv_retrieval --device cuda"
     )
+
+
+def test_flags_of_lm_eval_are_read_as_lm_eval_reads_them_and_handed_back_to_it():
+    from lm_eval._cli.harness import HarnessCLI
+
+    flags = ["--tasks", "a,b*", "c.yaml", "--gen_kwargs", "temperature=0,until=['x,y']", "max_gen_toks=5"]
+    flags += ["--metadata", '{"num_keys": 4}', "--model_args", "pretrained=a/b,dtype=float16", "revision=main"]
+    flags += ["--num_fewshot", "2", "--apply_chat_template", "--fewshot_as_multiturn", "false"]
+    flags += ["--system_instruction", "be brief", "--include_path", "t"]
+    args = ga.parse([*flags, "--fewshot_seed", "5", "--output", "o"])
+    theirs = HarnessCLI()._parser.parse_args(["run", *flags])
+    for name in ("gen_kwargs", "metadata", "model_args", "num_fewshot", "apply_chat_template", "fewshot_as_multiturn"):
+        assert getattr(args, name) == getattr(theirs, name)
+    assert args.gen_kwargs == {"temperature": 0, "until": ["x,y"], "max_gen_toks": 5}
+    assert args.tasks == ["a", "b*", "c.yaml"]
+    # what the search prints at its end gives lm_eval the same again
+    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(ga.reproduce_command(args, []))[1:]])
+    for name in ("gen_kwargs", "metadata", "num_fewshot", "apply_chat_template", "fewshot_as_multiturn"):
+        assert getattr(again, name) == getattr(theirs, name)
+    assert again.system_instruction == "be brief"
+    assert again.seed == [0, 1234, 1234, 5]
+    assert again.model_args == {**theirs.model_args, "factors": "o/factors.json"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "folder"),
+    [
+        (["kv_retrieval"], "kv_retrieval-ga-0"),
+        (["kv_retrieval_50*", "gsm8k"], "kv_retrieval_50_+gsm8k-ga-0"),
+        (["/my/own task.yaml"], "my_own_task.yaml-ga-0"),
+    ],
+)
+def test_the_folder_is_named_after_the_tasks(tasks, folder):
+    assert ga.parse(["--tasks", *tasks]).output == Path("runs") / folder
 
 
 def test_help_needs_neither_torch_nor_lm_eval():

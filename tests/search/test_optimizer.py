@@ -56,9 +56,11 @@ any_space = st.one_of(spaces, free_spaces)
 
 
 @settings(max_examples=60, deadline=None)
-@given(space=any_space, seed=st.integers(0, 2**32), M_x=st.integers(0, 5), tenths=st.integers(0, 10))
-def test_every_mutant_lies_within_equation_9s_bounds_around_its_parent(space, seed, M_x, tenths):
-    ga = GeneticAlgorithm(space, N_ps=8, N_pa=4, T=5, N_mu=6, N_cr=2, M_x=M_x, M_y=tenths / 10, seed=seed)
+@given(
+    space=any_space, seed=st.integers(0, 2**32), M_x=st.integers(0, 5), tenths=st.integers(0, 10), wide=st.booleans()
+)
+def test_every_mutant_lies_within_equation_9s_bounds_around_its_parent(space, seed, M_x, tenths, wide):
+    ga = GeneticAlgorithm(space, N_ps=8, N_pa=4, T=5, N_mu=6, N_cr=2, M_x=M_x, M_y=tenths / 10, wide=wide, seed=seed)
     M_x = 0 if space.fixed_x else M_x
     for generation in search(ga, noise(seed)):
         for mutant in (i for i in generation if i.origin == "mutation"):
@@ -76,10 +78,11 @@ def test_every_mutant_lies_within_equation_9s_bounds_around_its_parent(space, se
 
 
 @settings(max_examples=60, deadline=None)
-@given(space=any_space, seed=st.integers(0, 2**32), kind=st.sampled_from(["ga", "random", "cma-es"]))
+@given(space=any_space, seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["ga", "wide", "random", "cma-es"]))
 def test_every_individual_obeys_equation_10_the_range_of_y_and_the_grid(space, seed, kind):
     algorithm = {
         "ga": lambda: GeneticAlgorithm(space, N_ps=8, N_pa=4, T=4, N_mu=6, N_cr=2, seed=seed),
+        "wide": lambda: GeneticAlgorithm(space, N_ps=20, N_pa=4, T=2, N_mu=6, N_cr=2, wide=True, seed=seed),
         "random": lambda: RandomSearch(space, N=8, T=2, seed=seed),
         "cma-es": lambda: CMAES(space, N=6, T=4, seed=seed),
     }[kind]()
@@ -123,6 +126,75 @@ def test_first_individual_is_equation_8():
 def test_first_individual_is_rounded_to_the_grid_and_only_there():
     assert [x for x, _ in Space(L=32, d=3).start()] == [0, 10, 21, 31]
     assert [x for x, _ in Space(L=32, d=3, grid=False).start()] == [0, 31 / 3, 62 / 3, 31]
+
+
+@settings(max_examples=60, deadline=None)
+@given(space=any_space, N_ps=st.integers(1, 60), seed=st.integers(0, 2**32))
+def test_a_wide_start_is_the_published_individual_then_lines_random_ones_and_mutants(space, N_ps, seed):
+    individuals = GeneticAlgorithm(space, N_ps=N_ps, N_pa=1, wide=True, seed=seed).ask()
+    assert len(individuals) == N_ps
+    assert individuals[0].points == space.start()
+    of = {origin: [i for i in individuals if i.origin == origin] for origin in ("line", "random", "mutation")}
+    if N_ps >= 8:
+        assert [1.0] * (space.d + 1) in [[y for _, y in i.points] for i in of["line"]]  # the plain model
+        assert len(of["random"]) == N_ps // 4
+        assert len(of["line"]) >= min(N_ps // 4, 8)
+        assert of["mutation"]
+    lines = {space.start(), *(i.points for i in of["line"])}
+    assert len(lines) == 1 + len(of["line"])  # none twice
+    assert all(i.parents[0] in lines for i in of["mutation"])
+    for points in lines:  # straight: the slope between neighbours is one, but for what the grid rounds
+        ys = [y for _, y in points]
+        bend = max((abs((ys[k + 1] - ys[k]) - (ys[-1] - ys[0]) / space.d) for k in range(space.d)), default=0)
+        assert bend <= (0.1 + 1e-9 if space.grid else 1e-9)
+
+
+def test_a_search_may_set_out_from_anywhere():
+    space = Space(L=16)
+    P = ((0.0, 1.0), (3.0, 1.2), (9.0, 1.4), (15.0, 1.1))
+    for wide in (False, True):
+        ga = GeneticAlgorithm(space, start=P, wide=wide)
+        assert ga.ask()[0].points == P
+    assert all(individual.parents == (P,) for individual in GeneticAlgorithm(space, start=P).ask()[1:])
+    first = CMAES(space, N=200, sigma=0.05, start=P).ask()
+    for k, (_, y) in enumerate(P):
+        assert sum(i.points[k][1] for i in first) / 200 == pytest.approx(y, abs=0.06)
+
+
+def test_where_all_are_equally_fit_chance_decides_and_the_first_have_no_advantage():
+    chosen = [0] * 8
+    for seed in range(400):
+        ga = GeneticAlgorithm(Space(L=32), N_ps=8, N_pa=2, N_mu=0, N_cr=4, T=1, wide=True, seed=seed)
+        first = [i.points for i in ga.ask()]
+        ga.tell([0.0] * 8)
+        for P in {P for child in ga.ask() for P in child.parents}:
+            chosen[first.index(P)] += 1
+    assert sum(chosen) == pytest.approx(800, abs=8)  # now and then two are the same
+    assert all(60 <= count <= 140 for count in chosen)  # 100 each, give or take 4 standard errors
+
+
+def test_a_population_that_is_blind_drifts():
+    ga = GeneticAlgorithm(Space(L=32), T=6, seed=0)
+    parents = []
+    while not ga.done:
+        ga.tell([0.0] * len(ga.ask()))
+        parents.append(ga.rival)
+    assert len(set(parents)) > 3
+
+
+def test_lots_do_not_hang_on_the_fitness_of_those_that_are_not_chosen():
+    """Giving a poor individual up early reports another fitness for it, below the threshold: nothing may change."""
+
+    def asked(poor):
+        ga = GeneticAlgorithm(Space(L=32), N_ps=12, N_pa=4, T=5, N_mu=6, N_cr=3, seed=3)
+        found = []
+        while not ga.done:
+            found.append(ga.ask())
+            told = [round(3 * noise(3)(i)) / 3 for i in ga.ask()]  # many are equal
+            ga.tell([f if f >= ga.threshold else poor(i) for i, f in zip(ga.ask(), told, strict=True)])
+        return found
+
+    assert asked(lambda i: -1.0) == asked(lambda i: -1.0 - noise(4)(i))
 
 
 def test_default_budget_is_table_12():
@@ -193,6 +265,7 @@ def test_threshold_is_the_least_fit_parent():
     ga.tell(fitness)
     assert asked == 32
     assert ga.threshold == sorted(fitness)[-12]
+    assert noise(1)(Individual(ga.rival, "")) == ga.threshold
 
 
 def test_the_search_beats_random_search_on_a_smooth_fitness():
@@ -276,6 +349,7 @@ def test_cma_es_that_would_ask_differently_is_refused():
         (lambda: GeneticAlgorithm(Space(L=32), M_x=-1), "M_x=-1"),
         (lambda: RandomSearch(Space(L=32), N=0), "N=0"),
         (lambda: CMAES(Space(L=32), sigma=0.0), "sigma=0"),
+        (lambda: CMAES(Space(L=32), seed=2**32), "from 0 to 4294967295"),
     ],
 )
 def test_settings_that_make_no_search_are_refused_in_one_line(make, message):

@@ -1,0 +1,114 @@
+"""The error rate of giving up early: exactly over all orders of small populations, and simulated for large ones."""
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.stopping import Bet, Race
+
+ERROR = 0.05
+Z = statistics.NormalDist().inv_cdf(ERROR)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(st.integers(0, 4), min_size=2, max_size=5),
+    surplus=st.sampled_from([0.0, 0.5]),
+)
+def test_a_bet_that_cannot_win_is_a_fair_game_at_best(values, surplus):
+    """The mean over all orders, at every step: 1 where the total is just reached, and less where it is exceeded."""
+    total = sum(values) - surplus
+    orders = list(itertools.permutations(values))
+    wealth = [0.0] * len(values)
+    for order in orders:
+        bet = Bet(len(values), 0, 4, total)
+        for step, value in enumerate(order):
+            bet.take(value)
+            wealth[step] += bet.wealth / len(orders)
+    for mean in wealth:
+        assert mean <= 1 + 1e-9
+        assert surplus > 0 or mean == pytest.approx(1)
+
+
+def population(rng, questions, shared):
+    """The parent's and an individual's answers, 1 or 0, with equal totals: it would just reach the parent's fitness."""
+    rival = [float(rng.random() < 0.6) for _ in range(questions)]
+    own = list(rival)
+    moved = [k for k in range(questions) if rng.random() > shared]
+    kept = [own[k] for k in moved]
+    rng.shuffle(kept)
+    for k, value in zip(moved, kept, strict=True):
+        own[k] = value
+    return rival, own
+
+
+def run(rival, own, order, error=ERROR):
+    """How many questions were asked before it was given up; None if it was not."""
+    n = len(rival)
+    race = Race([0.0] * n, [1 / n] * n, [y / n for y in rival], error)
+    for asked, k in enumerate(order, 1):
+        race.take(k, own[k] / n)
+        if race.lost:
+            return asked
+    return None
+
+
+def run_with_a_test_at_every_look(rival, own, order):
+    """What must not be done: the usual paired test, at its usual level, each time an answer comes in."""
+    total = squares = 0.0
+    for asked, k in enumerate(order, 1):
+        total += own[k] - rival[k]
+        squares += (own[k] - rival[k]) ** 2
+        variance = (squares - total * total / asked) / max(1, asked - 1)
+        if asked >= 10 and variance > 0 and total / math.sqrt(asked * variance) < Z:
+            return asked
+    return None
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5])
+def test_individuals_that_reach_the_parent_are_given_up_more_rarely_than_stated(shared):
+    rng = random.Random(1)
+    runs, questions = 500, 100
+    lost = {run: 0, run_with_a_test_at_every_look: 0}
+    for _ in range(runs):
+        rival, own = population(rng, questions, shared)
+        order = rng.sample(range(questions), questions)
+        for method in lost:
+            lost[method] += method(rival, own, order) is not None
+    allowed = ERROR * runs + 3 * math.sqrt(ERROR * (1 - ERROR) * runs)
+    assert lost[run] <= allowed
+    assert lost[run_with_a_test_at_every_look] > allowed  # so this test can fail
+
+
+@pytest.mark.parametrize(("accuracy", "at_most"), [(0.0, 12), (0.2, 40), (0.4, 130)])
+def test_poor_individuals_are_given_up_soon(accuracy, at_most):
+    """Against a parent at 0.6 over 200 questions; proof would take 80 questions for the first, and 120 for the next."""
+    rng = random.Random(2)
+    asked = []
+    for _ in range(20):
+        rival = [float(rng.random() < 0.6) for _ in range(200)]
+        own = [float(rng.random() < accuracy) for _ in range(200)]
+        asked.append(run(rival, own, rng.sample(range(200), 200), error=0.01) or 200)
+    assert statistics.median(asked) <= at_most
+
+
+def test_what_is_proved_is_given_up_whatever_the_error_rate():
+    """The last of the questions cannot make up for the first ones any more."""
+    assert run([1.0] * 10, [0.0] * 10, range(10), error=1e-300) <= 10
+
+
+def test_tasks_where_lower_is_better_and_units_of_unequal_weight():
+    rng = random.Random(3)
+    weights = [rng.random() for _ in range(60)]
+    rival = [-w * (rng.random() < 0.2) for w in weights]
+    worse = [-w * (rng.random() < 0.7) for w in weights]
+    for own, lost in ((rival, False), ([0.0] * 60, False), (worse, True)):
+        race = Race([-w for w in weights], [0.0] * 60, rival, 0.01)
+        for k in rng.sample(range(60), 60):
+            race.take(k, own[k])
+        assert race.lost == lost
