@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+import shlex
 import statistics
 import sys
 from pathlib import Path
@@ -334,7 +335,7 @@ def test_every_search_flag_is_one_of_the_command():
 
     for experiment in plan.experiments(Sizes()):
         if experiment.kind == "search":
-            args = ga.parse(experiment.settings["flags"])
+            args = ga.parse(shlex.split(experiment.settings["flags"]))
             assert args.held_out_examples == 0
 
 

@@ -43,7 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _sizes(text: str) -> dict[str, Any]:
-    return {name: json.loads(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    return {name: _value(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def open_named(args: argparse.Namespace) -> tuple[Bench, list[Experiment]]:

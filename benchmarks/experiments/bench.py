@@ -17,7 +17,6 @@ from benchmarks.experiments.plan import Experiment, Sizes
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path("benchmarks/results/reference")
 TRAINED_WINDOW = 1536
 """Tokens of the longest training context, where a model's ``run.json`` does not say so."""
@@ -100,7 +99,7 @@ class Bench:
             path = model.shipped_factors(experiment.source.task)
             if model.pretrained == "reference" and path.name == "factors.json":
                 return "reference"
-            return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+            return store.spelled(path)
         return str(self.results.factors_path(experiment.name))
 
     def state(self, experiment: Experiment) -> str:
@@ -239,7 +238,7 @@ def second_model(reference: sources.Model, pretrained: str | None) -> sources.Mo
     home = Path(shipped.__file__).resolve().parent
     for folder in sorted(path.parent for path in home.glob("*/model.safetensors")):
         if folder != reference.folder.resolve():
-            return store.model_at(str(folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder))
+            return store.model_at(store.spelled(folder))
     return None
 
 

@@ -24,6 +24,7 @@ from benchmarks.experiments import store
 from benchmarks.experiments.plan import lm_eval_command
 from lpes_eval.errors import UserError
 
+ROUTER = "router.safetensors"
 RUNS = Path("runs/experiments")
 """Where searches keep their folders, from which an interrupted one goes on."""
 
@@ -72,7 +73,8 @@ def carry_out(job: Job) -> dict[str, Any]:
     torch.set_num_threads(job.threads)
     start, cpu_start = time.perf_counter(), time.process_time()
     try:
-        found = KINDS[job.kind](job)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # lm-eval's bars
+            found = KINDS[job.kind](job)
     except (Exception, SystemExit) as error:  # whatever it is, the other experiments go on
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
     return {
@@ -95,6 +97,8 @@ def evaluate(job: Job) -> dict[str, Any]:
     task, n = job.settings["task"], job.settings["questions"]
     metadata = {**job.settings["metadata"], **_source_of_examples(job)}
     model_args = {**_pretrained(job), **job.settings["model_args"]}
+    if job.settings["model"] == "moice":
+        model_args["router"] = _router(job)
     if job.factors_argument is not None:
         model_args["factors"] = job.factors_argument
     command = lm_eval_command(job.settings["model"], model_args, task, metadata, n)
@@ -182,12 +186,13 @@ def search(job: Job) -> dict[str, Any]:
     """``python -m search.ga`` in this process."""
     from search import ga
 
-    flags = list(job.settings["flags"])
+    flags = shlex.split(job.settings["flags"])
     if pretrained := _pretrained(job):
         flags += ["--model_args", f"pretrained={pretrained['pretrained']}"]
     if metadata := _source_of_examples(job):
         flags += ["--metadata", json.dumps(metadata)]
-    told = json.dumps([job.identity(), store.versions()], sort_keys=True)
+    code = [file.read_text() for file in sorted(Path(ga.__file__).parent.glob("*.py"))]
+    told = json.dumps([job.identity(), store.versions(), code], sort_keys=True)
     folder = RUNS / f"{job.name.replace('/', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
@@ -283,6 +288,15 @@ def _source_of_examples(job: Job) -> dict[str, str]:
     from lpes_eval.data.source import is_shipped
 
     return {} if is_shipped(job.pretrained) else {"source": "generated"}
+
+
+def _router(job: Job) -> str:
+    """MoICE's router, which lies beside the weights that it was trained for."""
+    model = store.model_at(job.pretrained)
+    path = model.folder / ROUTER
+    if not path.exists():
+        raise UserError(f"no router was trained for the model ({ROUTER} is not beside its weights)")
+    return store.spelled(path)
 
 
 def _tasks(metadata: dict[str, Any]) -> Any:

@@ -324,8 +324,9 @@ class Page:
         lines = [
             "## Controls: other optimisers (App. C)",
             "",
-            "CMA-ES and random search ask for as many individuals a generation over the same control points. Gradient "
-            "descent has one factor a layer, from 1.5 everywhere, and ends with its last epoch's factors.",
+            "Searches here begin with a wide first population, as they have few generations; the published one begins "
+            "at 1.5 in every layer. CMA-ES and random search ask for as many individuals a generation over the same "
+            "control points. Gradient descent has one factor a layer, and ends with its last epoch's factors.",
             *self.picture("convergence", "fitness by generation", "controls/*"),
             "",
             self.searched(rows, plain),
@@ -599,7 +600,7 @@ def _converged(fittest: Sequence[Sequence[float]]) -> int:
 
 
 def _exp(nats: float) -> str:
-    return f"{math.exp(nats):.3g}" if math.isfinite(nats) and nats < 700 else NONE
+    return f"{math.exp(nats):.4g}" if math.isfinite(nats) and nats < 700 else NONE
 
 
 def _listed(factors: Sequence[float]) -> str:
@@ -618,7 +619,13 @@ def _curve(kind: str) -> str:
 
 def optimizer(name: str) -> str:
     """An optimiser as prose calls it."""
-    return {"cma-es": "CMA-ES", "random": "random search", "gradient": "gradient descent"}[name]
+    return {
+        "start-1.5": "genetic algorithm from 1.5",
+        "cma-es": "CMA-ES",
+        "random": "random search",
+        "gradient": "gradient descent from 1.5",
+        "gradient-1": "gradient descent from 1",
+    }[name]
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

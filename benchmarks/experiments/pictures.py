@@ -37,7 +37,7 @@ def draw(bench: Bench, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         for name, drawing in drawings.items():
-            figure = Figure(figsize=(7.2, 3.1), layout="constrained")
+            figure = Figure(figsize=(7.2, 3.3), layout="constrained")
             if drawing(page, figure):
                 figure.savefig(folder / f"{name}.png", dpi=200, metadata={"Software": None})
                 written.append(folder / f"{name}.png")
@@ -61,7 +61,7 @@ def _draw_positions(page: Page, figure: Any) -> bool:
                 errors,
                 color=COLOURS[number],
                 marker=MARKS[number],
-                markersize=4,
+                markersize=6 if method == "lpes" else 4,
                 linewidth=2 if method == "lpes" else 1,
                 elinewidth=0.8,
                 capsize=2,
@@ -105,14 +105,14 @@ def _draw_convergence(page: Page, figure: Any) -> bool:
     for number, (label, name) in enumerate(searches.items()):
         if result := page.get(name):
             generations, fittest = zip(*result["fittest_by_generation"], strict=True)
-            shown = fittest if name == "controls/gradient" else np.maximum.accumulate(fittest)
+            shown = fittest if name.startswith("controls/gradient") else np.maximum.accumulate(fittest)
             axes.plot(generations, 100 * np.array(shown), color=COLOURS[number + 1], marker=MARKS[number], label=label)
     if not axes.lines:
         return False
     if base := page.get(Page.BEZIER):
         axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle="--", linewidth=1, label="plain")
     axes.set_xlabel("generation (gradient descent: epoch)")
-    axes.set_ylabel("fitness on the search examples (%)")
+    axes.set_ylabel("search fitness (%)")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return True

@@ -23,7 +23,14 @@ SIZE_OF = {KV: "num_keys", MDQA: "num_documents"}
 SEEDS = (1, 2, 3, 4, 5)
 CURVES = ("linear", "step", "free")
 POINTS = (2, 3, 5)
-CONTROLS = ("cma-es", "random", "gradient")
+CONTROLS: dict[str, dict[str, Any]] = {
+    "start-1.5": {"start": 1.5},
+    "cma-es": {"optimizer": "cma-es"},
+    "random": {"optimizer": "random"},
+    "gradient": {"optimizer": "gradient"},
+    "gradient-1": {"optimizer": "gradient", "start": 1},
+}
+"""How else is searched: from the published start (Eq. 8), by other optimisers, by gradient descent from 1.5 and 1."""
 LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
@@ -43,7 +50,8 @@ class Sizes:
         peer_questions: of a method that lm-eval's own loop has to answer: the first of these questions.
         transfer_questions: at other lengths and positions.
         choice_examples: search examples on which the uniform factor is chosen.
-        search: flags of ``python -m search.ga`` that say how large a search is.
+        search: flags of ``python -m search.ga`` that say how large a search is, and what it sets out from: with so few
+            generations it has to look around at once, where the paper's 20 can begin at 1.5 (Eq. 8).
         gradient: flags of gradient descent instead.
         texts: texts of the perplexity.
         ppl_lengths: context lengths in tokens; the last one is the longest.
@@ -55,6 +63,7 @@ class Sizes:
     choice_examples: int = 40
     search: Mapping[str, Any] = field(
         default_factory=lambda: {
+            "start": "wide",
             "population": 12,
             "parents": 5,
             "epochs": 4,
@@ -170,7 +179,7 @@ def _curves_and_controls(sizes: Sizes) -> Iterator[Experiment]:
     """Each differs from the first search on key-value retrieval in one thing alone."""
     variants: dict[str, dict[str, Any]] = {f"curves/{curve}": {"curve": curve} for curve in CURVES}
     variants |= {f"points/{count}": {"control_points": count} for count in POINTS}
-    variants |= {f"controls/{optimizer}": {"optimizer": optimizer} for optimizer in CONTROLS}
+    variants |= {f"controls/{name}": changed for name, changed in CONTROLS.items()}
     variants |= {f"lambda/{name}": {"lambdas": list(weights)} for name, weights in LAMBDAS.items()}
     for name, changed in variants.items():
         yield _search(name, KV, sizes, SEEDS[0], **changed)
@@ -249,16 +258,18 @@ def _search(name: str, task: str, sizes: Sizes, seed: int, **changed: Any) -> Ex
     return Experiment(name, "search", {"flags": search_flags(task, sizes, seed, **changed)})
 
 
-def search_flags(task: str, sizes: Sizes, seed: int, **changed: Any) -> list[str]:
+def search_flags(task: str, sizes: Sizes, seed: int, **changed: Any) -> str:
     """The flags of ``python -m search.ga`` for one search; the only place where they are written."""
     optimizer = changed.get("optimizer", "ga")
-    size = sizes.gradient if optimizer == "gradient" else sizes.search
+    size = dict(sizes.gradient if optimizer == "gradient" else sizes.search)
+    if optimizer != "ga":
+        size.pop("start", None)  # what the first population is made of, which these do not have
     flags = {"tasks": task, "seed": seed, "search_seed": seed, **size, **changed, "held_out_examples": 0}
     words = []
     for name, value in flags.items():
         text = ",".join(f"{part:.4g}" for part in value) if isinstance(value, list) else str(value)
         words += [f"--{name}", text]
-    return [*words, "--early_stopping"] if optimizer in ("ga", "random") else words
+    return shlex.join([*words, "--early_stopping"] if optimizer in ("ga", "random") else words)
 
 
 # -- the commands that experiments equal -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from lpes_eval.data import jsonl
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
 
+ROOT = Path(__file__).resolve().parents[2]
 FAILED = ".failed.json"
 
 
@@ -134,6 +135,11 @@ def model_at(pretrained: str) -> Model:
     if not weights.is_file() or not config.is_file():
         raise UserError(f"{pretrained}: no model is there (model.safetensors and config.json); name a model's folder")
     return Model(pretrained, folder, jsonl.sha256(weights), int(json.loads(config.read_text())["num_hidden_layers"]))
+
+
+def spelled(path: Path) -> str:
+    """A path as a command would name it: from the repository's root where it lies within."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def versions() -> dict[str, str]:
