@@ -46,6 +46,10 @@ class Buckets:
         bases: RoPE bases; by default the published ones, times the model's own base / 10000.
         combine: ``probabilities`` or ``logits``.
 
+    Attributes:
+        bases, combine: as given, or the defaults.
+        parts: into how many parts a first pass is divided; it grows by itself where memory runs out.
+
     Raises:
         UnsupportedModel: with the reason.
         UserError: layer factors are in the model already.
@@ -68,7 +72,7 @@ class Buckets:
         if _ATTRIBUTE in self._model.__dict__:
             raise UserError(f"{NAME}: it is in the model already; detach it first")
         self._part: Sequence[float] = ()
-        self._parts = 1
+        self.parts = 1
         self._original = self._model.forward
         self._shadowed = self._model.__dict__.get("forward")
         signature = inspect.signature(self._original)
@@ -103,14 +107,14 @@ class Buckets:
             return self._run(call, self.bases, combined=True)
         while True:
             try:
-                return self._in_parts(call) if self._parts > 1 else self._run(call, self.bases, combined=True)
+                return self._in_parts(call) if self.parts > 1 else self._run(call, self.bases, combined=True)
             except torch.OutOfMemoryError:
-                if self._parts >= len(self.bases):
+                if self.parts >= len(self.bases):
                     raise
                 if isinstance(cache, Cache):
                     cache.reset()
             torch.cuda.empty_cache()  # outside the handler, whose traceback holds on to what did not fit
-            self._parts = min(2 * self._parts, len(self.bases))
+            self.parts = min(2 * self.parts, len(self.bases))
 
     def _run(self, call: dict[str, Any], bases: Sequence[float], combined: bool) -> Any:
         """The model on N rows for each row of the input; the bases' predictions combined, or as they are."""
@@ -127,7 +131,7 @@ class Buckets:
     def _in_parts(self, call: dict[str, Any]) -> Any:
         """The first pass with a few bases at a time; afterwards the cache holds the rows of all."""
         given = call.get("past_key_values")
-        size = -(-len(self.bases) // self._parts)
+        size = -(-len(self.bases) // self.parts)
         total = _Sum(self.combine)
         caches, output = [], None
         for start in range(0, len(self.bases), size):

@@ -94,10 +94,10 @@ def test_cache_no_cache_parts_and_single_rows_agree(model):
         cached = generated(model)
         anew = generated(model, use_cache=False)
         alone = generated(model, {"input_ids": inputs()["input_ids"][:1, 5:]})
-        method._parts = 2
+        method.parts = 2
         in_parts = generated(model)
         scored_in_parts = logits(model)
-        method._parts = 1
+        method.parts = 1
         scored = logits(model)
     finally:
         method.detach()
