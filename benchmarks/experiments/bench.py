@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,8 +17,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 
 KEPT = Path("benchmarks/results/reference")
-TRAINED_WINDOW = 1536
-"""Tokens of the longest training context, where a model's ``run.json`` does not say so."""
 
 
 class Bench:
@@ -74,8 +71,6 @@ class Bench:
     def job(self, experiment: Experiment) -> Job:
         """An experiment with everything filled in."""
         model, factors = self.model(experiment), self.factors(experiment)
-        run = model.folder / "run.json"
-        window = json.loads(run.read_text()).get("trained_window", TRAINED_WINDOW) if run.exists() else TRAINED_WINDOW
         return Job(
             experiment.name,
             experiment.kind,
@@ -83,7 +78,6 @@ class Bench:
             model.pretrained,
             model.sha256,
             model.layers,
-            window,
             factors.per_layer(model.layers) if factors is not None else None,
             self._argument(experiment, model, factors),
             self.threads,

@@ -40,7 +40,6 @@ class Job:
         pretrained: the model, as lm-eval is given it.
         sha256: of its weights.
         layers: its depth.
-        trained_window: tokens of the longest context it was trained on.
         factors: one a layer, or none.
         factors_argument: the same as a user would give them.
         threads: of torch.
@@ -52,7 +51,6 @@ class Job:
     pretrained: str
     sha256: str
     layers: int
-    trained_window: int
     factors: list[float] | None
     factors_argument: str | float | None
     threads: int
@@ -134,12 +132,16 @@ def _by_lm_eval(
         bootstrap_iters=0,
         log_samples=True,
     )
-    scores, asked, metric = {}, [], ""
+    scores: dict[float, list[float]] = {}
+    asked: list[Any] = []
+    metric = ""
     for name, samples in results["samples"].items():
         metric = results["configs"][name]["metric_list"][0]["metric"]
         by_question = {sample["doc"]["question_id"]: float(sample[metric]) for sample in samples}
         asked = asked or list(by_question)
-        scores[position_of(results["configs"][name])] = [by_question[question] for question in asked]
+        position = position_of(results["configs"][name])
+        assert position is not None  # tasks here come by position
+        scores[position] = [by_question[question] for question in asked]
     return asked, metric, scores
 
 
@@ -229,7 +231,8 @@ def perplexity(job: Job) -> dict[str, Any]:
 
     lengths, kind = job.settings["lengths"], job.settings["rope"]
     longest = max(lengths)
-    model_args = {**_pretrained(job), "max_length": longest, **_rope_arguments(job, kind, longest)}
+    window = _trained_window(job)
+    model_args = {**_pretrained(job), "max_length": longest, **_rope_arguments(job, kind, window, longest)}
     if job.factors_argument is not None:
         model_args["factors"] = job.factors_argument
     lm = LPES(**model_args)
@@ -256,17 +259,32 @@ def perplexity(job: Job) -> dict[str, Any]:
         "command": command,
         "metric": "nll",
         "answer_tokens": answer_tokens,
+        "trained_window": window,
         "text_sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
         **store.pack(asked, scores),
     }
 
 
-def _rope_arguments(job: Job, kind: str, longest: int) -> dict[str, Any]:
+def _trained_window(job: Job) -> int:
+    """Tokens of the longest context that the model was trained on, by the pairs of its last stage."""
+    from transformers import AutoTokenizer
+
+    from lpes_eval.data import kv
+
+    folder = store.model_at(job.pretrained).folder
+    try:
+        pairs = int(json.loads((folder / "run.json").read_text())["stages"][-1]["pairs"])
+    except (OSError, KeyError):
+        raise UserError(f"{folder / 'run.json'} does not say how long contexts were in training") from None
+    prompt = kv.generate(0, pairs, 100).prompt()
+    return len(AutoTokenizer.from_pretrained(folder)(prompt, add_special_tokens=False)["input_ids"])
+
+
+def _rope_arguments(job: Job, kind: str, window: int, longest: int) -> dict[str, Any]:
     """What sets a RoPE kind in transformers 5, which replaces the parameters as a whole."""
     if kind == "plain":
         return {}
     config = json.loads((store.model_at(job.pretrained).folder / "config.json").read_text())
-    window = job.trained_window
     factor = round(longest / window, 3)
     parameters = {"rope_type": kind, "rope_theta": config["rope_parameters"]["rope_theta"], "factor": factor}
     if kind == "yarn":

@@ -42,6 +42,13 @@ METHODS = {
     "moice": "MoICE",
     "lpes": "LPES",
 }
+OTHERS = {
+    "pi": "PI at the mean factor",
+    "uniform": "the best uniform factor",
+    "attention_buckets": "Attention Buckets",
+    "ms_poe": "Ms-PoE",
+    "moice": "MoICE",
+}
 NONE = "–"
 
 
@@ -170,8 +177,7 @@ class Page:
             f"At least {bar} points above plain in the mean over positions: {outcome} ({_signed(over)}).",
             f"A better worst position than plain: {'**met**' if over.worst > 0 else '**not met**'} "
             f"({over.worst:+.1f} [{over.worst_low:+.1f}, {over.worst_high:+.1f}]).",
-            self.beats(f"{at}/pi", lpes, "PI at the mean factor"),
-            self.beats(f"{at}/uniform", lpes, "the best uniform factor"),
+            *(self.beats(f"{at}/{method}", lpes, named) for method, named in OTHERS.items()),
         ]
 
     def every_search(self, task: str) -> str:
@@ -219,6 +225,13 @@ class Page:
                 n = choice["settings"]["examples"]
                 lines += ["", f"The uniform factor was chosen by its fitness on {n} search examples ({tried})."]
             lines += ["", self.circumstances()]
+        costs = [r for name in plan.HEADLINE if not name.endswith("/pi") and (r := self.get(name))]
+        if len(costs) == 4:
+            seconds, n = sum(r["cpu_seconds"] for r in costs), costs[0]["settings"]["questions"]
+            lines += [
+                "",
+                f"Both tasks, plain and with factors, {n} questions: {seconds / 60:.1f} minutes of one thread.",
+            ]
         return "\n".join(lines)
 
     def main_table(self, task: str) -> str:
@@ -458,6 +471,9 @@ class Page:
                     f"{_and(worse) or 'none'} (the paired 95 % interval, in nats, leaves out 0)."
                 )
         header = ["", *(f"{length} tokens" for length in lengths), "texts"]
+        window = next(r["trained_window"] for k in kinds if (r := self.get(f"perplexity/{k}")))
+        lines += [f"The longest context in training had about {window} tokens; PI, dynamic NTK and YaRN stretch it to "
+            f"the longest length here.", ""]  # fmt: skip
         return "\n".join([*lines, _table(header, rows), "", *notes, "", self.circumstances()])
 
     # -- ablations -----------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Sizes:
         }
     )
     texts: int = 40
-    ppl_lengths: Sequence[int] = (512, 1024, 2048, 4096)
+    ppl_lengths: Sequence[int] = (512, 1024, 1536, 1792, 2048, 4096)
 
     def changed(self, changes: Mapping[str, Any]) -> Sizes:
         """With other values; those of ``search`` and ``gradient`` are named ``search.epochs`` and so on.
@@ -90,7 +90,7 @@ class Sizes:
         Raises:
             UserError: a name that there is not.
         """
-        sizes = self
+        sizes: Any = self
         for name, value in changes.items():
             outer, _, inner = name.partition(".")
             current = getattr(sizes, outer, None)
@@ -201,7 +201,8 @@ def _transfer(sizes: Sizes) -> Iterator[Experiment]:
         yield _evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, sizes.questions, found[other])
     for task, lengths in LENGTHS.items():
         for length in lengths:
-            for name, source in (("plain", None), ("lpes", found[task])):
+            compared: dict[str, Source | None] = {"plain": None, "lpes": found[task]}
+            for name, source in compared.items():
                 yield _evaluate(
                     f"transfer/{SHORT[task]}-{length}-{name}",
                     task,
@@ -209,8 +210,8 @@ def _transfer(sizes: Sizes) -> Iterator[Experiment]:
                     source,
                     metadata={SIZE_OF[task]: length},
                 )
-    second: dict[str, Source | None] = {"plain": None, "own": Shipped(KV), "transferred": found[KV]}
-    for name, source in second.items():
+    compared = {"plain": None, "own": Shipped(KV), "transferred": found[KV]}
+    for name, source in compared.items():
         yield replace(_evaluate(f"second/{name}", KV, sizes.questions, source), second=True)
 
 
