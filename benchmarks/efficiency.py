@@ -366,6 +366,7 @@ def run(args: argparse.Namespace) -> dict:
             continue
         if cell.shape != shape:
             model = None
+            gc.unfreeze()
             gc.collect()
             if args.device.startswith("cuda"):
                 torch.cuda.empty_cache()
@@ -376,6 +377,8 @@ def run(args: argparse.Namespace) -> dict:
                 cells = [c for c in cells if c.shape != cell.shape or c in cells[:number]]
                 continue
         weights = [c.cost for c in cells[number:]]
+        gc.collect()
+        gc.freeze()  # or every collection would go through all that the libraries have made
         start = time.monotonic()
         share = start + left * weights[0] / sum(weights) if args.budget else float("inf")
         results["cells"].append(run_cell(cell, model, chosen, args, share))
@@ -387,6 +390,7 @@ def run(args: argparse.Namespace) -> dict:
             file=sys.stderr,
             flush=True,
         )
+    gc.unfreeze()
     write_atomically(args.out, json.dumps(results, indent=1) + "\n")
     return results
 
