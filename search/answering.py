@@ -7,8 +7,10 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
   once, and its keys and values are handed to all of them;
 * greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
   put behind the prompt and checked in the same forward pass (speculative decoding, arXiv 2211.17192, with the past as
-  the draft model). Decoding goes on from the first token that differs, along another answer of the past if one fits,
-  or along the prompt where it says what the answer has begun to say: a wrong value is mostly some other key's;
+  the draft model). Decoding goes on from the first token that differs, along another answer of the past if one fits;
+* where none does, along what followed the last two tokens when they last stood in the prompt or in the answer itself
+  (as arXiv 2304.04487 does with references): a wrong value is mostly some other key's, and an answer that rambles
+  repeats itself;
 * logits are computed for the positions that decide about a token, and for no other;
 * batches are filled up to a number of tokens, which is halved when memory runs out.
 
@@ -50,7 +52,7 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 
 
 LOOKUP = 24
-"""Tokens of the prompt that are tried as a draft at once."""
+"""Tokens that are tried at once of what followed the last two tokens before."""
 
 
 @dataclass
@@ -60,7 +62,8 @@ class Count:
     Attributes:
         answers: answers given.
         tokens: tokens of these answers: the steps that decoding them one by one takes.
-        steps: forward passes a prompt took part in, after its prefill: the steps it did take.
+        steps: forward passes that each answer took part in: the steps it did take.
+        forwards: forward passes of whole batches for these steps.
         prefilled: prompt tokens that went through the model.
         shared: prompt tokens that did not have to, their prefix being there already.
     """
@@ -68,6 +71,7 @@ class Count:
     answers: int = 0
     tokens: int = 0
     steps: int = 0
+    forwards: int = 0
     prefilled: int = 0
     shared: int = 0
 
@@ -85,22 +89,26 @@ class _Prompt:
     def __post_init__(self) -> None:
         self.raw = array("i", self.tokens)
 
-    def draft(self, so_far: Tokens, first: Tokens | None) -> Tokens:
-        """What a past answer that begins with ``so_far`` goes on with; ``first`` is tried first, then the latest.
-
-        Without one, what stands in the prompt behind its last mention of the last two tokens.
-        """
+    def recall(self, so_far: Tokens, first: Tokens | None) -> Tokens:
+        """What a past answer that begins with ``so_far`` goes on with; ``first`` is tried first, then the latest."""
         for answer in ([first] if first else []) + self.past[::-1]:
             if answer[: len(so_far)] == so_far:
                 return answer[len(so_far) :]
+        return ()
+
+    def look_up(self, so_far: Tokens) -> Tokens:
+        """What followed the answer's last two tokens when they last stood in the prompt or the answer, if they did.
+
+        Where that leads up to the answer's end, it goes round: two tokens that alternate may do so for long.
+        """
         if len(so_far) < 2:
             return ()
         size = self.raw.itemsize
-        at = self.raw.tobytes().rfind(array("i", so_far[-2:]).tobytes())
+        at = (self.raw.tobytes() + array("i", so_far[:-1]).tobytes()).rfind(array("i", so_far[-2:]).tobytes())
         if at < 0 or at % size:  # a mention across the borders of tokens is none
             return ()
-        end = at // size + 2
-        return self.tokens[end : end + min(LOOKUP, self.max_new - len(so_far))]
+        followed = (self.tokens + so_far)[at // size + 2 :][:LOOKUP]
+        return (followed * LOOKUP)[: min(LOOKUP, self.max_new - len(so_far))]
 
 
 @dataclass
@@ -148,6 +156,8 @@ class Answerer:
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
         draft: check answers of the past before decoding.
+        look_up: check what followed the same two tokens before, in the prompt or in the answer.
+        few_logits: compute logits only where they decide about a token.
         tokens_per_batch: tokens that are worked on at once; halved whenever memory runs out. By default 65,536 on a
             GPU and 16,384 elsewhere.
 
@@ -166,12 +176,14 @@ class Answerer:
         *,
         share_prefixes: bool = True,
         draft: bool = True,
+        look_up: bool = True,
+        few_logits: bool = True,
         tokens_per_batch: int | None = None,
     ) -> None:
         self.lm, self.model = lm, lm.model
         self.count = Count()
         self.tokens_per_batch = tokens_per_batch or (65_536 if lm.device.type == "cuda" else 16_384)
-        self._draft = draft
+        self._draft, self._look_up, self._few_logits = draft, look_up, few_logits
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [] if end is None else [end])
         self._end_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
@@ -320,6 +332,7 @@ class Answerer:
             ahead = [self._drafted(i, answers[i], drafts) for i in rows]
             # The last token of a draft is only compared, not fed; a row without a draft is asked for one token.
             predicted, mask = self._forward([pending[i] for i in rows], [d[:-1] for d in ahead], cache, mask)
+            self.count.forwards += 1
             drafted = max(len(d[:-1]) for d in ahead)
             going_on = []
             for row, (i, draft) in enumerate(zip(rows, ahead, strict=True)):
@@ -341,7 +354,9 @@ class Answerer:
         return answers
 
     def _drafted(self, i: int, so_far: Tokens, drafts: Sequence[Tokens] | None) -> Tokens:
-        return self._prompts[i].draft(so_far, drafts[i] if drafts is not None else None) if self._draft else ()
+        prompt, first = self._prompts[i], drafts[i] if drafts is not None else None
+        ahead = prompt.recall(so_far, first) if self._draft else ()
+        return ahead or (prompt.look_up(so_far) if self._look_up else ())
 
     def _forward(
         self, inputs: Sequence[Tokens], drafts: Sequence[Tokens], cache: DynamicCache, mask: Tensor
@@ -367,7 +382,7 @@ class Answerer:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=behind + 1,
+            logits_to_keep=behind + 1 if self._few_logits else 0,
         ).logits  # (rows, behind + 1, vocabulary)
         return [tuple(row) for row in logits[:, -(behind + 1) :].argmax(-1).tolist()], mask
 

@@ -321,6 +321,8 @@ class Fitness:
         fast: answer with ``search.answering`` where that is exact.
         share_prefixes: of it, prefill common beginnings once.
         draft: of it, check answers of the past before decoding.
+        look_up: of it, check what followed the same tokens before, in the prompt or in the answer.
+        few_logits: of it, compute logits only where they decide.
         tokens_per_batch: of it, the batch's size; with ``None`` its own.
         prompts_per_batch: of it, the batch's size in prompts instead.
         cache: where to look up and keep what was measured, across runs.
@@ -338,6 +340,8 @@ class Fitness:
         fast: bool = True,
         share_prefixes: bool = True,
         draft: bool = True,
+        look_up: bool = True,
+        few_logits: bool = True,
         tokens_per_batch: int | None = None,
         prompts_per_batch: int | None = None,
         cache: FitnessCache | None = None,
@@ -349,7 +353,13 @@ class Fitness:
         self._answerer: Answerer | None = None
         if self.slow_because is None:
             self._answerer = Answerer(
-                lm, self._requests, share_prefixes=share_prefixes, draft=draft, tokens_per_batch=tokens_per_batch
+                lm,
+                self._requests,
+                share_prefixes=share_prefixes,
+                draft=draft,
+                look_up=look_up,
+                few_logits=few_logits,
+                tokens_per_batch=tokens_per_batch,
             )
             if prompts_per_batch is not None:
                 self._answerer.tokens_per_batch = prompts_per_batch * self._answerer.longest

@@ -145,6 +145,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--early_stopping_error", type=_share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
+    add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
@@ -518,6 +519,7 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
         "fast": not args.lm_eval_loop,
         "share_prefixes": not args.no_shared_prefixes,
         "draft": not args.no_drafts,
+        "look_up": not (args.no_drafts or args.no_lookup),
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }

@@ -39,10 +39,9 @@ def plan(search: Search) -> str:
     points = "one factor a layer" if args.curve == "free" else f"{args.curve}, {args.control_points} control points"
     tokens = fitness.prompt_tokens
     how = "drafted and checked, shared prefixes prefilled once"
-    if args.no_drafts or args.no_shared_prefixes:
-        how = "without " + " or ".join(
-            name for name, off in (("drafts", args.no_drafts), ("shared prefixes", args.no_shared_prefixes)) if off
-        )
+    off = {"drafts": args.no_drafts, "lookup": args.no_lookup, "shared prefixes": args.no_shared_prefixes}
+    if any(off.values()):
+        how = "without " + " or ".join(name for name, is_off in off.items() if is_off)
     if fitness.slow_because is not None:
         how = f"by lm-eval's own loop, because {fitness.slow_because}"
     start = args.start

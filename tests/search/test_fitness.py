@@ -13,7 +13,7 @@ from lpes_eval import rope
 from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from search.answering import Answerer, _Prompt, reason_against
+from search.answering import LOOKUP, Answerer, _Prompt, reason_against
 from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
 
 
@@ -48,12 +48,11 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     names = [part.name for part in parts]
     assert names == ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
     switches = [
-        {"share_prefixes": share, "draft": draft, "tokens_per_batch": budget}
-        for share in (True, False)
-        for draft in (True, False)
+        {"share_prefixes": share, "draft": draft, "look_up": look_up, "tokens_per_batch": budget}
+        for share, draft, look_up in ((1, 1, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0))
         for budget in (40, 4000)
     ]
-    fast = [Fitness(toy_lm, parts, **switch) for switch in switches]
+    fast = [Fitness(toy_lm, parts, **switch) for switch in switches] + [Fitness(toy_lm, parts, few_logits=False)]
     assert all(fitness.slow_because is None for fitness in fast)
     slow = Fitness(toy_lm, parts, fast=False)
     parent = None
@@ -185,18 +184,17 @@ def test_answers_are_those_of_the_harness_however_they_are_found(toy_lm, task_fo
     """Every switch alone and all together, over factors that change the answers."""
     parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
     requests = [request for part in parts for request in part.task.instances]
-    answerers = {
-        (share, draft, budget): Answerer(toy_lm, requests, share_prefixes=share, draft=draft, tokens_per_batch=budget)
-        for share in (True, False)
-        for draft in (True, False)
+    answerers = [
+        Answerer(toy_lm, requests, share_prefixes=share, draft=draft, look_up=look_up, tokens_per_batch=budget)
+        for share, draft, look_up in ((1, 1, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0))
         for budget in (1, 100, 10_000)
-    }
+    ]
     before = None
     for factors in individuals(4, seed=3):
         rope.apply(toy_lm.model, factors)
         expected = toy_lm.generate_until(requests, disable_tqdm=True)
         assert len(set(expected)) > len(requests) // 3
-        for answerer in answerers.values():
+        for answerer in answerers:
             texts, before_next = answerer.answer(before)
             assert texts == expected
         before = before_next
@@ -207,7 +205,7 @@ def test_drafts_save_steps_and_shared_prefixes_save_prefill(toy_lm, task_folder)
     requests = [request for part in parts for request in part.task.instances]
     rope.apply(toy_lm.model, [1.0, 1.1, 1.2])
 
-    one_by_one = Answerer(toy_lm, requests, draft=False, share_prefixes=False)
+    one_by_one = Answerer(toy_lm, requests, draft=False, look_up=False, share_prefixes=False)
     one_by_one.answer()
     one_by_one.answer()
     assert one_by_one.count.steps == one_by_one.count.tokens
@@ -239,18 +237,48 @@ def test_a_wrong_draft_changes_nothing(toy_lm, task_folder):
     assert answerer.answer(half_right)[0] == expected
 
 
-def test_drafts_come_from_the_parent_then_the_past_then_the_prompt():
-    prompt = _Prompt((5, 6, 7, 8, 9, 6, 7, 1, 2), [], [], max_new=10)
-    assert prompt.draft((), None) == ()
-    assert prompt.draft((6, 7), None) == (1, 2)  # its last mention
-    assert prompt.draft((7, 8), None) == (9, 6, 7, 1, 2)
-    assert prompt.draft((0, 6, 7), None) == (1, 2)
-    assert prompt.draft((7, 6), None) == ()
+def test_an_answer_is_drafted_from_the_parent_then_the_past():
+    prompt = _Prompt((5, 6, 7, 8), [], [], max_new=10)
+    assert prompt.recall((), None) == ()
+    assert prompt.recall((), (1, 2)) == (1, 2)
     prompt.past += [(6, 7, 3), (6, 7, 4)]
-    assert prompt.draft((6, 7), None) == (4,)
-    assert prompt.draft((6, 7), (6, 7, 3)) == (3,)
-    assert prompt.draft((), (1, 2)) == (1, 2)
-    assert _Prompt((5, 6, 7, 8), [], [], max_new=3).draft((5, 6), None) == (7,)  # no more than may be answered
+    assert prompt.recall((6, 7), None) == (4,)
+    assert prompt.recall((6, 7), (6, 7, 3)) == (3,)
+    assert prompt.recall((6, 8), None) == ()
+
+
+def test_then_from_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
+    prompt = _Prompt((5, 6, 7, 8, 9, 6, 7, 1, 2), [], [], max_new=10)
+    assert prompt.look_up(()) == prompt.look_up((6,)) == ()
+    assert prompt.look_up((6, 7))[:2] == (1, 2)  # its last mention
+    assert prompt.look_up((7, 8))[:5] == (9, 6, 7, 1, 2)
+    assert prompt.look_up((0, 6, 7))[:3] == (1, 2, 0)
+    assert prompt.look_up((7, 6)) == ()
+    assert prompt.look_up((6, 7, 3, 6, 7))[:3] == (3, 6, 7)  # in the answer, which comes later
+    assert prompt.look_up((4, 3, 4, 3)) == (4, 3, 4, 3, 4, 3)  # round and round, no more than may be answered
+    assert prompt.look_up((3, 3)) == ()  # the only mention is what is asked about
+    assert prompt.look_up((3, 3, 3)) == (3,) * 7
+    assert len(_Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == LOOKUP
+
+
+def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
+    """Factors under which the toy answers in loops, if it is let to."""
+    parts = load_parts(
+        toy_lm,
+        ["toy_plain"],
+        include_path=task_folder,
+        prompting=Prompting(gen_kwargs={"max_gen_toks": 60, "until": ["never"]}),
+    )
+    requests = parts[0].task.instances
+    rope.apply(toy_lm.model, [1.0, 1.0, 1.0])
+    found = {}
+    for look_up in (True, False):
+        answerer = Answerer(toy_lm, requests, draft=False, look_up=look_up)
+        found[look_up] = answerer.answer()[0], answerer.count
+    assert found[True][0] == found[False][0] == toy_lm.generate_until(requests, disable_tqdm=True)
+    assert found[False][1].steps == found[False][1].tokens == found[True][1].tokens
+    assert found[True][1].steps < found[False][1].steps
+    assert found[True][1].forwards <= found[False][1].forwards
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, monkeypatch):
