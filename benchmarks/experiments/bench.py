@@ -202,7 +202,7 @@ class Bench:
             before = result["settings"].get("questions") or 1
             return result["cpu_seconds"] * (settings.get("questions") or before) / before
         if experiment.kind == "evaluate":
-            slow = {"attention_buckets": 14, "moice": 10, "ms_poe": 4}.get(settings["model"], 1)
+            slow = {"attention_buckets": 30, "moice": 20, "ms_poe": 3}.get(settings["model"], 1)
             return 0.7 * settings["questions"] * slow
         return {"choose": 120.0, "search": 200.0, "perplexity": 60.0}[experiment.kind]
 

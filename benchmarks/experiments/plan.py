@@ -48,6 +48,7 @@ class Sizes:
     Attributes:
         questions: held-out questions of an evaluation, each asked at all positions.
         peer_questions: of a method that lm-eval's own loop has to answer: the first of these questions.
+        bucket_questions: of Attention Buckets, which answers with seven models and no shared prefixes.
         transfer_questions: at other lengths and positions.
         choice_examples: search examples on which the uniform factor is chosen.
         search: flags of ``python -m search.ga`` that say how large a search is, and what it sets out from: with so few
@@ -59,6 +60,7 @@ class Sizes:
 
     questions: int = 100
     peer_questions: int = 50
+    bucket_questions: int = 24
     transfer_questions: int = 50
     choice_examples: int = 40
     search: Mapping[str, Any] = field(
@@ -142,13 +144,13 @@ def _all(sizes: Sizes) -> Iterator[Experiment]:
         yield from _main(task, sizes)
     for task in (KV, MDQA):
         yield from _searches(task, sizes)
-    yield from _curves_and_controls(sizes)
-    yield from _steps(sizes)
-    yield from _transfer(sizes)
-    yield from _ablations(sizes)
     yield from _perplexity(sizes)
+    yield from _curves_and_controls(sizes)
     for task in (KV, MDQA):
         yield from _peers(task, sizes)
+    yield from _transfer(sizes)
+    yield from _ablations(sizes)
+    yield from _steps(sizes)
 
 
 def _main(task: str, sizes: Sizes) -> Iterator[Experiment]:
@@ -164,7 +166,8 @@ def _main(task: str, sizes: Sizes) -> Iterator[Experiment]:
 
 def _peers(task: str, sizes: Sizes) -> Iterator[Experiment]:
     for peer, arguments in PEERS.items():
-        yield _evaluate(f"main/{SHORT[task]}/{peer}", task, sizes.peer_questions, model=peer, model_args=arguments)
+        n = sizes.bucket_questions if peer == "attention_buckets" else sizes.peer_questions
+        yield _evaluate(f"main/{SHORT[task]}/{peer}", task, n, model=peer, model_args=arguments)
 
 
 def _searches(task: str, sizes: Sizes) -> Iterator[Experiment]:
