@@ -218,6 +218,37 @@ def test_with_a_cache_it_is_the_same_as_without(family, changes, attention):
     assert torch.equal(generated[2], generated[3])
 
 
+OTHERS = {
+    "cohere": {},  # pairs neighbours instead of halves
+    "gemma2": {"head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8},  # caps its scores
+    "glm": {"head_dim": 8, "partial_rotary_factor": 0.5},  # pairs neighbours in a half of each head
+    "mixtral": {"num_local_experts": 2},
+    "nemotron": {},
+    "olmo2": {},
+    "phi3": {},  # one projection for queries, keys and values
+    "qwen3": {"head_dim": 8},  # normalises queries and keys
+    "smollm3": {},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+@torch.no_grad()
+def test_other_families_agree_with_the_plain_model_and_with_themselves_across_the_cache(family):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **SIZES | {"num_key_value_heads": 2} | OTHERS[family])
+    attention = "eager" if family == "gemma2" else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    ids = tokens(2, 20)
+    plain = logits(model, ids)
+    interception = moice.apply(model, make_router(model, First))
+    assert torch.allclose(logits(model, ids), plain, atol=2e-5)
+    interception.detach()
+    moice.apply(model, make_router(model))
+    mixed = logits(model, ids, use_cache=False)
+    assert (mixed - plain).abs().max() > 1e-3
+    assert torch.allclose(step_by_step(model, ids, 11), mixed, atol=5e-5)
+
+
 @torch.no_grad()
 def test_a_left_padded_batch_equals_its_prompts_alone():
     model = build()
@@ -304,6 +335,27 @@ def test_other_kinds_of_rotary_embedding_are_refused_with_the_reason(kind):
     model = build(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0})
     with pytest.raises(UnsupportedModel, match=f"type {kind}.*MoICE|MoICE.*type {kind}|{kind}"):
         moice.default_bases(model)
+
+
+@torch.no_grad()
+def test_keys_that_a_family_caches_by_itself_are_never_taken_for_new_ones():
+    config = transformers.GPTNeoXConfig(**SIZES)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = tokens(1, 12)
+    plain = logits(model, ids)
+    try:
+        moice.apply(model, make_router(model, First))
+        found = step_by_step(model, ids, 7)
+    except UnsupportedModel:
+        return
+    assert torch.allclose(found, plain, atol=5e-5)
+
+
+def test_a_model_whose_layers_do_not_rotate_is_refused_instead_of_being_left_as_it_is():
+    layers = {"layer_types": ["full_attention"] * 2, "num_key_value_heads": 2}  # which in this family have no positions
+    model = AutoModelForCausalLM.from_config(transformers.Exaone4Config(**SIZES | layers)).eval()
+    with pytest.raises(UnsupportedModel, match="exaone4: none of its layers rotates"):
+        moice.apply(model, make_router(model))
 
 
 def test_it_is_not_put_on_top_of_layer_factors():
