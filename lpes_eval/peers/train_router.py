@@ -277,8 +277,9 @@ def train(
         interception.detach()
         for weight in frozen:
             weight.requires_grad_(True)
-    first, last = (json.loads(lines[i]) for i in (0, -1))
-    notes = asdict(settings) | {"first_loss": first["loss"], "last_loss": last["loss"]}
+    notes = asdict(settings)
+    if lines:
+        notes |= {"first_loss": json.loads(lines[0])["loss"], "last_loss": json.loads(lines[-1])["loss"]}
     router.config = replace(config, training={k: v for k, v in notes.items() if v is not None})
     routers.write(router, out / routers.FILE)
     return out / routers.FILE
@@ -364,7 +365,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         default = getattr(defaults, name)
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
-    parser.add_argument("--top_k", type=int, default=routers.TOP_K, metavar="N", help="bases a token listens to (7)")
+    parser.add_argument(
+        "--top_k", type=int, metavar="N", help="bases a token listens to (7, or all if there are fewer)"
+    )
     parser.add_argument(
         "--bases", help="such as 10000:17500; default: the published ones times the model's own / 10000"
     )
@@ -406,8 +409,8 @@ def _run(given: argparse.Namespace) -> None:
             bases = tuple(float(base) for base in given.bases.split(":"))
         except ValueError:
             raise UserError(f"--bases {given.bases}: expected numbers with ':' between them") from None
-    options = {"bases": bases, "top_k": min(given.top_k, len(bases)) if given.bases else given.top_k}
-    described = replace(routers.describe(config, name, **options), model=given.model)
+    top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
+    described = replace(routers.describe(config, name, bases=bases, top_k=top_k), model=given.model)
     one = draw_from_task(settings, tokenizer) if settings.task else draw_from_text(settings, tokenizer, texts)
     one(0)
     learnt = sum(weight.numel() for weight in Router(described).parameters())
@@ -427,7 +430,7 @@ def _run(given: argparse.Namespace) -> None:
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
     assert file is not None
     notes = routers.read_config(file).training
-    print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
+    print(f"{file}: loss {notes.get('first_loss')} in the first step, {notes.get('last_loss')} in the last", flush=True)
 
 
 def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:

@@ -302,6 +302,25 @@ def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
     assert not torch.allclose(one.w1, Router(one.config).w1, atol=2e-3)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(folder, tmp_path, dtype):
+    for name in ("float32", dtype):
+        assert command(folder, tmp_path / name, "--dtype", name) == 0
+    exact, half = (routers.read(tmp_path / name / routers.FILE) for name in ("float32", dtype))
+    assert half.w1.dtype == torch.float32
+    moved, moved_half = (
+        torch.cat([(w - s).flatten() for w, s in zip(r.parameters(), Router(r.config).parameters(), strict=True)])
+        for r in (exact, half)
+    )
+    assert torch.cosine_similarity(moved, moved_half, dim=0) > 0.8
+
+
+def test_a_few_bases_of_ones_own_choice(folder, tmp_path):
+    assert command(folder, tmp_path, "--bases", "10000:40000:1e5", "--steps", "1") == 0
+    made = routers.read(tmp_path / routers.FILE)
+    assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
+
+
 def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
     for weight in ("0", "30"):
         command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
