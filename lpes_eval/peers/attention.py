@@ -152,6 +152,10 @@ def own_base(model: nn.Module, method: str) -> float:
     inv_freq = getattr(rotary, "inv_freq", None)
     if inv_freq is None:
         raise refuse("its rotary module keeps no inverse frequencies")
+    if not inv_freq.is_meta and not isinstance(
+        rotary(inv_freq.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)), tuple
+    ):
+        raise refuse("its rotary tables are complex numbers")
     if not inv_freq.is_meta and not torch.allclose(inv_freq.float(), frequencies(theta, inv_freq.float())):
         raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
     return float(theta)
@@ -337,6 +341,7 @@ class _Pending:
     table: Table
     cache: Cache | None
     proxy: _NoUpdate | None
+    used: bool = False
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -421,6 +426,7 @@ class Interception:
         self._step: Callable[[int, nn.Module, Tensor, Tensor, _Pending | None], tuple[Tensor, Tensor] | None] | None
         self._step = None
         self._identity = True
+        self._off = False
         self._handles: list[Any] = []
         self._hook()
         try:
@@ -491,18 +497,20 @@ class Interception:
         names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
 
         def hook(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            if h not in self._attentions:
-                return None
             given = dict(zip(names, args, strict=False)) | kwargs
+            if self._off or h not in self._attentions or given.get("position_embeddings") is None:
+                return None
             cos, sin = given["position_embeddings"]
             table = self._table_of(cos, sin)
             if self._identity:
                 given["position_embeddings"] = table.identity()
-            cache = given.get("past_key_values")
-            proxy = None
-            if isinstance(cache, Cache):
-                given["past_key_values"] = proxy = _NoUpdate(cache)
-            self._pending[h] = _Pending(table, cache if proxy is not None else None, proxy)
+            cache, proxy = None, None
+            for name, value in given.items():
+                if isinstance(value, Cache):
+                    cache, proxy = value, _NoUpdate(value)
+                    given[name] = proxy
+                    break
+            self._pending[h] = _Pending(table, cache, proxy)
             return (), given
 
         return hook
@@ -527,7 +535,12 @@ class Interception:
     ) -> tuple[Tensor, None]:
         """The attention function of layer ``h``, as transformers calls it."""
         function = self._own_function(h, module)
-        pending = self._pending.pop(h)
+        pending = self._pending.get(h)
+        if pending is None:  # a layer without positions
+            return function(module, query, key, value, mask, **options)
+        if pending.used:
+            raise UnsupportedModel(f"{self._kind}: its layers call the attention function more than once")
+        pending.used = True
         if self._step is not None:
             query, key = self._step(h, module, query, key, pending) or (query, key)
             return function(module, query, key, value, mask, **options)
@@ -573,7 +586,11 @@ class Interception:
     # -- which layout
 
     def _find_layouts(self) -> None:
-        """Run four tokens twice, rotated by the family and by us, and keep the layout that gives the same."""
+        """Run four tokens twice, rotated by the family and by us, and keep the layout that gives the same.
+
+        Then run them once more each way with a cache, the last one alone: an attention that computes something from
+        the cached values beside attending to them is not to be had by rotating.
+        """
         device = next(self._model.parameters()).device
         tokens = torch.arange(4, device=device)[None]
         seen: dict[int, tuple[Tensor, Tensor]] = {}
@@ -611,6 +628,34 @@ class Interception:
             self._model.train(training)
         for h in set(self._attentions) - set(self._layouts):
             self._release(h)
+        if not self._layouts:
+            raise UnsupportedModel(f"{self._kind}: none of the layers for {self.name} rotates queries and keys")
+
+        def last_token_from_cache() -> Tensor:
+            first = self._model(input_ids=tokens[:, :3], use_cache=True)
+            return self._model(input_ids=tokens[:, 3:], past_key_values=first.past_key_values, use_cache=True).logits
+
+        method, self.method = self.method, _as_the_family_does
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                ours = last_token_from_cache()
+                self._off = True
+                theirs = last_token_from_cache()
+        finally:
+            self.method, self._off = method, False
+            self._model.train(training)
+        if not _close(ours, theirs):
+            raise UnsupportedModel(
+                f"{self._kind}: its attention uses what is cached in a way of its own, which {self.name} cannot follow"
+            )
+
+
+def _as_the_family_does(call: Call) -> Tensor:
+    """The attention of the model as it is, by the way of every other method."""
+    cos, sin = call.rotation.own()
+    query, key = (call.rotation.rotate(x, cos, sin) for x in (call.query, call.key))
+    return call.attend(query, *call.cached(key, call.value))
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

@@ -9,9 +9,19 @@ from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.peers.attention import Interception, bases_for, check, frequencies, own_base
 from lpes_eval.support import tiny_config, tiny_model
 
-FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3_text", "stablelm", "glm", "cohere2", "gpt_oss")
-"""Grouped queries, soft capping, two rotary tables, a part of the head rotated, neighbours paired, layers without
-positions, attention sinks and a table of half the width."""
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "mistral",
+    "gemma2",  # soft capping
+    "gemma3_text",  # two rotary tables
+    "stablelm",  # a part of the head rotated
+    "glm",  # neighbours paired
+    "cohere2",  # layers without positions, which get the tables all the same
+    "granite_swa",  # layers without positions, which get none
+    "gpt_oss",  # attention sinks, and a table of half the width
+    "gpt_neox",  # a cache by another name
+)
 
 
 def plain(call):
@@ -131,10 +141,12 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart():
         ("deepseek_v3", "latent attention"),
         ("gemma3n_text", "keys of another layer"),
         ("llama4_text", "complex numbers"),
+        ("diffllama", "call the attention function more than once"),
+        ("doge", "uses what is cached in a way of its own"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason):
-    if family == "llama4_text":
+    if family in ("llama4_text", "diffllama", "doge"):  # what only shows when it runs
         with pytest.raises(UnsupportedModel, match=reason):
             Interception(tiny_model(tiny_config(family)), plain, "test")
         return
@@ -196,6 +208,7 @@ def test_bases_follow_the_models_own():
     ("family", "changes", "reason"),
     [
         ("gemma3_text", {}, "tables of its own for each kind of attention"),
+        ("llama4_text", {}, "complex numbers"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "type linear"),
     ],
 )
