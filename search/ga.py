@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
+from lpes_eval.data.draw import shuffled, stream
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors, write_atomically
 from search import loop
@@ -144,6 +145,8 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=_share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
+    add("--early_stopping_check", type=_whole, default=0, metavar="N",
+        help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
     add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
@@ -310,6 +313,7 @@ class Search:
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
         entries: the journal's, once it is open.
+        lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
     """
 
     args: argparse.Namespace
@@ -318,6 +322,7 @@ class Search:
     optimizer: Optimizer
     settings: dict[str, Any]
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    lost: list[bool] = field(default_factory=list)
 
     @property
     def num_layers(self) -> int:
@@ -352,12 +357,26 @@ class Search:
         if self.by_chance and (least_fit_parent := self.optimizer.rival) is not None:
             rival = self.entries[self.key(Individual(least_fit_parent, ""))]["examples"]
         error = self.args.early_stopping_error
-        return self.entry_of(self.fitness(self.factors(individual), parent, floor, rival, error))
+        entry = self.entry_of(self.fitness(self.factors(individual), parent, floor, rival, error))
+        return entry | {"floor": floor} if "stopped_after" in entry else entry
 
     @property
     def by_chance(self) -> bool:
         """Whether individuals are given up that could, improbably, have become parents."""
         return bool(self.args.early_stopping == "probable")
+
+    def check_given_up(self, journal: Journal) -> list[bool]:
+        """Measure some of the individuals that were given up in full: which would have reached the least fit parent."""
+        given_up = [entry for entry in journal.entries.values() if "stopped_after" in entry]
+        drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
+        found = []
+        for entry in drawn:
+            individual = Individual.from_dict(entry)
+            if (key := f"check {entry['key']}") not in journal.entries:
+                measured = self.entry_of(self.fitness(self.factors(individual)))
+                journal.record(key, {"generation": None, "origin": "check", **measured})
+            found.append(journal.entries[key]["fitness"] >= entry["floor"])
+        return found
 
     def entry_of(self, measured: Measured) -> dict[str, Any]:
         """What the journal keeps of a measurement; every example's score only where others are held against it."""
@@ -555,6 +574,7 @@ def run(args: argparse.Namespace) -> int:
         found = search.factors(fittest)
         write_factors(search, found, best)
         print(f"\nFactors found: {args.output / 'factors.json'}", flush=True)
+        search.lost = search.check_given_up(journal) if args.early_stopping_check else []
         held_out = evaluate_held_out(search, found) if args.held_out_examples else None
         report.write(search, journal, to_beat, best, found, held_out)
         print(report.summary(search, journal, to_beat, best, found, held_out), flush=True)

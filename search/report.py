@@ -254,6 +254,11 @@ def summary(
             f"{100 * args.early_stopping_error:g} % are lost so, wherever one looks. {asked:,} prompts were asked "
             f"instead of {len(individuals) * fitness.prompts:,}."
         )
+    if search.lost:
+        lines[-1] += (
+            f" Of {len(search.lost)} that were measured in full afterwards, {sum(search.lost)} would have reached the "
+            "least fit parent."
+        )
     if count is not None and count.answers:
         shared = 100 * count.shared / (count.shared + count.prefilled)
         lines += [
@@ -310,6 +315,8 @@ def write(
     }
     if search.by_chance:
         data["stopped_early_error"] = search.args.early_stopping_error
+    if search.lost:
+        data["stopped_early_check"] = {"measured": len(search.lost), "lost": sum(search.lost)}
     if held_out is not None:
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}

@@ -123,10 +123,14 @@ def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_el
     monkeypatch.setattr("search.fitness.BOUNDED", {"luck"})
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--metrics", "luck"]
     flags += ["--tokens_per_batch", "1", "--early_stopping", "probable", "--early_stopping_error", "0.5"]
+    flags += ["--early_stopping_check", "100"]
     assert command(*flags, "--no_cache", output=tmp_path / "one")[0] == 0
     journal = [json.loads(line) for line in (tmp_path / "one" / "journal.jsonl").read_text().splitlines()]
     stopped = [entry for entry in journal if "stopped_after" in entry]
     assert stopped
+    in_full = {entry["key"].removeprefix("check "): entry for entry in journal if entry["origin"] == "check"}
+    assert in_full.keys() == {entry["key"] for entry in stopped}
+    lost = sum(in_full[entry["key"]]["fitness"] >= entry["floor"] for entry in stopped)
     assert all(set(entry["scores"]) == {"toy_pos_0", "toy_pos_50", "toy_pos_100"} for entry in journal)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in journal)
     report = json.loads((tmp_path / "one" / "report.json").read_text())
@@ -134,6 +138,8 @@ def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_el
     summary = (tmp_path / "one" / "summary.md").read_text()
     assert f"{len(stopped)} of them were given up early. That was improbable to be wrong" in summary
     assert "at most 50 % are lost" in summary
+    assert report["stopped_early_check"] == {"measured": len(stopped), "lost": lost}
+    assert f"Of {len(stopped)} that were measured in full afterwards, {lost} would have" in summary
 
     # torn apart and gone on with
     lines = (tmp_path / "one" / "journal.jsonl").read_bytes().splitlines(keepends=True)

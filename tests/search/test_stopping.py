@@ -112,3 +112,27 @@ def test_tasks_where_lower_is_better_and_units_of_unequal_weight():
         for k in rng.sample(range(60), 60):
             race.take(k, own[k])
         assert race.lost == lost
+
+
+def table(runs=400, questions=200):
+    """What docs/search.md says of simulated individuals."""
+    for shared in (0.0, 0.5, 0.8):
+        rng, lost = random.Random(5), {run: 0, run_with_a_test_at_every_look: 0}
+        for _ in range(runs):
+            rival, own = population(rng, questions, shared)
+            order = rng.sample(range(questions), questions)
+            for method in lost:
+                lost[method] += method(rival, own, order) is not None
+        ours, theirs = (count / runs for count in lost.values())
+        print(f"just reaching the parent, {shared:.0%} alike: {ours:.4f} lost; by a test at every look {theirs:.4f}")
+    for accuracy in (0.0, 0.2, 0.4, 0.5):
+        asked = []
+        for _ in range(runs // 10):
+            rival = [float(rng.random() < 0.6) for _ in range(questions)]
+            own = [float(rng.random() < accuracy) for _ in range(questions)]
+            asked.append(run(rival, own, rng.sample(range(questions), questions), 0.01) or questions)
+        print(f"at {accuracy} against a parent at 0.6: given up after {statistics.median(asked):g} of {questions}")
+
+
+if __name__ == "__main__":
+    table()
