@@ -6,9 +6,9 @@ script (github.com/p1nksnow/MoICE, ``train.sh``): 7 steps of 128 sequences of up
 Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a ``.jsonl`` file with a ``text`` in each
 line.
 
-Instead of a text, ``--task kv_retrieval`` or ``mdqa_pos`` makes prompts of that benchmark, with the gold item anywhere
-and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the answer alone: the
-rest of such a prompt is drawn at random, and nothing could foretell it.
+Instead of a text, ``--task kv_retrieval``, ``mdqa_pos`` or both make prompts of these benchmarks in turn, with the gold
+item anywhere and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the
+answer alone: the rest of such a prompt is drawn at random, and nothing could foretell it.
 
 A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
 ``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
@@ -43,7 +43,7 @@ from lpes_eval.peers.router import Router, RouterConfig
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "training.jsonl"
 TASK_SIZES = {"kv_retrieval": 50, "mdqa_pos": 10}
-"""Records, or documents, of a prompt where ``--size`` says nothing: those of the task for models with 4k windows."""
+"""Records, or documents, of a prompt where nothing else is asked for: those of the task for models with 4k windows."""
 TRAINING_SEED = 0x901CE
 """Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
 CLIP = 1.0
@@ -58,8 +58,7 @@ class Settings:
     Attributes:
         text: name of the text file, or None.
         text_sha256: its checksum.
-        task: name of the task whose prompts are made, or None.
-        size: records or documents of such a prompt.
+        tasks: the tasks whose prompts are made, one after the other, each with its number of records or documents.
         length: most tokens of a sequence; longer texts are cut into pieces.
         steps: optimizer steps.
         batch: sequences a step.
@@ -70,8 +69,7 @@ class Settings:
 
     text: str | None = None
     text_sha256: str | None = None
-    task: str | None = None
-    size: int | None = None
+    tasks: tuple[tuple[str, int], ...] = ()
     length: int = 4608
     steps: int = 7
     batch: int = 128
@@ -107,20 +105,18 @@ def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     return question.prompt(math.ceil(position)), f" {question.answers[0]}"
 
 
-def draw_from_task(settings: Settings, tokenizer: Any) -> Draw:
-    """Sequences of prompts of ``settings.task`` with their answers."""
-    assert settings.task is not None
-    assert settings.size is not None
-    task, size = settings.task, settings.size
+def draw_from_tasks(settings: Settings, tokenizer: Any) -> Draw:
+    """Sequences of prompts of ``settings.tasks`` with their answers."""
 
     def one(number: int) -> Tokens:
+        task, size = settings.tasks[number % len(settings.tasks)]
         prompt, answer = task_text(task, size, settings.seed, number)
         context = tokenizer(prompt).input_ids
         ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
         if len(ids) > settings.length:
             raise UserError(
-                f"--task {task} --size {size}: a prompt and its answer take {len(ids)} tokens, more than "
-                f"--length {settings.length}; choose a smaller --size"
+                f"--task {task}:{size}: a prompt and its answer take {len(ids)} tokens, more than "
+                f"--length {settings.length}; choose fewer records or documents"
             )
         return Tokens(torch.tensor(ids), len(context))
 
@@ -280,14 +276,14 @@ def train(
     notes = asdict(settings)
     if lines:
         notes |= {"first_loss": json.loads(lines[0])["loss"], "last_loss": json.loads(lines[-1])["loss"]}
-    router.config = replace(config, training={k: v for k, v in notes.items() if v is not None})
+    router.config = replace(config, training={k: v for k, v in notes.items() if v not in (None, ())})
     routers.write(router, out / routers.FILE)
     return out / routers.FILE
 
 
 def _settings_of(router: Router, settings: Settings) -> dict[str, Any]:
-    """What must not change between a run and its continuation, the model included."""
-    return json.loads(router.config.to_json()) | asdict(settings)
+    """What must not change between a run and its continuation, the model included, as JSON gives it back."""
+    return json.loads(router.config.to_json()) | json.loads(json.dumps(asdict(settings)))
 
 
 def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings, step: int) -> None:
@@ -353,8 +349,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
-    data.add_argument("--task", choices=sorted(TASK_SIZES), help="prompts of this task, of other seeds than its own")
-    parser.add_argument("--size", type=int, help=f"records or documents of a prompt; by default {TASK_SIZES}")
+    data.add_argument(
+        "--task",
+        nargs="+",
+        metavar="TASK[:SIZE]",
+        help=f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}",
+    )
     for name, kind, words in (
         ("length", int, "most tokens of a sequence"),
         ("steps", int, "optimizer steps"),
@@ -390,14 +390,12 @@ def _run(given: argparse.Namespace) -> None:
         raise UserError(
             f"--rate {given.rate:g} --balance {given.balance:g}: expected a rate above 0 and no less balance"
         )
-    if given.size is not None and (given.task is None or given.size < 2):
-        raise UserError(f"--size {given.size}: expected at least 2, and --task")
     settings = Settings(
         **{name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     )
+    texts: list[str] = []
     if given.task is not None:
-        settings = replace(settings, task=given.task, size=given.size or TASK_SIZES[given.task])
-        texts: list[str] = []
+        settings = replace(settings, tasks=tuple(map(_task, given.task)))
     else:
         texts = [found.text for found in text.read(given.text)]
         settings = replace(settings, text=given.text.name, text_sha256=jsonl.sha256(given.text))
@@ -411,14 +409,15 @@ def _run(given: argparse.Namespace) -> None:
             raise UserError(f"--bases {given.bases}: expected numbers with ':' between them") from None
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
     described = replace(routers.describe(config, name, bases=bases, top_k=top_k), model=given.model)
-    one = draw_from_task(settings, tokenizer) if settings.task else draw_from_text(settings, tokenizer, texts)
-    one(0)
+    one = draw_from_tasks(settings, tokenizer) if settings.tasks else draw_from_text(settings, tokenizer, texts)
+    for number in range(max(1, len(settings.tasks))):
+        one(number)
     learnt = sum(weight.numel() for weight in Router(described).parameters())
+    source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
     print(
         f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {', '.join(f'{b:g}' for b in bases)}, "
-        f"top {described.top_k}\n{settings.steps} steps of {settings.batch} sequences from "
-        f"{settings.text or f'{settings.task} of {settings.size}'}, at most {settings.length} tokens each; "
-        f"{given.dtype} on {given.device}\n{given.out / routers.FILE}",
+        f"top {described.top_k}\n{settings.steps} steps of {settings.batch} sequences from {source}, at most "
+        f"{settings.length} tokens each; {given.dtype} on {given.device}\n{given.out / routers.FILE}",
         flush=True,
     )
     if given.dry_run:
@@ -431,6 +430,14 @@ def _run(given: argparse.Namespace) -> None:
     assert file is not None
     notes = routers.read_config(file).training
     print(f"{file}: loss {notes.get('first_loss')} in the first step, {notes.get('last_loss')} in the last", flush=True)
+
+
+def _task(given: str) -> tuple[str, int]:
+    """``TASK`` or ``TASK:SIZE``."""
+    task, _, size = given.partition(":")
+    if task not in TASK_SIZES or not (size == "" or (size.isdecimal() and int(size) >= 2)):
+        raise UserError(f"--task {given}: expected {' or '.join(TASK_SIZES)}, and perhaps :SIZE of at least 2")
+    return task, int(size) if size else TASK_SIZES[task]
 
 
 def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:

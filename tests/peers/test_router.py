@@ -365,7 +365,8 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
         (("--bases", "1e4:x"), "--bases 1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
-        (("--task", "kv_retrieval"), "more than --length 40; choose a smaller --size"),
+        (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
+        (("--task", "kv_retrieval", "mdqa_pos:1"), "--task mdqa_pos:1: expected kv_retrieval or mdqa_pos"),
     ):
         assert command(folder, tmp_path / "out", *more) == 2
         error = capsys.readouterr().err
@@ -415,12 +416,14 @@ def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none
 
 def test_of_a_tasks_prompt_the_answer_alone_counts(folder):
     tokenizer = training._look_at(str(folder))[1]
-    settings = training.Settings(task="kv_retrieval", size=3)
-    drawn = training.draw_from_task(settings, tokenizer)(4)
+    settings = training.Settings(tasks=(("kv_retrieval", 3), ("mdqa_pos", 2)))
+    drawn = training.draw_from_tasks(settings, tokenizer)(4)
     prompt, answer = training.task_text("kv_retrieval", 3, 0, 4)
     assert tokenizer.decode(drawn.ids[: drawn.first]) == prompt
     assert tokenizer.decode(drawn.ids[drawn.first : -1]) == answer
     assert drawn.ids[-1] == tokenizer.eos_token_id
+    other = training.draw_from_tasks(settings, tokenizer)(5)  # the tasks take turns
+    assert tokenizer.decode(other.ids[: other.first]) == training.task_text("mdqa_pos", 2, 0, 5)[0]
 
 
 def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
@@ -434,3 +437,10 @@ def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
     assert sorted(t for piece in set(pieces) for t in piece) == sorted(
         t for text in texts for t in [*tokenizer(text).input_ids, tokenizer.eos_token_id]
     )
+
+
+def test_a_run_on_tasks_goes_on_from_its_checkpoint_too(folder, tmp_path):
+    tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2")
+    assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
+    assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
+    assert routers.read(tmp_path / routers.FILE).config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
