@@ -291,9 +291,9 @@ def ran(made, monkeypatch):
     monkeypatch.setattr(bench_module, "_pool", AtOnce)
     monkeypatch.setattr(measure, "carry_out", carry_out)
 
-    def run(*names):
+    def run(*names, **options):
         measured.clear()
-        missing = made.run(made.with_needs(names), 2, lambda line: None)
+        missing = made.run(made.with_needs(names), 2, lambda line: None, **options)
         return list(measured), missing
 
     return run
@@ -323,6 +323,11 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(made, ran):
     assert made.results.failure("curves/linear-held-out") == "it needs curves/linear, which failed"
     listed = made.listing(made.with_needs(["curves/linear"]), 1)
     assert re.search(r"^failed .* curves/linear  \(RuntimeError: out of paper\)$", listed, re.MULTILINE)
+
+
+def test_nothing_is_begun_when_the_time_is_over(made, ran):
+    assert ran("main/kv/plain", minutes=-1) == ([], 0)
+    assert made.state(made.listed["main/kv/plain"]) == "missing"
 
 
 def test_an_unknown_size_is_refused():

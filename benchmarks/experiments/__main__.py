@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--only", action="append", metavar="PATTERN", help="only experiments such as 'main/kv/*', and what they need")
     add("--list", action="store_true", help="show what is there and how long the rest may take, and stop")
     add("--jobs", type=int, default=1, metavar="N", help="processes, of one thread each (default: 1)")
+    add("--minutes", type=float, default=math.inf, metavar="N", help="begin nothing new after so many minutes")
     add("--set", type=_sizes, default={}, metavar="SIZE=N,...", help="other sizes: questions=50,search.epochs=2")
     add("--results", type=Path, metavar="DIR",
         help=f"where results are kept (default: {KEPT}; of the headline, measured anew, runs/headline)")  # fmt: skip
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             print(made.listing(chosen, args.jobs))
             return 0
-        missing = made.run(chosen, args.jobs, lambda line: print(line, flush=True))
+        missing = made.run(chosen, args.jobs, lambda line: print(line, flush=True), args.minutes)
         if args.preset == "headline":
             from benchmarks.experiments import page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -130,8 +131,17 @@ class Bench:
             wanted |= more
         return [experiment for experiment in self.listed.values() if experiment.name in wanted]
 
-    def run(self, chosen: Sequence[Experiment], jobs: int, say: Callable[[str], None] = print) -> int:
-        """Measure what is not there yet, ``jobs`` at a time; returns how many experiments have no result at the end."""
+    def run(
+        self,
+        chosen: Sequence[Experiment],
+        jobs: int,
+        say: Callable[[str], None] = print,
+        minutes: float = math.inf,
+    ) -> int:
+        """Measure what is not there yet, ``jobs`` at a time; returns how many experiments failed.
+
+        After so many ``minutes`` nothing new is begun, and what was begun is measured to its end.
+        """
         names = {experiment.name for experiment in chosen}
         waiting = list(chosen)
         finished = 0
@@ -157,7 +167,7 @@ class Bench:
             while waiting or running:
                 busy = {experiment.name for experiment, _ in running.values()} | {one.name for one in waiting}
                 for experiment in [one for one in waiting if not busy.intersection(one.needs)]:
-                    if len(running) >= jobs:
+                    if len(running) >= jobs or time.perf_counter() - start > 60 * minutes:
                         break
                     waiting.remove(experiment)
                     if broken := [need for need in experiment.needs if need in failed]:
@@ -175,6 +185,9 @@ class Bench:
                         assert factors is not None
                         factors.save(self.results.factors_path(experiment.name))
                     running[pool.submit(measure.carry_out, job)] = experiment, factors
+                if not running and time.perf_counter() - start > 60 * minutes:
+                    say(f"{len(waiting)} experiments were not begun: the {minutes:g} minutes are over")
+                    break
                 if not running:
                     continue
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -204,7 +217,7 @@ class Bench:
         if experiment.kind == "evaluate":
             slow = {"attention_buckets": 30, "moice": 20, "ms_poe": 3}.get(settings["model"], 1)
             return 0.7 * settings["questions"] * slow
-        return {"choose": 120.0, "search": 200.0, "perplexity": 60.0}[experiment.kind]
+        return {"choose": 120.0, "search": 180.0, "perplexity": 60.0}[experiment.kind]
 
     def listing(self, chosen: Sequence[Experiment], jobs: int) -> str:
         """What is there, what is missing and why, and how long that would take."""

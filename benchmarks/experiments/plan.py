@@ -37,6 +37,7 @@ LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
 UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 PEERS: dict[str, dict[str, Any]] = {"attention_buckets": {}, "ms_poe": {}, "moice": {}}
 """lm-eval model types and their arguments; PI is ``lpes`` with one number, exactly."""
+SLOW = ("attention_buckets", "moice")
 ROPE_KINDS = ("plain", "linear", "dynamic", "yarn")
 MOVE = 0.3
 
@@ -48,8 +49,8 @@ class Sizes:
     Attributes:
         questions: held-out questions of an evaluation, each asked at all positions.
         peer_questions: of a method that lm-eval's own loop has to answer: the first of these questions.
-        bucket_questions: of Attention Buckets, which answers with seven models and no shared prefixes.
-        transfer_questions: at other lengths and positions.
+        slow_questions: of the peers that cost several times the plain model.
+        other_questions: of ablations, and at other lengths and positions.
         choice_examples: search examples on which the uniform factor is chosen.
         search: flags of ``python -m search.ga`` that say how large a search is, and what it sets out from: with so few
             generations it has to look around at once, where the paper's 20 can begin at 1.5 (Eq. 8).
@@ -60,8 +61,8 @@ class Sizes:
 
     questions: int = 100
     peer_questions: int = 50
-    bucket_questions: int = 24
-    transfer_questions: int = 50
+    slow_questions: int = 24
+    other_questions: int = 50
     choice_examples: int = 40
     search: Mapping[str, Any] = field(
         default_factory=lambda: {
@@ -71,7 +72,7 @@ class Sizes:
             "epochs": 4,
             "mutations": 5,
             "crossovers": 1,
-            "examples": 24,
+            "examples": 20,
         }
     )
     gradient: Mapping[str, Any] = field(
@@ -80,7 +81,7 @@ class Sizes:
             "epoch_samples": 40,
             "gradient_batch": 8,
             "learning_rate": 0.02,
-            "examples": 24,
+            "examples": 20,
         }
     )
     texts: int = 40
@@ -166,7 +167,7 @@ def _main(task: str, sizes: Sizes) -> Iterator[Experiment]:
 
 def _peers(task: str, sizes: Sizes) -> Iterator[Experiment]:
     for peer, arguments in PEERS.items():
-        n = sizes.bucket_questions if peer == "attention_buckets" else sizes.peer_questions
+        n = sizes.slow_questions if peer in SLOW else sizes.peer_questions
         yield _evaluate(f"main/{SHORT[task]}/{peer}", task, n, model=peer, model_args=arguments)
 
 
@@ -195,7 +196,7 @@ def _steps(sizes: Sizes) -> Iterator[Experiment]:
     yield _search(linear, MDQA, sizes, SEEDS[0], curve="linear")
     sources: dict[str, Source | None] = {"plain": None, "linear": Found(linear), "bezier": Found(bezier)}
     for name, source in sources.items():
-        yield _evaluate(f"steps/{name}-held-out", f"{MDQA}_steps", sizes.transfer_questions, source)
+        yield _evaluate(f"steps/{name}-held-out", f"{MDQA}_steps", sizes.other_questions, source)
 
 
 def _transfer(sizes: Sizes) -> Iterator[Experiment]:
@@ -209,7 +210,7 @@ def _transfer(sizes: Sizes) -> Iterator[Experiment]:
                 yield _evaluate(
                     f"transfer/{SHORT[task]}-{length}-{name}",
                     task,
-                    sizes.transfer_questions,
+                    sizes.other_questions,
                     source,
                     metadata={SIZE_OF[task]: length},
                 )
@@ -222,12 +223,12 @@ def _ablations(sizes: Sizes) -> Iterator[Experiment]:
     for task in (KV, MDQA):
         for first in (True, False):
             name = f"ablation/{SHORT[task]}-{'first' if first else 'last'}-half"
-            yield _evaluate(name, task, sizes.questions, HalfOf(Shipped(task), first))
+            yield _evaluate(name, task, sizes.other_questions, HalfOf(Shipped(task), first))
     found = Found(f"searches/{SHORT[KV]}-{SEEDS[0]}")
     for point in (None, 0, 1, 2, 3):
         for by in (-MOVE, MOVE):
             name = f"ablation/{'all' if point is None else f'point-{point}'}-{'up' if by > 0 else 'down'}"
-            yield _evaluate(name, KV, sizes.questions, Moved(found, point, by))
+            yield _evaluate(name, KV, sizes.other_questions, Moved(found, point, by))
 
 
 def _perplexity(sizes: Sizes) -> Iterator[Experiment]:
