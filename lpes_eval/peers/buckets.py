@@ -154,9 +154,10 @@ class Buckets:
         names = tuple(inspect.signature(type(rotary).forward).parameters)[1:]
         call = dict(zip(names, args, strict=False)) | kwargs
         rows = call["x"].shape[0] // len(self._part)
-        ids = call["position_ids"]
-        call["position_ids"] = ids[: max(1, ids.shape[0] // len(self._part))]  # they are the same for every base
-        cos, sin = (t[: call["position_ids"].shape[0]] for t in output)
+        ids = call["position_ids"]  # (N * B or 1, T), or with three axes in front
+        own = max(1, ids.shape[-2] // len(self._part))
+        call["position_ids"] = ids[..., :own, :]  # they are the same for every base
+        cos, sin = (t[:own] for t in output)
         tables = Table(rotary, call, cos, sin).by_bases(self._part, self.theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
