@@ -1,0 +1,47 @@
+"""Every family that takes layer factors: the peers run on it, or are refused with a reason; nothing in between."""
+
+import pytest
+import torch
+
+from lpes_eval import rope
+from lpes_eval.errors import UnsupportedModel
+from lpes_eval.peers.buckets import Buckets
+from lpes_eval.peers.ms_poe import MsPoE, Settings
+from lpes_eval.support import NOT_BUILT, model_types, tiny_config, tiny_model
+
+pytestmark = pytest.mark.slow
+TOKENS = torch.arange(3, 27)[None]
+OTHERWISE = {"minimax", "zamba2"}
+"""Families whose own answers with a cache differ from those without one, or nearly so."""
+
+
+def answers(model, **options):
+    options |= {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    found = model.generate(TOKENS, return_dict_in_generate=True, output_logits=True, **options)
+    return torch.stack(found.logits)
+
+
+@pytest.mark.parametrize("family", sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED)))
+def test_it_runs_with_and_without_a_cache_or_says_why_not(family):
+    model = tiny_model(tiny_config(family))
+    try:
+        rope.find_decoder(model)
+    except UnsupportedModel:
+        return
+    with torch.no_grad():
+        plain = model(input_ids=TOKENS, use_cache=False).logits
+        for make in (lambda: MsPoE(model, Settings(skip=1, threshold=1.5)), lambda: Buckets(model)):
+            try:
+                method = make()
+            except UnsupportedModel as refusal:
+                assert str(refusal).startswith(f"{model.config.model_type}: ")
+                continue
+            assert not torch.equal(model(input_ids=TOKENS, use_cache=False).logits, plain)
+            if isinstance(method, MsPoE):
+                with method.prompt_ends_at(TOKENS.shape[1] - 1):
+                    cached, anew = answers(model), answers(model, use_cache=False)
+            else:
+                cached, anew = answers(model), answers(model, use_cache=False)
+            assert family in OTHERWISE or (cached - anew).abs().max() < 1e-3
+            method.detach()
+        assert torch.equal(model(input_ids=TOKENS, use_cache=False).logits, plain)
