@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from lpes_eval.errors import UnsupportedModel
+from lpes_eval import rope
+from lpes_eval.errors import UserError
 from lpes_eval.peers.attention import Call, Interception, bases_for, own_base
 from lpes_eval.peers.router import Router
 
@@ -43,21 +44,15 @@ def apply(model: nn.Module, router: Router) -> Interception:
         UnsupportedModel: a model with another kind of rotary embedding, or attention that cannot be reached.
         UserError: layer factors or another method are in the model already.
     """
+    if rope.applied(model) is not None:
+        raise UserError(f"{NAME}: the model has layer factors; take them back first (lpes_eval.remove)")
     theta = own_base(model, NAME)
-    interception = Interception(model, _Mixture(router.to(next(model.parameters()).device), theta), NAME)
-    if not interception.layers:
-        interception.detach()
-        raise UnsupportedModel(f"{_kind(model)}: none of its layers rotates; {NAME} would change nothing")
-    return interception
+    return Interception(model, _Mixture(router.to(next(model.parameters()).device), theta), NAME)
 
 
 def default_bases(model: nn.Module) -> tuple[float, ...]:
     """The bases for ``model``, which may be without weights: the published ones where its own is 10000."""
     return bases_for(own_base(model, NAME), None)
-
-
-def _kind(module: Any) -> str:
-    return str(getattr(module.config, "model_type", type(module).__name__))
 
 
 class _Mixture:
@@ -84,11 +79,6 @@ class _Mixture:
 
         weights = self.router(call.layer, turned(0)).unflatten(1, (key_heads, -1))  # (B, K, G, T, N)
         keys, value = None, call.value
-        if call.key.shape[2] != call.query.shape[2]:
-            raise UnsupportedModel(
-                f"{_kind(call.module)}: its attention adds to the cache by a way of its own, with keys that {NAME} "
-                "has not rotated; it can be run without a cache (use_cache=False)"
-            )
         if call.cache is not None:
             _grow_in_place(call)
             keys, value = call.cached(self._keys(call, cos, sin), value)  # (B, K * N, S, D), (B, K, S, D_v)
