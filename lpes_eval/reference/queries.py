@@ -44,6 +44,8 @@ class Asked:
     """(B, Q, W) the id that follows each, :data:`IGNORE` where the context does not determine it."""
     answers: np.ndarray
     """(B, Q, W) whether the target belongs to the answer, the end token included."""
+    context_targets: np.ndarray | None = None
+    """(B, C) the same within the context, where anything in it is determined."""
 
 
 def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -108,7 +110,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int) -> A
 
     ``golds`` are the numbers of the articles that are asked about, from 0, or how many of all facts to draw. Queries
     are as wide as the longest, padded behind their ends. Of a question, the tokens of its title have targets once the
-    tokens before them name one article.
+    tokens before them name one article; of the context, the subject of an article that begins a sentence.
     """
     kind, articles = fiction.shelf(documents, rng)
     if isinstance(golds, int):
@@ -125,6 +127,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int) -> A
     shelf = head + format_documents([article.document() for article in articles])
     wordings = [draw_data.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
     lead, tail = zip(*wordings, strict=True)
+    subjects = [" " + article.subject for article in articles]
     values = [articles[i].values[fact].answers[0] for i, fact in drawn]
     (context,) = encode([shelf])
     opened = encode([before + text.rstrip(" ") for text in lead])
@@ -148,7 +151,19 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int) -> A
         queries[0, row, : len(ids)] = ids
         all_targets[0, row, : len(ids)] = targets
         answers[0, row, start : len(ids)] = True
-    return Asked(np.array([context]), queries, all_targets, answers)
+    return Asked(np.array([context]), queries, all_targets, answers, _subjects(context, encode(subjects)))
+
+
+def _subjects(context: list[int], subjects: list[list[int]]) -> np.ndarray:
+    """(1, C) targets: the tokens of a subject where it follows a title or a sentence."""
+    targets = np.full((1, len(context)), IGNORE)
+    boundaries = {vocabulary.byte_id(")"), vocabulary.byte_id(".")}
+    for at in range(1, len(context)):
+        if context[at - 1] in boundaries:
+            for subject in subjects:
+                if context[at : at + len(subject)] == subject:
+                    targets[0, at - 1 : at - 1 + len(subject)] = subject
+    return targets
 
 
 def _attend(

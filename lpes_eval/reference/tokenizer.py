@@ -63,7 +63,14 @@ PAIR_ID = 2 + 256
 DASH_PAIR_ID = PAIR_ID + 256
 PIECE_ID = {piece: DASH_PAIR_ID + 256 + i for i, piece in enumerate(PROMPT_PIECES)}
 """Id of each fixed part of the prompt."""
-QUOTE_ID = 2 + ord(QUOTE)
+
+
+def byte_id(character: str) -> int:
+    """Id of an ASCII character that stands alone."""
+    return 2 + ord(character)
+
+
+QUOTE_ID = byte_id(QUOTE)
 RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
 """Entries that key-value prompts need; those of multi-document prompts stand behind them."""
 VOCAB_SIZE = 2 + 256 + len(pieces())

@@ -70,7 +70,9 @@ class Recipe:
     articles: float = 0.0
     """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
     documents: int = 8
-    """Most articles in a context; contexts grow from one to as many, each level left once its answers are right."""
+    """Most articles in a context: one until the answers are right, then any number up to this one."""
+    subjects: int = 0
+    """1: an article's subject is a target, too, where its sentences begin with it."""
     queries: int = 24
     """Most queries on one context."""
     tokens: int = 6000
@@ -89,12 +91,16 @@ class Recipe:
     """Processor threads: sums are grouped by thread, so they are part of the recipe."""
 
 
-_DEEPER = Recipe(layers=6, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, grow_to=44, pairs=44, articles=0.7, rate=1e-3)
+_DEEPER = Recipe(layers=6, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, grow_to=44, pairs=44, articles=0.7)
 REFERENCE = (
     Recipe(steps=1300, decay_share=0.0),
     Recipe(steps=2300, mixed=0.5, grow_to=32, pairs=32),
     Recipe(steps=3000, mixed=0.5, grow_to=44, pairs=44),
-    replace(_DEEPER, steps=6000, decay_share=0.2),
+    replace(_DEEPER, steps=4000, decay_share=0.0, documents=2, rate=1e-3),
+    replace(_DEEPER, steps=4200, decay_share=0.0, documents=8, rate=1.5e-3),
+    replace(_DEEPER, steps=4800, decay_share=0.0, documents=8, subjects=1, rate=1.5e-3),
+    replace(_DEEPER, steps=5000, decay_share=0.0, documents=5, subjects=1, rate=1.5e-3),
+    replace(_DEEPER, steps=6400, decay_share=0.08, documents=5, subjects=1, grow_to=46, pairs=46, rate=1.5e-3),
 )
 """The shipped model: whole UUIDs in contexts of up to 28 records, then records of all sizes and up to 32, then 44; then
 two layers more, and articles."""
@@ -173,10 +179,10 @@ class State:
     level_step: int = 0
     right: float = 0.0
     """Running share of tokens right that decides when a level is left."""
-    documents: int = 1
-    """Most articles in a context now."""
     documents_right: float = 0.0
     """As ``right``, of answers about articles."""
+    documents_read: bool = False
+    """Whether answers about a single article were right."""
 
 
 def _copy_loss(
@@ -215,29 +221,37 @@ def _query_loss(
     }
 
 
-def _loss(model: LlamaForCausalLM, batch: Asked, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean cross-entropy of all targets, and (B, Q, W) whether each is the likeliest token."""
+def _loss(
+    model: LlamaForCausalLM, batch: Asked, device: str, with_context: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of all targets, and (B, Q, W) whether each of the queries' is the likeliest token."""
     context, queries = torch.tensor(batch.context, device=device), torch.tensor(batch.queries, device=device)
-    targets = torch.tensor(batch.targets, device=device).flatten()
-    states = hidden(model, context, queries)[:, context.shape[1] :].flatten(0, 1)
+    targets = torch.tensor(batch.targets, device=device).flatten(1)
+    size = context.shape[1]
+    states = hidden(model, context, queries)
+    if with_context and batch.context_targets is not None:
+        targets = torch.cat([torch.tensor(batch.context_targets, device=device), targets], dim=1)
+    else:
+        states = states[:, size:]
     known = targets != IGNORE
     logits = model.lm_head(states[known]).float()
     correct = torch.zeros_like(known)
     correct[known] = logits.argmax(-1) == targets[known]
-    return functional.cross_entropy(logits, targets[known]), correct.view(queries.shape)
+    asked = queries.shape[1] * queries.shape[2]
+    return functional.cross_entropy(logits, targets[known]), correct[:, -asked:].reshape(queries.shape)
 
 
 def _article_loss(
     model: LlamaForCausalLM, recipe: Recipe, state: State, device: str
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """As many contexts as fill a batch, each with up to ``state.documents`` articles of its own."""
+    """As many contexts as fill a batch, each with as many articles of its own."""
     rng = draw_data.stream("reference", recipe.seed, state.step)
-    documents = 1 + draw_data.below(state.documents, rng)
+    documents = 1 + draw_data.below(recipe.documents if state.documents_read else 1, rng)
     losses, right, whole, tokens = [], [], [], 0
     while tokens < 0.75 * recipe.tokens:
         batch = draw_documents(rng, documents, recipe.queries)
         tokens += batch.context.size + batch.queries.size
-        loss, correct = _loss(model, batch, device)
+        loss, correct = _loss(model, batch, device, with_context=bool(recipe.subjects))
         losses.append(loss)
         answers = torch.tensor(batch.answers, device=device)
         right.append((correct & answers).sum() / answers.sum())
@@ -259,10 +273,8 @@ def _advance(state: State, recipe: Recipe, seen: dict[str, Any], stages: list[tu
             state.phase, state.level_step, state.right = "query", 0, 0.0
         return
     if "documents" in seen:
-        if seen["documents"] >= 0.75 * state.documents:
-            state.documents_right += 0.1 * (seen["documents_right"] - state.documents_right)
-        if state.documents_right > recipe.advance_at and state.documents < recipe.documents:
-            state.documents, state.documents_right = min(recipe.documents, state.documents + 1), 0.0
+        state.documents_right += 0.1 * (seen["documents_right"] - state.documents_right)
+        state.documents_read |= state.documents_right > recipe.advance_at
         return
     if seen["long"]:
         state.right += 0.1 * (seen["right"] - state.right)
@@ -402,7 +414,7 @@ def train(
         optimizer.zero_grad()
         phase = "copy" if state.phase == "copy" else "{}x{}".format(*of_stage[state.level])
         if recipe.articles:
-            phase += f"+{state.documents}"
+            phase += f"+{recipe.documents if state.documents_read else 1}"
         _advance(state, recipe, seen, of_stage)
 
         for key, value in {"loss": loss.item(), **seen}.items():
