@@ -4,7 +4,7 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
 
 * prompts are tokenised once;
 * a beginning that several prompts share (the records of a question that is asked at several positions) is prefilled
-  once, and its keys and values are handed to all of them;
+  once, on a CPU without padding, and its keys and values are handed to all of them;
 * greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
   put behind the prompt and checked in the same forward pass (speculative decoding, arXiv 2211.17192, with the past as
   the draft model). Decoding goes on from the first token that differs, along another answer of the past if one fits;
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from lpes_eval.errors import UserError
@@ -314,17 +314,15 @@ class Answerer:
     def _decode(self, groups: Sequence[_Group], drafts: Sequence[Tokens] | None) -> dict[int, Tokens]:
         rows = [i for group in groups for i in group.members]  # the prompts still being answered
         device = self.model.device
-        cache = DynamicCache(config=self.model.config)
-        mask = torch.zeros(len(groups), 0, dtype=torch.long, device=device)  # (rows, columns of the cache)
         pending = {i: self._prompts[i].tokens[len(group.prefix) :] for group in groups for i in group.members}
         if any(group.prefix for group in groups):
-            _, mask = self._forward([group.prefix for group in groups], [()] * len(groups), cache, mask)
+            cache, mask = self._prefill([group.prefix for group in groups])
             of_row = torch.tensor([g for g, group in enumerate(groups) for _ in group.members], device=device)
             cache.batch_select_indices(of_row)
             mask = mask[of_row]
             self.count.shared += sum(len(g.prefix) * (len(g.members) - 1) for g in groups)
         else:
-            mask = mask.new_zeros(len(rows), 0)
+            cache, mask = DynamicCache(config=self.model.config), self._no_columns(len(rows))
         self.count.prefilled += sum(len(g.prefix) for g in groups) + sum(map(len, pending.values()))
 
         answers: dict[int, Tokens] = dict.fromkeys(rows, ())
@@ -352,6 +350,44 @@ class Answerer:
                     cache.batch_select_indices(kept)
                     mask = mask[kept]
         return answers
+
+    def _no_columns(self, rows: int) -> Tensor:
+        """The attention mask over an empty cache: (rows, columns)."""
+        return torch.zeros(rows, 0, dtype=torch.long, device=self.model.device)
+
+    def _prefill(self, prefixes: Sequence[Tokens]) -> tuple[DynamicCache, Tensor]:
+        """Run prefixes through the model; their keys and values, padded on the left, and the mask over them.
+
+        On a CPU those of each length go by themselves: without padding attention needs no mask, and computes the half
+        that is not hidden.
+        """
+        by_length: dict[int, list[int]] = {}
+        for row, prefix in enumerate(prefixes):
+            by_length.setdefault(len(prefix), []).append(row)
+        if 0 in by_length or self.model.device.type != "cpu":
+            by_length = {max(by_length): list(range(len(prefixes)))}
+        caches, masks = [], []
+        for rows in by_length.values():
+            cache = DynamicCache(config=self.model.config)
+            part = [prefixes[row] for row in rows]
+            masks.append(self._forward(part, [()] * len(part), cache, self._no_columns(len(part)))[1])
+            caches.append(cache)
+        if len(caches) == 1:
+            return caches[0], masks[0]
+        longest = max(by_length)
+        order = [row for rows in by_length.values() for row in rows]
+        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+
+        def together(parts: Sequence[Tensor], columns: int) -> Tensor:
+            """Parts of shape (rows, ..., columns, ...) as one, in the order of the prefixes."""
+            behind = (0, 0) * (parts[0].dim() - 1 - columns)
+            return torch.cat([nn.functional.pad(t, (*behind, longest - t.shape[columns], 0)) for t in parts])[back]
+
+        layers: tuple[Any, ...]  # the same layer of each of the caches
+        for layers in zip(*(cache.layers for cache in caches), strict=True):
+            layers[0].keys = together([layer.keys for layer in layers], 2)
+            layers[0].values = together([layer.values for layer in layers], 2)
+        return caches[0], together(masks, 1)
 
     def _drafted(self, i: int, so_far: Tokens, drafts: Sequence[Tokens] | None) -> Tokens:
         prompt, first = self._prompts[i], drafts[i] if drafts is not None else None

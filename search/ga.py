@@ -249,6 +249,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         args.__dict__.update(kept, output=folder)
     if args.optimizer == "gradient":
         args.curve, args.continuous = "free", True
+    if args.start == "wide" and args.optimizer != "ga" and "--start" not in [flag.partition("=")[0] for flag in argv]:
+        args.start = Y_START  # a preset's wide start is for a population
     if isinstance(args.start, str) and args.start != "wide":
         args.start = _start(args)
     if args.output is None:

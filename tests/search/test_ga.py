@@ -211,6 +211,8 @@ def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_pa
         (["--optimizer", "random"], RandomSearch, 504),
         (["--optimizer", "cma-es"], CMAES, 504),
         (["--preset", "quick"], GeneticAlgorithm, 12 + 4 * (6 + 2 * 2)),
+        (["--preset", "quick", "--optimizer", "random"], RandomSearch, 5 * (6 + 2 * 2)),
+        (["--preset", "quick", "--optimizer", "cma-es"], CMAES, 5 * (6 + 2 * 2)),
         (["--preset", "quick", "--epochs", "1"], GeneticAlgorithm, 12 + 1 * (6 + 2 * 2)),
     ],
 )
