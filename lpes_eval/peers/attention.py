@@ -27,6 +27,7 @@ its own queries and keys is refused.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import sys
@@ -84,8 +85,7 @@ class Table:
         key = ("factors", *factors)
         if key not in self._made:
             ids = self.call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
-            divisors = torch.tensor(factors, dtype=torch.float32, device=ids.device)[:, None, None]
-            cos, sin = self._ask((ids.unsqueeze(-3).float() / divisors).flatten(-3, -2))
+            cos, sin = self._ask((ids.unsqueeze(-3) / _divisors(tuple(factors), ids.device)).flatten(-3, -2))
             shape = (len(factors), -1, *cos.shape[1:])
             self._made[key] = cos.view(shape), sin.view(shape)
         return self._made[key]
@@ -111,11 +111,24 @@ class Table:
 
     def _ask(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
-        forward = inspect.unwrap(type(self.rotary).forward)
+        forward, _ = forward_of(type(self.rotary))
         call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
         with torch.no_grad():
             cos, sin = forward(self.rotary, **call)
         return cos, sin
+
+
+@functools.lru_cache(maxsize=64)
+def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """Factors shaped to divide positions, (U, 1, 1); kept, for a copy to a GPU at every token would wait for it."""
+    return torch.tensor(factors, dtype=torch.float32, device=device)[:, None, None]
+
+
+@functools.lru_cache(maxsize=64)
+def forward_of(rotary: Any) -> tuple[Callable, tuple[str, ...]]:
+    """A rotary class's own forward, without what transformers wraps around it, and the names of its arguments."""
+    forward = inspect.unwrap(rotary.forward)
+    return forward, tuple(inspect.signature(forward).parameters)[1:]
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:
@@ -152,9 +165,8 @@ def own_base(model: nn.Module, method: str) -> float:
     inv_freq = getattr(rotary, "inv_freq", None)
     if inv_freq is None:
         raise refuse("its rotary module keeps no inverse frequencies")
-    if not inv_freq.is_meta and not isinstance(
-        rotary(inv_freq.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)), tuple
-    ):
+    nowhere = torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)
+    if not inv_freq.is_meta and torch.is_tensor(rotary(inv_freq.new_zeros(1, 1, 1), nowhere)):
         raise refuse("its rotary tables are complex numbers")
     if not inv_freq.is_meta and not torch.allclose(inv_freq.float(), frequencies(theta, inv_freq.float())):
         raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
@@ -494,7 +506,7 @@ class Interception:
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not isinstance(output, tuple):
             raise UnsupportedModel(f"{self._kind}: its rotary tables are complex numbers, which {self.name} cannot use")
-        names = tuple(inspect.signature(type(rotary).forward).parameters)[1:]
+        _, names = forward_of(type(rotary))
         call = dict(zip(names, args, strict=False)) | kwargs
         self._tables.append(Table(rotary, call, *output))
 

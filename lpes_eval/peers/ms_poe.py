@@ -32,6 +32,7 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.peers import attention
 from lpes_eval.peers.attention import Call, Interception
+from lpes_eval.peers.moice import _grow_in_place
 
 NAME = "Ms-PoE"
 MIN, MAX = 1.2, 1.8
@@ -129,8 +130,11 @@ class MsPoE:
             call.state["ranks"] = self.ranks[call.layer] = self._rank(call)
         ranks = call.state["ranks"]  # (B, H)
         cos, sin = (_each_head(t, ranks) for t in call.rotation.table.by_factors(self.settings.factors(heads)))
-        query = call.rotation.rotate(call.query, cos, sin)
-        key = call.rotation.rotate(call.key.repeat_interleave(heads // key_heads, dim=1), cos, sin)
+        query, key = call.rotation.rotate(call.query, cos, sin), call.key
+        if heads != key_heads:
+            key = key.repeat_interleave(heads // key_heads, dim=1)
+            _grow_in_place(call)  # so many keys more are not to be copied for every token
+        key = call.rotation.rotate(key, cos, sin)
         return call.attend(query, *call.cached(key, call.value))
 
     def _rank(self, call: Call) -> Tensor:
@@ -162,8 +166,10 @@ class MsPoE:
 
 def _each_head(table: Tensor, ranks: Tensor) -> Tensor:
     """From tables by factor (U, B or 1, T, d) that of every row's every head, (B, H, T, d)."""
-    rows = torch.arange(len(ranks), device=ranks.device)[:, None] if table.shape[1] > 1 else 0
-    return table[ranks.to(table.device), rows]
+    ranks = ranks.to(table.device)
+    if table.shape[1] == 1:
+        return table[:, 0][ranks]
+    return table[ranks, torch.arange(len(ranks), device=table.device)[:, None]]
 
 
 def _visible(call: Call, last: Tensor) -> Tensor:
