@@ -111,7 +111,8 @@ class Table:
 
     def _ask(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
-        forward, _ = forward_of(type(self.rotary))
+        kind: Any = type(self.rotary)
+        forward, _ = forward_of(kind)
         call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
         with torch.no_grad():
             cos, sin = forward(self.rotary, **call)
@@ -506,7 +507,8 @@ class Interception:
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if not isinstance(output, tuple):
             raise UnsupportedModel(f"{self._kind}: its rotary tables are complex numbers, which {self.name} cannot use")
-        _, names = forward_of(type(rotary))
+        kind: Any = type(rotary)
+        _, names = forward_of(kind)
         call = dict(zip(names, args, strict=False)) | kwargs
         self._tables.append(Table(rotary, call, *output))
 

@@ -151,7 +151,8 @@ class Buckets:
         """Cosines and sines of every row's own base, (N * B, T, d)."""
         if not self._part or self._part == (self.theta,):
             return output
-        _, names = forward_of(type(rotary))
+        kind: Any = type(rotary)
+        _, names = forward_of(kind)
         call = dict(zip(names, args, strict=False)) | kwargs
         rows = call["x"].shape[0] // len(self._part)
         ids = call["position_ids"]  # (N * B or 1, T), or with three axes in front
