@@ -204,6 +204,7 @@ class _LayerRope:
             self.distinct = list(factors)
             self.slots = list(decoder.rotates_as)
         self.caches: WeakSet[Cache] = WeakSet()
+        self._replaced: list[Any] = []
         self._divisors: dict[torch.device, Tensor] = {}
         self._handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
@@ -212,7 +213,11 @@ class _LayerRope:
         if not self.distinct:
             return
         for rotary in decoder.rotaries:
-            self._handles.append(rotary.register_forward_hook(self._tabulate(rotary), with_kwargs=True))
+            if _keeps_its_frequencies(rotary):
+                rotary.forward = self._tabulate_alone(rotary)
+                self._replaced.append(rotary)
+            else:
+                self._handles.append(rotary.register_forward_hook(self._tabulate(rotary), with_kwargs=True))
         if decoder.rotaries:
             for h, layer in enumerate(decoder.layers):
                 self._handles.append(layer.register_forward_pre_hook(self._pick(h), with_kwargs=True))
@@ -229,6 +234,8 @@ class _LayerRope:
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for rotary in self._replaced:
+            del rotary.forward
         for cache in list(self.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
             if cache.get_seq_length() > 0:
@@ -247,8 +254,24 @@ class _LayerRope:
 
         return hook
 
+    def _tabulate_alone(self, rotary: nn.Module) -> Callable:
+        """A forward that makes all layers' tables at once, in place of the model's own table that no layer may need.
+
+        In decoding, where a table is one row, the calls are the cost; this way there are as many as without factors.
+        """
+        own, (forward, names) = rotary.forward, _undecorated(type(rotary))
+
+        def tabulate(*args: Any, **kwargs: Any) -> _Tables:
+            return _Tables(self, rotary, forward, dict(zip(names, args, strict=False)) | kwargs, None, own)
+
+        return tabulate
+
     def _pick(self, h: int) -> Callable:
         def hook(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            tables = kwargs.get(_POSITION_EMBEDDINGS)
+            if type(tables) is _Tables and len(args) == 1:  # as most families call their layers: (hidden_states, ...)
+                kwargs[_POSITION_EMBEDDINGS] = tables.of(h)
+                return args, kwargs
             return tuple(_resolve(a, h) for a in args), {name: _resolve(a, h) for name, a in kwargs.items()}
 
         return hook
@@ -291,6 +314,12 @@ _LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
 """Rotary modules whose undecorated forward looks at the longest position: it is shown the true ones as well."""
 
 
+def _keeps_its_frequencies(rotary: Any) -> bool:
+    """Whether a rotary module answers for any length from the same frequencies, and nobody has changed its forward."""
+    lasting = getattr(rotary, "rope_type", None) in ("default", "linear", "llama3", "yarn")
+    return lasting and torch.is_tensor(getattr(rotary, "inv_freq", None)) and "forward" not in rotary.__dict__
+
+
 def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
     """A rotary class's own forward without what transformers wraps around it, and the names of its arguments."""
     forward = inspect.unwrap(rotary.forward)
@@ -300,16 +329,29 @@ def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
 class _Tables:
     """What a rotary module answers in one forward, for every layer: (cos, sin) tuples or complex rotations."""
 
-    def __init__(self, rope: _LayerRope, rotary: nn.Module, forward: Callable, call: dict, plain: Any) -> None:
-        self._rope, self._rotary, self._forward, self._plain = rope, rotary, forward, plain
+    def __init__(
+        self, rope: _LayerRope, rotary: Any, forward: Callable, call: dict, plain: Any, own: Callable | None = None
+    ) -> None:
+        self._rope, self._rotary, self._forward, self._made = rope, rotary, forward, plain
+        self._own, self._arguments = own, dict(call) if own is not None else {}
         self._x = call.pop("x").new_empty(1)  # its dtype and device are all that is asked of it
         self._position_ids: Tensor = call.pop("position_ids")
         self._options = call
         self._last: tuple[int, Any] | None = None
-        size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
+        if plain is None:
+            size = 2 * self._position_ids.numel() * rotary.inv_freq.numel()
+        else:
+            size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
         self._batched: list | None = None
         if len(rope.distinct) * size <= BATCHED_LIMIT:
             self._batched = self._compute(rope.divisors(self._x.device))
+
+    @property
+    def _plain(self) -> Any:
+        """The model's own table, made when a layer first asks for it."""
+        if self._made is None and self._own is not None:
+            self._made = self._own(**self._arguments)
+        return self._made
 
     def of(self, h: int) -> Any:
         """The table of layer ``h``, in the form in which the model's own rotary module gives it."""
@@ -334,14 +376,18 @@ class _Tables:
         and must not choose again by the divided one.
         """
         ids = self._position_ids  # (B, T), or (3, B, T) where positions have several axes
-        scaled = (ids.unsqueeze(-3).float() / divisors).flatten(-3, -2)  # (..., U * B, T)
+        if ids.shape[0] == 1 and ids.ndim == 2:
+            scaled = ids / divisors[:, 0]  # (U, T), float32
+        else:
+            scaled = (ids.unsqueeze(-3) / divisors).flatten(-3, -2)  # (..., U * B, T)
         if length_aware := type(self._rotary).__name__ in _LENGTH_AWARE:
             scaled = torch.cat((ids.float(), scaled), dim=-2)
         out = self._forward(self._rotary, self._x, scaled, **self._options)
         if length_aware:
             out = tuple(t[ids.shape[-2] :] for t in out)
-        parts = [t.unflatten(0, (len(divisors), -1)).unbind(0) for t in (out if isinstance(out, tuple) else (out,))]
-        return list(zip(*parts, strict=True)) if isinstance(out, tuple) else list(parts[0])
+        if isinstance(out, tuple):
+            return list(zip(*(t.split(len(t) // len(divisors)) for t in out), strict=True))
+        return list(out.split(len(out) // len(divisors)))
 
 
 @dataclass(frozen=True)
