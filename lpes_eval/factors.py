@@ -228,7 +228,7 @@ def parse(value: Any) -> Factors:
     if isinstance(value, Factors):
         return value
     if value == REFERENCE:
-        return load(Path(__file__).parent / "reference" / "kv" / "factors.json")
+        return load(Path(__file__).parent / "reference" / "base" / "factors.json")
     if isinstance(value, str):
         try:
             value = float(value)

@@ -605,11 +605,11 @@ def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
 
 def model_name(args: argparse.Namespace) -> Any:
     """The model as a factors file names it."""
-    from lpes_eval.models.lpes import REFERENCE
+    from lpes_eval.reference import NAMES
 
-    name = args.model_args.get("pretrained", REFERENCE[0])
-    if name in REFERENCE:
-        return REFERENCE[-1]
+    name = args.model_args.get("pretrained", "reference")
+    if name in NAMES:
+        return name if "/" in name else f"lpes-eval/{name}"
     revision = args.model_args.get("revision")
     return {"name": name, "revision": revision} if revision else name
 

@@ -20,8 +20,6 @@ from lpes_eval.errors import DataError
 
 ENV = "LPES_EVAL_DATA"
 KINDS = ("generated", "official", "folder")
-REFERENCE = ("reference", "lpes-eval/reference")
-"""What the shipped model is called."""
 WAY_OUT = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV}), or ask for --metadata source=generated"
 
 
@@ -118,7 +116,7 @@ def is_shipped(name: str) -> bool:
     from lpes_eval import reference
 
     home = Path(reference.__file__).resolve().parent
-    return name in REFERENCE or home in Path(name).expanduser().resolve().parents
+    return name in reference.NAMES or home in Path(name).expanduser().resolve().parents
 
 
 def find(folder: Path, name: str, subfolders: Sequence[str] = ()) -> Path | None:

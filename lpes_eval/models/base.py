@@ -13,15 +13,13 @@ from torch import nn
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 
-REFERENCE = ("reference", "lpes-eval/reference")
-"""What the model that is shipped with this package is called, as ``pretrained`` and in a factors file's origin."""
-
 
 class RotaryLM(HFLM):
     """``hf`` for models with rotary position embeddings; everything that ``hf`` takes means the same.
 
     Args:
-        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
+        pretrained: as for ``hf``. Left out, or ``reference``: the model that is shipped with this package;
+            ``reference-kv`` is the smaller one.
         **kwargs: what ``hf`` takes.
 
     Raises:
@@ -29,8 +27,8 @@ class RotaryLM(HFLM):
     """
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        if pretrained is None or (isinstance(pretrained, str) and pretrained in REFERENCE):
-            pretrained = str(reference.path())
+        if pretrained is None or (isinstance(pretrained, str) and pretrained in reference.NAMES):
+            pretrained = str(reference.path(reference.NAMES[pretrained or "reference"]))
         if isinstance(pretrained, str) and pretrained.startswith((".", "/", "~")):
             pretrained = os.path.expanduser(pretrained)
             if not os.path.isdir(pretrained):

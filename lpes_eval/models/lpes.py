@@ -12,7 +12,7 @@ from torch import nn
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import FactorsError
-from lpes_eval.models.base import REFERENCE, RotaryLM
+from lpes_eval.models.base import RotaryLM
 
 
 class LPES(RotaryLM):
@@ -95,7 +95,7 @@ def _model_of(factors: factors_file.Factors | None) -> tuple[str, str | None]:
     """The model, and its revision, that factors were made for; the shipped one where none is named."""
     origin = factors.origin.get("model") if factors is not None else None
     if origin is None:
-        return REFERENCE[0], None
+        return "reference", None
     if isinstance(origin, str):
         return origin, None
     return origin["name"], origin.get("revision")

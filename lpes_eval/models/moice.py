@@ -13,7 +13,7 @@ from torch import nn
 from lpes_eval import reference
 from lpes_eval.data import jsonl
 from lpes_eval.errors import UserError
-from lpes_eval.models.base import REFERENCE, RotaryLM
+from lpes_eval.models.base import RotaryLM
 from lpes_eval.peers import attention, moice
 from lpes_eval.peers import router as routers
 
@@ -34,8 +34,9 @@ class MoICE(RotaryLM):
     """
 
     def __init__(self, pretrained: Any = None, router: Any = None, **kwargs: Any) -> None:
-        shipped = pretrained is None or (isinstance(pretrained, str) and pretrained in REFERENCE)
-        self._name = str(reference.path()) if shipped else pretrained if isinstance(pretrained, str) else None
+        name = pretrained or "reference"
+        shipped = reference.path(reference.NAMES[name]) if isinstance(name, str) and name in reference.NAMES else None
+        self._name = str(shipped or name) if isinstance(name, str) else None
         self.router_file = _router_file(router, shipped)
         self.router = routers.read(self.router_file)
         super().__init__(pretrained, **kwargs)
@@ -69,13 +70,12 @@ class MoICE(RotaryLM):
         return f"moice_{jsonl.sha256(self.router_file)[:16]}"
 
 
-def _router_file(given: Any, shipped: bool) -> Path:
-    """The file of the router that was asked for, or of the one that is shipped with the reference model."""
+def _router_file(given: Any, shipped: Path | None) -> Path:
+    """The file of the router that was asked for, or of the one that is shipped with the model."""
     if given is not None:
         return routers.find(str(given))
-    file = reference.path() / routers.FILE
-    if shipped and file.is_file():
-        return file
+    if shipped is not None and (shipped / routers.FILE).is_file():
+        return shipped / routers.FILE
     raise UserError(
         "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
         "python -m lpes_eval.peers.train_router"

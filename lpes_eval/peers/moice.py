@@ -17,15 +17,13 @@ How it is computed:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.peers.attention import Call, Interception, bases_for, own_base
+from lpes_eval.peers.cache import grow_in_place
 from lpes_eval.peers.router import Router
 
 NAME = "MoICE"
@@ -80,7 +78,7 @@ class _Mixture:
         weights = self.router(call.layer, turned(0)).unflatten(1, (key_heads, -1))  # (B, K, G, T, N)
         keys, value = None, call.value
         if call.cache is not None:
-            _grow_in_place(call)
+            grow_in_place(call)
             keys, value = call.cached(self._keys(call, cos, sin), value)  # (B, K * N, S, D), (B, K, S, D_v)
             if call.query.shape[2] == 1 and _is_plain_softmax(call):
                 every = call.rotation.rotate(query[:, :, None], cos[..., None, :, :], sin[..., None, :, :])
@@ -136,55 +134,3 @@ def _one_token(call: Call, query: Tensor, key: Tensor, value: Tensor, weights: T
     pattern = scores.float().softmax(-1).unflatten(1, query.shape[1:3])  # (B, K, N, G, S)
     mixed = (pattern * weights.transpose(-1, -2)[..., None]).sum(2).to(value.dtype)  # (B, K, G, S)
     return torch.matmul(mixed, value).flatten(1, 2)[:, None]
-
-
-# -- a cache that does not move ----------------------------------------------------------------------------------------
-
-
-class GrowingLayer(DynamicLayer):
-    """A cache layer that writes new keys and values behind the old ones instead of copying both to a new place.
-
-    transformers' own layer concatenates: it copies all keys for every token, and there are N times as many here. What
-    else is done to a cache (cropping, choosing rows) works as it does there.
-    """
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append (B, heads, T, D) keys and values, and return all."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._room: dict[str, Tensor] = {}
-        self.keys = self._append("keys", key_states)
-        self.values = self._append("values", value_states)
-        return self.keys, self.values
-
-    def _append(self, name: str, new: Tensor) -> Tensor:
-        held: Tensor = getattr(self, name)
-        length = held.shape[-2] if held.numel() else 0
-        total = length + new.shape[-2]
-        room = self._room.get(name)
-        in_place = (
-            room is not None
-            and total <= room.shape[-2]
-            and held.data_ptr() == room.data_ptr()
-            and held.shape[:2] == room.shape[:2]
-            and held.stride() == room.stride()
-        )
-        if room is None or not in_place:
-            room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
-            if length:
-                room[:, :, :length] = held
-            self._room[name] = room
-        room[:, :, length:total] = new
-        return room[:, :, :total]
-
-
-def _grow_in_place(call: Call) -> None:
-    """Give a cache that is still empty layers that grow in place, where it would have transformers' growing ones."""
-    cache = call.cache
-    if type(cache) is not DynamicCache:
-        return
-    if not cache.layers and cache.layer_class_to_replicate is DynamicLayer:
-        cache.layer_class_to_replicate = GrowingLayer
-    for h, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer and not layer.is_initialized:
-            cache.layers[h] = GrowingLayer()

@@ -32,7 +32,7 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.peers import attention
 from lpes_eval.peers.attention import Call, Interception
-from lpes_eval.peers.moice import _grow_in_place
+from lpes_eval.peers.cache import grow_in_place
 
 NAME = "Ms-PoE"
 MIN, MAX = 1.2, 1.8
@@ -133,7 +133,7 @@ class MsPoE:
         query, key = call.rotation.rotate(call.query, cos, sin), call.key
         if heads != key_heads:
             key = key.repeat_interleave(heads // key_heads, dim=1)
-            _grow_in_place(call)  # so many keys more are not to be copied for every token
+            grow_in_place(call)  # so many keys more are not to be copied for every token
         key = call.rotation.rotate(key, cos, sin)
         return call.attend(query, *call.cached(key, call.value))
 

@@ -1,10 +1,21 @@
-"""The reference model: small, shipped with the package, and biased by position at the default size of its task."""
+"""The reference models: small, shipped with the package, and biased by position at the default size of their tasks."""
 
 from pathlib import Path
 
-__all__ = ["path"]
+__all__ = ["NAMES", "path"]
+
+NAMES = {
+    "reference": "base",
+    "lpes-eval/reference": "base",
+    "reference-kv": "kv",
+    "lpes-eval/reference-kv": "kv",
+}
+"""What the shipped models are called, as ``pretrained`` and in a factors file's origin: name -> folder."""
 
 
-def path() -> Path:
-    """Folder of the shipped key-value model, ready for ``from_pretrained``. Imports nothing heavy."""
-    return Path(__file__).resolve().parent / "kv"
+def path(name: str = "base") -> Path:
+    """Folder of a shipped model, ready for ``from_pretrained``: ``base``, or ``kv``, the smaller one for records alone.
+
+    Imports nothing heavy.
+    """
+    return Path(__file__).resolve().parent / name

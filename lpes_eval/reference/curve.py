@@ -27,22 +27,46 @@ def draw(log: Path, out: Path) -> None:
         for axes in (above, below):
             axes.axvspan(start, end, color="0.93" if i % 2 else "0.98", lw=0)
         if end - start > 0.04 * lines[-1]["step"]:
-            name = "copying" if level == "copy" else level.replace("x", " bytes, up to ") + " pairs"
-            above.text((start + end) / 2, 0.97, name, transform=above.get_xaxis_transform(), ha="center", va="top",
-                       rotation=90, fontsize=8, color="0.35")  # fmt: skip
+            name = _name(level)
+            above.text(
+                (start + end) / 2,
+                0.97,
+                name,
+                transform=above.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                rotation=90,
+                fontsize=7,
+                color="0.35",
+                bbox={"facecolor": "white", "alpha": 0.7, "lw": 0},
+            )
         for axes, key, colour, name in (
             (above, "loss", "C0", "loss"),
             (below, "right", "C1", "answer tokens right (copying: all repeated tokens)"),
             (below, "answers", "C2", "whole answers right"),
+            (below, "documents_answers", "C3", "whole answers about articles right"),
         ):
             runs = [part[k : k + AVERAGED] for k in range(0, len(part), AVERAGED)]
-            drawn = [(run[len(run) // 2]["step"], sum(x[key] for x in run) / len(run)) for run in runs if key in run[0]]
-            axes.plot(*zip(*drawn, strict=True), color=colour, label=name if i == 1 else None) if drawn else None
+            known = [(run[len(run) // 2]["step"], [x[key] for x in run if key in x]) for run in runs]
+            drawn = [(step, sum(values) / len(values)) for step, values in known if values]
+            if drawn:
+                new = name not in axes.get_legend_handles_labels()[1]
+                axes.plot(*zip(*drawn, strict=True), color=colour, label=name if new else None)
     above.set(yscale="log", ylabel="training loss, nats a token")
     below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02), xlim=(0, lines[-1]["step"]))
-    below.legend(loc="lower right")
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(out, dpi=90)
     pyplot.close(figure)
+
+
+def _name(level: str) -> str:
+    """A level of the recipe in words: ``16x44+5`` is 16 bytes, up to 44 pairs, 5 articles."""
+    if level == "copy":
+        return "copying"
+    records, _, articles = level.partition("+")
+    size, pairs = records.split("x")
+    read = {"": "", "1": ", 1 article"}.get(articles, f", {articles} articles")
+    return f"{size} bytes, up to {pairs} pairs{read}"
 
 
 def main(arguments: list[str] | None = None) -> int:

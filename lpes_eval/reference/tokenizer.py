@@ -76,8 +76,8 @@ RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
 VOCAB_SIZE = 2 + 256 + len(pieces())
 
 
-def build() -> Tokenizer:
-    """The tokenizer as an object of the ``tokenizers`` library."""
+def build(size: int = VOCAB_SIZE) -> Tokenizer:
+    """The tokenizer as an object of the ``tokenizers`` library, with the first ``size`` entries of the vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     symbols = _byte_symbols()
@@ -89,7 +89,7 @@ def build() -> Tokenizer:
     # tokens are there to have their ids; text that spells them always costs less as single bytes.
     special = [(PAD, -1000.0), (END, -1000.0)]
     vocabulary = special + [(piece, -1.0) for piece in (*symbols, *(spell(piece) for piece in pieces()))]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=None, byte_fallback=False))
+    tokenizer = Tokenizer(models.Unigram(vocabulary[:size], unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (PAD, END)])
@@ -122,8 +122,8 @@ def write_text(file: Path, text: str) -> None:
         raise
 
 
-def save(folder: Path, model_max_length: int) -> None:
+def save(folder: Path, model_max_length: int, size: int = VOCAB_SIZE) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` loads them without code of ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "tokenizer.json", build().to_str(pretty=False))
+    write_text(folder / "tokenizer.json", build(size).to_str(pretty=False))
     write_text(folder / "tokenizer_config.json", json.dumps(_config(model_max_length), indent=2) + "\n")

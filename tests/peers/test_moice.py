@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer  # noqa: E402
 
 from lpes_eval.errors import UnsupportedModel, UserError  # noqa: E402
 from lpes_eval.peers import moice, router  # noqa: E402
-from lpes_eval.peers.moice import GrowingLayer  # noqa: E402
+from lpes_eval.peers.cache import GrowingLayer  # noqa: E402
 from lpes_eval.peers.router import Router, RouterConfig  # noqa: E402
 
 SIZES = {
@@ -485,7 +485,7 @@ def test_the_reference_models_shipped_router_is_used_where_there_is_one(routed, 
 
     shutil.copytree(reference.path(), tmp_path / "kv", ignore=shutil.ignore_patterns("*.png", "*.jsonl"))
     shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.FILE)
-    monkeypatch.setattr(reference, "path", lambda: tmp_path / "kv")
+    monkeypatch.setattr(reference, "path", lambda name="base": tmp_path / "kv")
     assert MoICE().router_file == tmp_path / "kv" / router.FILE
     with pytest.raises(UserError, match="moice needs router="):
         MoICE(pretrained=str(tmp_path / "kv"))

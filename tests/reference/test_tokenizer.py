@@ -120,5 +120,6 @@ def test_encoding_is_linear_enough_for_long_contexts() -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_the_shipped_files_are_what_the_code_writes(tmp_path: Path, name: str) -> None:
-    vocabulary.save(tmp_path, 8192)
-    assert (path() / name).read_text() == (tmp_path / name).read_text()
+    for model, size in (("base", vocabulary.VOCAB_SIZE), ("kv", vocabulary.RECORDS_SIZE)):
+        vocabulary.save(tmp_path, 8192, size)
+        assert (path(model) / name).read_text() == (tmp_path / name).read_text()
