@@ -72,7 +72,15 @@ class Split:
 
 
 def split(total: int, search_seed: int = 0, num_search: int = SEARCH) -> Split:
-    """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search."""
+    """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search.
+
+    Raises:
+        DataError: a ``search_seed`` that is not a whole number.
+    """
+    if not (isinstance(search_seed, int) or str(search_seed).lstrip("-").isdecimal()):
+        from lpes_eval.errors import DataError
+
+        raise DataError(f"search_seed={search_seed!r} is not a whole number, as --metadata search_seed=1 would be")
     order = shuffled(range(total), stream("split", SPLIT_SEED, total))
     held = min(HELD_OUT, total * 3 // 5)
     rest = shuffled(sorted(order[held:]), stream("search", SPLIT_SEED, total, search_seed))
