@@ -133,8 +133,9 @@ class Page:
             "",
             "<!-- Written by `python -m benchmarks.experiments.page` from the results that are kept; do not edit. -->",
             "",
-            f"Measured on the reference model ({model.layers} layers; SHA-256 of its weights' file `{model.sha256[:16]}…`). "
-            "All of it: `python -m benchmarks.experiments --jobs 2`; the first table alone, compared with the numbers "
+            f"Measured on the reference model ({model.layers} layers; SHA-256 of its weights' file "
+            f"`{model.sha256[:16]}…`). All of it: `python -m benchmarks.experiments --jobs 2`; "
+            "the first table alone, compared with the numbers "
             "here: `python -m benchmarks.experiments --preset headline --jobs 2`; this page: "
             "`python -m benchmarks.experiments.page`.",
             "",

@@ -77,9 +77,12 @@ def _draw_positions(page: Page, figure: Any) -> bool:
 
 
 def _draw_factors(page: Page, figure: Any) -> bool:
-    panels = figure.subplots(1, 2, sharey=True)
+    tasks = [task for task in (KV, MDQA) if any(page.get(f"searches/{SHORT[task]}-{seed}") for seed in SEEDS)]
+    if not tasks:
+        return False
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     drawn = {}
-    for axes, task in zip(panels, (KV, MDQA), strict=True):
+    for axes, task in zip(panels, tasks, strict=True):
         for number, seed in enumerate(SEEDS):
             result = page.get(f"searches/{SHORT[task]}-{seed}")
             if result is None:

@@ -86,7 +86,7 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
 
 @pytest.mark.parametrize("seed", ["one", "", 1.5, None])
 def test_a_search_seed_that_is_no_whole_number_is_refused(seed):
-    with pytest.raises(DataError, match="search_seed=.* is not a whole number"):
+    with pytest.raises(DataError, match=r"search_seed=.* is not a whole number"):
         draw.split(2700, seed)
 
 
