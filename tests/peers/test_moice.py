@@ -455,7 +455,7 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
     from lpes_eval.models.moice import MoICE
 
     monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    monkeypatch.setattr("lpes_eval.models.moice.reference.path", lambda: tmp_path)
+    monkeypatch.setattr("lpes_eval.models.moice.reference.path", lambda name: tmp_path)
     with pytest.raises(UserError, match=r"moice needs router=.*train_router"):
         MoICE()
     monkeypatch.undo()
