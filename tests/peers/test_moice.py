@@ -463,7 +463,7 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
     with pytest.raises(UserError, match="nowhere: no such file"):
         MoICE(router=str(tmp_path / "nowhere"))
     build().config.save_pretrained(tmp_path / "tiny")
-    with pytest.raises(UserError, match=r"4 layers of 4 heads of size 32.*tiny has 2 layers of 4 heads of size 8"):
+    with pytest.raises(UserError, match=r"6 layers of 4 heads of size 32.*tiny has 2 layers of 4 heads of size 8"):
         MoICE(pretrained=str(tmp_path / "tiny"), router=str(routed / "fresh"))
     build(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}).config.save_pretrained(
         tmp_path / "pi"
