@@ -275,7 +275,7 @@ def test_what_may_be_given_as_factors(tmp_path):
 
 def test_the_shipped_factors_go_by_a_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shipped = Path(module.__file__).parent / "reference" / "kv" / "factors.json"
+    shipped = Path(module.__file__).parent / "reference" / "base" / "factors.json"
     assert parse("reference") == load(shipped)
 
 
