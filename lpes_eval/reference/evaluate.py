@@ -25,6 +25,7 @@ import torch
 from lpes_eval.curves import layer_factors
 from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
+from lpes_eval.reference import tokenizer as vocabulary
 from lpes_eval.reference.queries import draw, draw_documents, hidden
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="a trained model, or a run with a checkpoint")
     parser.add_argument("--sizes", type=int, nargs="*", default=[8, 16, 24, 32, 40, 50, 75], help="numbers of pairs")
-    parser.add_argument("--documents", type=int, nargs="*", default=[2, 5, 8, 10, 12], help="numbers of articles")
+    parser.add_argument("--documents", type=int, nargs="*", default=None, help="numbers of articles (2 5 8 10 12)")
     parser.add_argument("--contexts", type=int, default=100, help="held-out contexts a size (100)")
     parser.add_argument(
         "--factors", type=float, nargs="+", default=None, help="also measure these: one, or one a layer"
@@ -176,9 +177,16 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(given.threads)
     try:
         model = load(given.folder)
+        reads_articles = model.config.vocab_size >= vocabulary.VOCAB_SIZE
+        if given.documents and not reads_articles:
+            raise UserError(
+                f"--documents: {given.folder} has no words for articles, it reads records alone; leave it out"
+            )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if given.documents is None:
+        given.documents = [2, 5, 8, 10, 12] if reads_articles else []
     layers = model.config.num_hidden_layers
     methods: dict[str, list[float] | None] = {"plain": None}
     if given.factors:

@@ -11,7 +11,7 @@ import lpes_eval
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 from lpes_eval.reference import tokenizer as vocabulary
-from lpes_eval.reference.evaluate import load, right, right_documents
+from lpes_eval.reference.evaluate import load, main, right, right_documents
 from lpes_eval.reference.train import RECORDS, REFERENCE, Recipe, weights_hash
 
 MODELS = ("base", "kv")
@@ -72,6 +72,14 @@ def test_it_answers_by_greedy_decoding_what_a_prompt_of_the_task_asks(name):
         answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert len(answer) < 40  # it stops by itself
         assert example.value in tokenizer.decode(answer, skip_special_tokens=True)
+
+
+def test_the_smaller_model_is_asked_about_records_alone(capsys):
+    folder = str(reference.path("kv"))
+    assert main([folder, "--sizes", "4", "--contexts", "2", "--threads", "1"]) == 0
+    assert "documents" not in capsys.readouterr().out
+    assert main([folder, "--documents", "2"]) == 2
+    assert "--documents" in capsys.readouterr().err
 
 
 def test_it_answers_questions_about_articles_by_greedy_decoding():
