@@ -13,7 +13,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -198,13 +198,15 @@ def search(job: Job) -> dict[str, Any]:
     folder = RUNS / f"{job.name.replace('/', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        ga.run(ga.parse([*flags, "--output", str(folder)]))
+        ga.run(args := ga.parse([*flags, "--output", str(folder)]))
     report = json.loads((folder / "report.json").read_text())
     entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    examples = sum(part["examples"] for part in report["settings"]["fitness"]["parts"])
+    evaluations = evaluated(entries, examples)
     fittest: dict[int, float] = {}  # of those that a generation measured to the end
-    for entry in entries:
-        if (generation := entry["generation"]) is not None and "stopped_after" not in entry:
-            fittest[generation] = max(entry["fitness"], fittest.get(generation, 0.0))
+    for generation, _, fitness in evaluations:
+        if fitness is not None:
+            fittest[generation] = max(fitness, fittest.get(generation, 0.0))
     found = json.loads((folder / "factors.json").read_text())
     return {
         "command": shlex.join(["python", "-m", "search.ga", *flags]),
@@ -212,11 +214,34 @@ def search(job: Job) -> dict[str, Any]:
         "fitness": report["best"]["fitness"],
         "to_beat": {name: entry["fitness"] for name, entry in report["to_beat"].items()},
         "fittest_by_generation": sorted(fittest.items()),
+        "evaluations": evaluations,
+        "gradients": args.epoch_samples // args.gradient_batch * args.gradient_batch * (args.optimizer == "gradient"),
         "individuals": report["evaluated"],
         "stopped_early": report["stopped_early"],
         "prompts": report["prompts"],
-        "examples": sum(part["examples"] for part in report["settings"]["fitness"]["parts"]),
+        "examples": examples,
     }
+
+
+def evaluated(entries: Sequence[Mapping[str, Any]], examples: int) -> list[tuple[int, int, float | None]]:
+    """The individuals of a search's journal, in the order in which they were measured.
+
+    Args:
+        entries: the journal's lines.
+        examples: prompts that an individual is asked unless it is given up.
+
+    Returns:
+        Of each one its generation, the prompts that it was asked, and its fitness; none if it was given up.
+    """
+    return [
+        (
+            entry["generation"],
+            entry.get("stopped_after", examples),
+            None if "stopped_after" in entry else round(entry["fitness"], 6),
+        )
+        for entry in entries
+        if entry["generation"] is not None
+    ]
 
 
 # -- perplexity by length ----------------------------------------------------------------------------------------------
