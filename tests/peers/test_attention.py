@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peer_checks import LENGTH, distance, generated, inputs
 from transformers import DynamicCache
 
 import lpes_eval
@@ -35,22 +36,6 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def inputs(rows=2, length=20, padding=4):
-    ids = torch.randint(3, 100, (rows, length), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[0, :padding] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def generated(model, **options):
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
-    return model.generate(**inputs(), return_dict_in_generate=True, output_logits=True, **options)
-
-
-def distance(a, b):
-    return max((x - y).abs().max().item() for x, y in zip(a.logits, b.logits, strict=True))
-
-
 def test_rotating_for_oneself_is_what_the_family_does(model):
     with torch.no_grad():
         expected, answer = model(**inputs()).logits, generated(model)
@@ -59,7 +44,7 @@ def test_rotating_for_oneself_is_what_the_family_does(model):
         assert (model(**inputs()).logits - expected).abs().max() < 1e-5
         found = generated(model)
         assert torch.equal(found.sequences, answer.sequences)
-        assert distance(found, answer) < 1e-4
+        assert distance(found.logits, answer.logits) < 1e-4
         interception.detach()
         assert torch.equal(model(**inputs()).logits, expected)
     assert not any("_peer" in name for module in model.modules() for name in module.__dict__)
@@ -113,7 +98,7 @@ def test_values_that_heads_share_are_read_as_if_every_head_had_a_copy():
         expected = generated(model)
         for values_too in (True, False):
             interception = Interception(model, lambda call, both=values_too: copied(call, both), "test")
-            assert distance(generated(model), expected) < 1e-4
+            assert distance(generated(model).logits, expected.logits) < 1e-4
             interception.detach()
 
 
@@ -123,7 +108,7 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart():
     filled, ours = DynamicCache(), DynamicCache()
     model(ids, past_key_values=filled)
     interception = Interception(model, plain, "Test")
-    with pytest.raises(CacheError, match="20 positions whose keys Test has not rotated"):
+    with pytest.raises(CacheError, match=f"{LENGTH} positions whose keys Test has not rotated"):
         model(ids[:, :1], past_key_values=filled)
     model(ids, past_key_values=ours)
     model(ids[:, :1], past_key_values=ours)

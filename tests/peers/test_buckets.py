@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peer_checks import LENGTH, distance, generated, inputs
 
 import lpes_eval
 from lpes_eval.errors import CacheError, UserError
@@ -10,7 +11,6 @@ from lpes_eval.support import tiny_config, tiny_model
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "stablelm", "glm")
 BASES = (10000.0, 17500.0, 25000.0)
-LENGTH = 20
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -18,26 +18,9 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def inputs(rows=2, padding=5):
-    ids = torch.randint(3, 100, (rows, LENGTH), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[0, :padding] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def generated(model, given=None, **options):
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
-    with torch.no_grad():
-        return model.generate(**(given or inputs()), return_dict_in_generate=True, output_logits=True, **options)
-
-
 def logits(model):
     with torch.no_grad():
         return model(**inputs()).logits
-
-
-def distance(a, b):
-    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
 
 
 def by_models_of_these_bases(model, bases, combine="probabilities"):

@@ -2,10 +2,10 @@
 
 import json
 
-import lm_eval
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
+from peer_checks import TASK, answers, evaluate
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from lpes_eval import reference
@@ -15,25 +15,6 @@ from lpes_eval.models.lpes import LPES
 from lpes_eval.models.ms_poe import MsPoE
 from lpes_eval.models.pi import PI
 from lpes_eval.peers.ms_poe import MsPoE as Method
-
-TASK = "kv_retrieval_50_pos_020"
-
-
-def evaluate(model, task_manager, arguments="", tasks=(TASK,), limit=4):
-    return lm_eval.simple_evaluate(
-        model,
-        model_args=arguments,
-        tasks=list(tasks),
-        limit=limit,
-        batch_size=4,
-        task_manager=task_manager(num_keys=8),
-        log_samples=True,
-        bootstrap_iters=0,
-    )
-
-
-def answers(results):
-    return {name: [sample["resps"] for sample in samples] for name, samples in results["samples"].items()}
 
 
 @pytest.mark.parametrize("name", ["pi", "attention_buckets", "ms_poe"])

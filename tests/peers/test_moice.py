@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import transformers  # noqa: E402
+from peer_checks import TASK, answers, evaluate, slow_weights  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.cache_utils import DynamicCache, DynamicLayer  # noqa: E402
 
@@ -101,17 +102,6 @@ def slow_attention(q, k, v, bases, width, weights_of):
             row += mixed
         out.append(row)
     return out
-
-
-def slow_weights(q, w1, w2, w3, k):
-    inner = []
-    for j in range(len(w2)):
-        gate = sum(q[d] * w1[d][j] for d in range(len(q)))
-        inner.append(gate / (1 + math.exp(-gate)) * sum(q[d] * w3[d][j] for d in range(len(q))))
-    scores = [sum(inner[j] * w2[j][i] for j in range(len(w2))) for i in range(len(w2))]
-    best = sorted(range(len(scores)), key=lambda i: -scores[i])[:k]
-    total = sum(math.exp(scores[i]) for i in best)
-    return [math.exp(scores[i]) / total if i in best else 0.0 for i in range(len(scores))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -375,9 +365,6 @@ def test_the_sizes_of_a_model_are_read_from_its_configuration():
 # -- the model type
 
 
-TASK = "kv_retrieval_50_pos_020"
-
-
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory):
     """Folders with routers for the reference model, for the published bases and for others."""
@@ -393,25 +380,6 @@ def routed(tmp_path_factory):
         Router(described.__class__(**vars(described) | {"bases": (1e4, 1e4), "top_k": 2})), path / "same.safetensors"
     )
     return path
-
-
-def evaluate(model, task_manager, arguments=""):
-    import lm_eval
-
-    return lm_eval.simple_evaluate(
-        model,
-        model_args=arguments,
-        tasks=[TASK],
-        limit=4,
-        batch_size=4,
-        task_manager=task_manager(num_keys=8),
-        log_samples=True,
-        bootstrap_iters=0,
-    )
-
-
-def answers(results):
-    return [sample["resps"] for sample in results["samples"][TASK]]
 
 
 def test_it_runs_by_its_name_and_says_which_router_it_used(routed, task_manager):

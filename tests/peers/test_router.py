@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from peer_checks import slow_weights  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from lpes_eval.data import fiction, kv  # noqa: E402
@@ -20,20 +21,6 @@ from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_sof
 
 def config(**changes):
     return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
-
-
-def slow_weights(q, w1, w2, w3, k):
-    """The definition, one number at a time, in double precision."""
-    size, count = len(w1), len(w2)
-    inner = []
-    for j in range(count):
-        gate = sum(q[d] * w1[d][j] for d in range(size))
-        value = sum(q[d] * w3[d][j] for d in range(size))
-        inner.append(gate / (1 + math.exp(-gate)) * value)
-    scores = [sum(inner[j] * w2[j][i] for j in range(count)) for i in range(count)]
-    best = sorted(range(count), key=lambda i: -scores[i])[:k]
-    total = sum(math.exp(scores[i]) for i in best)
-    return [math.exp(scores[i]) / total if i in best else 0.0 for i in range(count)]
 
 
 def spread(router):
