@@ -1,16 +1,19 @@
 """Ms-PoE (arXiv 2403.04797): positions divided by a factor of each head's own, chosen on the prompt.
 
-In each layer the heads are ranked by position-awareness: the share of the prompt's keys whose attention exceeds
-``threshold`` times its mean, in the attention of the prompt's last token computed from *un-rotated* queries and keys.
-The factors run evenly from ``min`` to ``max``; the most position-aware head gets the least factor, the least aware one
-the greatest. Heads with the same share keep their order. The choice stands until the answer is complete; the first
-``skip`` layers stay as they are.
+In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
+least ``threshold`` times its mean, in the attention of the prompt's last token. It is computed from *un-rotated*
+queries and keys. The factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least
+factor, the least aware one the greatest (section 3.3). Heads with the same share keep their order. The choice stands
+until the answer is complete; the first ``skip`` layers stay as they are.
 
-Where this differs from the authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``), and why:
+The paper's Algorithm 1 goes through all layers; its authors' scripts leave the first two alone, and so does the
+default here. Where this differs from their code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``), and why:
 
-- there head i is given the factor whose number is the head at rank i (``cos[order]``), which is the inverse of the
-  permutation that the paper describes; here head i is given the factor of its rank;
-- there the factors are ``min + (max - min) i / H``, so that ``max`` is never reached; here the last one is ``max``;
+- there, and in line 9 of Algorithm 1 taken literally, head i is given the factor whose number is the head at rank i
+  (``r[S_P.argsort()]``), which is the inverse of the permutation that section 3.3 describes; here head i is given the
+  factor of its rank;
+- there the factors are ``min + (max - min) i / H``, so that ``max`` is never reached; here they are those of Eq. 2;
+- there attention must exceed the threshold; here it may equal it, as in Eq. 1;
 - there the query heads of a group share their keys' factor and rotate with another one, which is no rotation by a
   distance any more; here keys are rotated once for every query head. That makes the key cache of a model with grouped
   queries as large as that of one without, which is what the definition costs.
@@ -47,7 +50,7 @@ class Settings:
     Attributes:
         min, max: the least and the greatest factor.
         skip: the first layers that are left alone.
-        threshold: attention counts as an outlier above so many times its mean.
+        threshold: attention counts for a head's awareness from so many times its mean on (the paper's alpha).
     """
 
     min: float = MIN
@@ -150,7 +153,7 @@ class MsPoE:
         visible = _visible(call, last)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
         mean = 1.0 / visible.sum(-1)
-        awareness = (weights > self.settings.threshold * mean[:, None, None]).sum(-1)  # keys, the same number for all
+        awareness = (weights >= self.settings.threshold * mean[:, None, None]).sum(-1)  # keys, the same number for all
         order = awareness.argsort(dim=-1, descending=True, stable=True)
         return order.argsort(dim=-1)
 

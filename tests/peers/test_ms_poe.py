@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from peer_checks import LENGTH, PADDING, distance, generated, inputs
 
 import lpes_eval
 from lpes_eval.errors import UserError
@@ -13,25 +14,11 @@ from lpes_eval.support import tiny_config, tiny_model
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3_text", "stablelm", "glm")
 SETTINGS = Settings(threshold=1.5)
 """Over a few random tokens no attention is three times its mean; the factors and the layers are the paper's."""
-LENGTH = 20
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
     return tiny_model(tiny_config(request.param))
-
-
-def inputs(rows=2, padding=5):
-    ids = torch.randint(3, 100, (rows, LENGTH), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[0, :padding] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def generated(model, given=None, **options):
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
-    with torch.no_grad():
-        return model.generate(**(given or inputs()), return_dict_in_generate=True, output_logits=True, **options)
 
 
 def slow_llama(model, tokens, settings, end):
@@ -69,7 +56,7 @@ def slow_llama(model, tokens, settings, end):
                 total = sum(math.exp(score) for score in scores)
                 attention = [math.exp(score) / total for score in scores]
                 mean = sum(attention) / len(attention)
-                awareness.append(sum(a > settings.threshold * mean for a in attention) / len(attention))
+                awareness.append(sum(a >= settings.threshold * mean for a in attention) / len(attention))
             order = sorted(range(heads), key=lambda head: -awareness[head])  # stable: equal heads keep their order
             orders[h] = order
             for rank, head in enumerate(order):
@@ -104,6 +91,26 @@ def test_ranking_and_logits_are_those_of_a_slow_implementation(end):
     method.detach()
     with torch.no_grad():
         assert (model(tokens[None]).logits[0].double() - expected).abs().max() > 1e-2
+
+
+def test_attention_that_just_reaches_the_threshold_counts():
+    """A head whose queries are 0 attends to 16 keys alike: at threshold 1 all count (Eq. 1 has >=), above it none."""
+    model = tiny_model(tiny_config("llama"))
+    width, tokens = model.config.head_dim, inputs(1, 16, 0)["input_ids"]
+    last = model.config.num_attention_heads - 1
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight[last * width :] = 0
+        for threshold, rank in ((1.0, 0), (1.001, last)):
+            method = MsPoE(model, Settings(threshold=threshold))
+            model(tokens)
+            assert [ranks[0, last].item() for ranks in method.ranks.values()] == [rank, rank]
+            method.detach()
+
+
+def test_every_layer_is_taken_where_none_is_to_be_left_out():
+    method = MsPoE(tiny_model(tiny_config("llama")), Settings(skip=0))
+    assert method.layers == (0, 1, 2, 3)
 
 
 def test_one_factor_for_all_heads_is_position_interpolation_in_these_layers(model):
@@ -145,7 +152,7 @@ def test_the_choice_stands_with_a_cache_and_without_one(model):
     finally:
         method.detach()
     assert torch.equal(cached.sequences, anew.sequences)
-    assert max((a - b).abs().max() for a, b in zip(cached.logits, anew.logits, strict=True)) < 1e-4
+    assert distance(cached.logits, anew.logits) < 1e-4
     assert all(torch.equal(chosen[h], ranks) for h, ranks in method.ranks.items())
 
 
@@ -153,10 +160,10 @@ def test_each_row_of_a_padded_batch_is_ranked_as_if_alone(model):
     method = MsPoE(model, SETTINGS)
     try:
         batch, ranks = generated(model), dict(method.ranks)
-        for row, start in ((0, 5), (1, 0)):
+        for row, start in ((0, PADDING), (1, 0)):
             alone = generated(model, {"input_ids": inputs()["input_ids"][row : row + 1, start:]})
             assert all(torch.equal(ranks[h][row], method.ranks[h][0]) for h in ranks)
-            assert max((a[row] - b[0]).abs().max() for a, b in zip(batch.logits, alone.logits, strict=True)) < 1e-4
+            assert distance([a[row] for a in batch.logits], [b[0] for b in alone.logits]) < 1e-4
     finally:
         method.detach()
 
@@ -167,9 +174,9 @@ def test_padding_at_the_right_is_not_the_prompts_end():
     flipped = {"input_ids": given["input_ids"], "attention_mask": given["attention_mask"].flip(1)}
     method = MsPoE(model, SETTINGS)
     with torch.no_grad():
-        both = model(**flipped).logits[0, : LENGTH - 5]
+        both = model(**flipped).logits[0, : LENGTH - PADDING]
         ranks = dict(method.ranks)
-        alone = model(flipped["input_ids"][:1, : LENGTH - 5]).logits[0]
+        alone = model(flipped["input_ids"][:1, : LENGTH - PADDING]).logits[0]
     assert all(torch.equal(ranks[h][0], method.ranks[h][0]) for h in ranks)
     assert (both - alone).abs().max() < 1e-4
 
