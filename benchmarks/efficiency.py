@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+from weakref import WeakKeyDictionary
 
 PAPER = {"plain": 1.0, "lpes": 1.0, "ms_poe": 1.45, "moice": 2.42, "attention_buckets": 4.76}
 """Seconds a sample over the plain model's 0.71 (Table 5: Vicuna-7B, one H100, MDQA)."""
@@ -116,7 +117,7 @@ def methods(names: list[str]) -> dict[str, Method]:
     from lpes_eval.peers.ms_poe import MsPoE, Settings
     from lpes_eval.peers.router import Router, RouterConfig
 
-    parts: dict[int, int] = {}
+    parts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def layer_factors(model: Any) -> Callable[[], None]:
         depth = model.config.num_hidden_layers
@@ -137,10 +138,10 @@ def methods(names: list[str]) -> dict[str, Method]:
 
     def buckets(model: Any) -> Callable[[], None]:
         method = Buckets(model)
-        method.parts = parts.get(id(model), 1)
+        method.parts = parts.get(model, 1)
 
         def take_out() -> None:
-            parts[id(model)] = method.parts
+            parts[model] = method.parts
             method.detach()
 
         return take_out
@@ -215,7 +216,7 @@ def _reset_peak(device: str) -> None:
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.empty_cache()
+        # The allocator keeps its blocks: a timed pass must not wait for the driver, as the first one has.
         torch.cuda.reset_peak_memory_stats()
         return
     with contextlib.suppress(OSError):
@@ -284,8 +285,13 @@ def build(shape: str, device: str, dtype: str) -> Any:
 
 
 def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.Namespace, until: float) -> dict:
-    """Measure all methods in ``args.rounds`` rounds, or as many as there is time for."""
+    """Measure all methods in ``args.rounds`` rounds, or as many as there is time for.
+
+    A method that does not fit into memory, or refuses the model, is left out from then on, with the reason.
+    """
     import torch
+
+    from lpes_eval.errors import UserError
 
     generator = torch.Generator().manual_seed(args.seed)
     highest = model.config.vocab_size
@@ -303,8 +309,10 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
             try:
                 with placed(chosen[name], model):
                     seen = measure(model, tokens, args.new_tokens, args.device, args.cpu_time)
-            except torch.OutOfMemoryError as error:
-                found[name]["error"] = "out of memory: " + str(error).split(". ")[0]
+            except (RuntimeError, UserError) as error:
+                if not (refused := isinstance(error, UserError)) and not _out_of_memory(error):
+                    raise
+                found[name]["error"] = ("refused: " if refused else "out of memory: ") + str(error).split(". ")[0]
                 seen = None
             if seen is None:
                 gc.collect()
@@ -334,6 +342,13 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
     }
 
 
+def _out_of_memory(error: Exception) -> bool:
+    """Also where a library says so that has no memory of its own left to work in."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
+
+
 def run(args: argparse.Namespace) -> dict:
     """Measure everything that was asked for, writing what there is after every cell."""
     import torch
@@ -359,13 +374,17 @@ def run(args: argparse.Namespace) -> dict:
     }
     end = time.monotonic() + (args.budget or float("inf"))
     model, shape = None, None
+    too_large: set[str] = set()
     for number, cell in enumerate(cells):
         left = end - time.monotonic()
         if left <= 0:
             results["left_out"].append(vars(cell))
             continue
+        if cell.shape in too_large:
+            results["left_out"].append(vars(cell) | {"error": "the model does not fit into memory"})
+            continue
         if cell.shape != shape:
-            model = None
+            model = shape = None
             gc.unfreeze()
             gc.collect()
             if args.device.startswith("cuda"):
@@ -373,10 +392,10 @@ def run(args: argparse.Namespace) -> dict:
             try:
                 model, shape = build(cell.shape, args.device, args.dtype), cell.shape
             except torch.OutOfMemoryError:
-                results["left_out"] += [vars(c) | {"error": "out of memory"} for c in cells if c.shape == cell.shape]
-                cells = [c for c in cells if c.shape != cell.shape or c in cells[:number]]
+                too_large.add(cell.shape)
+                results["left_out"].append(vars(cell) | {"error": "the model does not fit into memory"})
                 continue
-        weights = [c.cost for c in cells[number:]]
+        weights = [c.cost for c in cells[number:] if c.shape not in too_large]
         gc.collect()
         gc.freeze()  # or every collection would go through all that the libraries have made
         start = time.monotonic()
@@ -504,7 +523,7 @@ def report(results: dict) -> str:
     for cell in results["left_out"]:
         reason = cell.get("error", "no time left")
         lines += ["", f"Left out: {cell['shape']}, batch {cell['batch']}, {cell['length']} tokens ({reason})."]
-    if any("lpes" in cell["methods"] and "plain" in cell["methods"] for cell in results["cells"]):
+    if any(ratios(cell, "lpes", "prefill") for cell in results["cells"]):
         lines += ["", verdict(results)]
     return "\n".join(lines) + "\n"
 

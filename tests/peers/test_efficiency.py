@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "efficiency.py"
 
@@ -93,3 +94,75 @@ def test_cells_go_from_cheap_to_dear_and_large_ones_stay_out(efficiency):
     assert costs == sorted(costs)
     with pytest.raises(SystemExit):
         efficiency.arguments(["--rounds", "1"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "published"),
+    [("vicuna-7b", 6_738_415_616), ("qwen2.5-7b", 7_615_616_512), ("vicuna-13b", 13_015_864_320)],
+)
+def test_the_large_shapes_have_as_many_weights_as_the_models_they_are_named_after(efficiency, shape, published):
+    model = efficiency.build(shape, "meta", "float16")
+    assert sum(weight.numel() for weight in model.parameters()) == published
+
+
+@pytest.mark.parametrize(("shape", "batch", "length"), [("vicuna-7b", 4, 16384), ("qwen2.5-7b", 1, 32768)])
+def test_the_gpu_preset_runs_at_full_width_and_never_mixes_devices(efficiency, monkeypatch, shape, batch, length):
+    """On a device that computes no numbers and joins no tensor of another device: three layers, all other sizes."""
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
+    monkeypatch.setattr("lpes_eval.peers.attention._close", lambda x, y: x.shape == y.shape and x.device == y.device)
+    monkeypatch.setitem(efficiency.SHAPES, shape, efficiency.SHAPES[shape] | {"num_hidden_layers": 3})
+    args = efficiency.arguments(["--preset", "gpu"])
+    model = efficiency.build(shape, "meta", args.dtype)
+    tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    for method in efficiency.methods(args.methods).values():
+        with efficiency.placed(method, model):
+            assert efficiency.measure(model, tokens, 1, "meta")["decode_s"] > 0
+
+
+def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(efficiency, monkeypatch, tmp_path, capsys):
+    from lpes_eval.errors import UnsupportedModel
+
+    build, methods = efficiency.build, efficiency.methods
+
+    def small_memory(shape, device, dtype):
+        if shape == "small":
+            raise torch.OutOfMemoryError("no room for the weights")
+        return build(shape, device, dtype)
+
+    def raising(error):
+        def put(model):
+            raise error
+
+        return efficiency.Method(put, {})
+
+    def some_fail(names):
+        errors = {
+            "moice": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            "pi": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+            "ms_poe": UnsupportedModel("llama: not this one. Another sentence"),
+        }
+        return methods(names) | {name: raising(error) for name, error in errors.items()}
+
+    monkeypatch.setattr(efficiency, "build", small_memory)
+    monkeypatch.setattr(efficiency, "methods", some_fail)
+    flags = "--shapes tiny small --lengths 16 24 --batches 1 --rounds 3 --new_tokens 1 --threads 1"
+    efficiency.main([*flags.split(), "--out", str(tmp_path / "e.json")])
+    results = json.loads((tmp_path / "e.json").read_text())
+    assert [(cell["shape"], cell["length"]) for cell in results["left_out"]] == [("small", 16), ("small", 24)]
+    for cell in results["cells"]:
+        errors = {name: seen["error"] for name, seen in cell["methods"].items() if seen["error"]}
+        assert errors["moice"] == "out of memory: CUDA out of memory"
+        assert errors["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+        assert errors["ms_poe"] == "refused: llama: not this one"
+        assert all(len(cell["methods"][name]["decode_s"]) == 3 for name in ("plain", "lpes", "attention_buckets"))
+    assert "Left out: small, batch 1, 24 tokens (the model does not fit into memory)." in capsys.readouterr().out
+
+    monkeypatch.setattr(efficiency, "methods", lambda names: methods(names) | {"lpes": raising(RuntimeError("a bug"))})
+    with pytest.raises(RuntimeError, match="a bug"):
+        efficiency.main([*flags.split(), "--out", str(tmp_path / "e.json")])
+
+
+def test_where_lpes_was_not_measured_no_verdict_is_given(efficiency):
+    results = made(plain=([1.0] * 3, [2.0] * 3), lpes=([], []))
+    results["cells"][0]["methods"]["lpes"]["error"] = "out of memory"
+    assert "the target" not in efficiency.report(results)
