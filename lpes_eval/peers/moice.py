@@ -7,7 +7,7 @@ output for a token is ``sum_b w_b A_b v``, where the weights w of this token and
 How it is computed:
 
 - *Prefill*: the bases are further heads of one attention call of the model's own kernel, as long as its inputs stay
-  below ``BATCHED_BYTES``; above, base after base.
+  below ``BATCHED_BYTES``; above, and where each head has a learnt sink, base after base.
 - *Decoding*: one query attends to the keys of all bases in one product, the weights are applied to the attention
   pattern, and the values are read once.
 - *Cache*: it holds every key N times, rotated by each base when it came, and every value once: (N + 1) / 2 times the
@@ -85,7 +85,7 @@ class _Mixture:
                 return _one_token(call, every.squeeze(-2), keys, value, weights.squeeze(-2))
 
         one_base = call.query.nbytes + 2 * value.nbytes
-        if count * one_base <= BATCHED_BYTES:
+        if count * one_base <= BATCHED_BYTES and not _has_numbers_by_head(call):
             every = call.rotation.rotate(query[:, :, None], cos[..., None, :, :], sin[..., None, :, :])
             keys = self._keys(call, cos, sin) if keys is None else keys
             out = call.attend(every.flatten(1, 3), keys, value).unflatten(2, (key_heads, count, -1))
@@ -107,9 +107,14 @@ class _Mixture:
         return call.rotation.rotate(call.key[:, :, None], cos, sin).flatten(1, 2)
 
 
+def _has_numbers_by_head(call: Call) -> bool:
+    """Whether the layer's attention takes something that has one entry for each head, so that there may be no more."""
+    return any(call._options.get(name) is not None for name in ("s_aux", "position_bias"))
+
+
 def _is_plain_softmax(call: Call) -> bool:
     """Whether the layer's attention is a masked softmax and nothing else: no soft capping, no sinks."""
-    extra = any(call._options.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
+    extra = _has_numbers_by_head(call) or call._options.get("softcap") is not None
     return not extra and not call.module.training and (call.mask is None or getattr(call.mask, "ndim", 0) == 4)
 
 

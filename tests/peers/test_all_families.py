@@ -6,6 +6,7 @@ from peer_checks import distance, generated
 
 from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel
+from lpes_eval.peers import moice, router
 from lpes_eval.peers.buckets import Buckets
 from lpes_eval.peers.ms_poe import MsPoE, Settings
 from lpes_eval.support import NOT_BUILT, model_types, tiny_config, tiny_model
@@ -17,6 +18,12 @@ OTHERWISE = {"minimax", "zamba2"}
 """Families whose own answers with a cache differ from those without one, or nearly so."""
 
 
+def mixture(model):
+    """MoICE with a new router."""
+    described = router.describe(model.config, None, bases=moice.default_bases(model))
+    return moice.apply(model, router.Router(described))
+
+
 @pytest.mark.parametrize("family", sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED)))
 def test_it_runs_with_and_without_a_cache_or_says_why_not(family):
     model = tiny_model(tiny_config(family))
@@ -26,9 +33,9 @@ def test_it_runs_with_and_without_a_cache_or_says_why_not(family):
         return
     with torch.no_grad():
         plain = model(input_ids=TOKENS, use_cache=False).logits
-        for make in (lambda: MsPoE(model, Settings(skip=1, threshold=1.5)), lambda: Buckets(model)):
+        for make in (lambda model: MsPoE(model, Settings(skip=1, threshold=1.5)), Buckets, mixture):
             try:
-                method = make()
+                method = make(model)
             except UnsupportedModel as refusal:
                 assert str(refusal).startswith(f"{model.config.model_type}: ")
                 continue

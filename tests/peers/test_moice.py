@@ -16,6 +16,7 @@ from lpes_eval.errors import UnsupportedModel, UserError  # noqa: E402
 from lpes_eval.peers import moice, router  # noqa: E402
 from lpes_eval.peers.cache import GrowingLayer  # noqa: E402
 from lpes_eval.peers.router import Router, RouterConfig  # noqa: E402
+from lpes_eval.support import tiny_config, tiny_model  # noqa: E402
 
 SIZES = {
     "vocab_size": 61,
@@ -228,6 +229,21 @@ def test_other_families_agree_with_the_plain_model_and_with_themselves_across_th
     config = transformers.AutoConfig.for_model(family, **SIZES | {"num_key_value_heads": 2} | OTHERS[family])
     attention = "eager" if family == "gemma2" else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    ids = tokens(2, 20)
+    plain = logits(model, ids)
+    interception = moice.apply(model, make_router(model, First))
+    assert torch.allclose(logits(model, ids), plain, atol=2e-5)
+    interception.detach()
+    moice.apply(model, make_router(model))
+    mixed = logits(model, ids, use_cache=False)
+    assert (mixed - plain).abs().max() > 1e-3
+    assert torch.allclose(step_by_step(model, ids, 11), mixed, atol=5e-5)
+
+
+@torch.no_grad()
+def test_where_each_head_has_a_sink_of_its_own_the_bases_are_no_further_heads():
+    model = tiny_model(tiny_config("flint"))
+    assert all(layer.self_attn.sinks.abs().min() > 0 for layer in model.model.layers)
     ids = tokens(2, 20)
     plain = logits(model, ids)
     interception = moice.apply(model, make_router(model, First))
