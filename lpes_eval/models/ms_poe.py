@@ -27,7 +27,7 @@ class MsPoE(RotaryLM):
     Args:
         pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
         min, max: the least and the greatest factor.
-        skip: so many layers at the beginning are left alone: 2 as in the authors' scripts; 0 is the paper's Algorithm 1.
+        skip: so many layers at the beginning are left alone; 2 as in the authors' scripts, 0 as in Algorithm 1.
         threshold: attention counts for a head's awareness from so many times its mean on.
         **kwargs: what ``hf`` takes.
 

@@ -7,7 +7,7 @@ factor, the least aware one the greatest (section 3.3). Heads with the same shar
 until the answer is complete; the first ``skip`` layers stay as they are.
 
 The paper's Algorithm 1 goes through all layers; its authors' scripts leave the first two alone, and so does the
-default here. Where this differs from their code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``), and why:
+default here. Where this differs from their code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``):
 
 - there, and in line 9 of Algorithm 1 taken literally, head i is given the factor whose number is the head at rank i
   (``r[S_P.argsort()]``), which is the inverse of the permutation that section 3.3 describes; here head i is given the
