@@ -4,7 +4,10 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
 
 * prompts are tokenised once;
 * a beginning that several prompts share (the records of a question that is asked at several positions) is prefilled
-  once, on a CPU without padding, and its keys and values are handed to all of them;
+  once. Its keys and values are there once, and the prompts that share them go through the model in one row, each of
+  their tokens behind a mask that shows it the beginning and its own prompt;
+* a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
+* keys and values are written in place, with room for the whole answer, instead of being copied token after token;
 * greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
   put behind the prompt and checked in the same forward pass (speculative decoding, arXiv 2211.17192, with the past as
   the draft model). Decoding goes on from the first token that differs, along another answer of the past if one fits;
@@ -21,6 +24,7 @@ a tie between two tokens, to the last bits, may fall the other way.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +33,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from lpes_eval.errors import UserError
@@ -51,7 +55,9 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 """Further entries, which do so at these values."""
 
 
-LOOKUP = 24
+PREFILLED = 2048
+"""Tokens that are prefilled at once on a CPU, where more do not go faster."""
+LOOKUP = 8
 """Tokens that are tried at once of what followed the last two tokens before."""
 
 
@@ -119,6 +125,144 @@ class _Group:
     members: list[int]
 
 
+@dataclass
+class _State:
+    """How far a prompt has been answered.
+
+    Attributes:
+        lane: its number in its row.
+        pending: tokens that the model has not seen yet.
+        held: tokens behind the row's prefix that it has.
+        answer: the answer so far.
+    """
+
+    lane: int
+    pending: Tokens
+    held: int = 0
+    answer: Tokens = ()
+
+
+@dataclass
+class _Row:
+    """Prompts (by their number) that go through the model together, behind a prefix of some length."""
+
+    prefix: int
+    states: dict[int, _State]
+
+
+class _Stored(Exception):
+    """A prefill has stored all layers' keys and values."""
+
+
+@dataclass
+class _Place:
+    """Where the next keys and values go, in every layer alike, and how much of the layer its attention is to see.
+
+    Attributes:
+        rows: rows in use, the first ones of the buffer.
+        columns: columns of the buffer.
+        written: for each row of a forward pass the columns where its tokens go: (rows, tokens).
+        seen: columns in use, the first ones.
+        copies: in a prefill, (2, copies): rows of the forward pass, and the row of the buffer where each goes.
+        missing: layers that the prefill has not stored yet.
+    """
+
+    rows: int
+    columns: int
+    written: Tensor | None = None
+    seen: int = 0
+    copies: Tensor | None = None
+    missing: int = 0
+
+
+class _Layer(DynamicLayer):
+    """One layer's keys and values, (rows, heads, columns, head dimension) each, in memory that is taken once."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the memory, once it is known how many heads there are."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        # Zeros, as a hidden column still counts 0 times its value, which must be a number.
+        self.keys, self.values = (
+            new.new_zeros(self.place.rows, new.shape[1], self.place.columns, new.shape[3])
+            for new in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The keys and the values, all of the memory."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store what is new, and return what attention is to see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place, both = self.place, list(zip(self.held, (key_states, value_states), strict=True))
+        if place.copies is not None:
+            source, target = place.copies.to(self.device)
+            for held, new in both:
+                held[target, :, : new.shape[2]] = new[source]
+            place.missing -= 1
+            if place.missing == 0:
+                raise _Stored
+            return key_states, value_states
+        assert place.written is not None
+        rows, columns = torch.arange(place.rows, device=self.device)[:, None], place.written.to(self.device)
+        for held, new in both:
+            held[rows, :, columns] = new.transpose(1, 2)
+        keys, values = (held[: place.rows, :, : place.seen] for held in self.held)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Columns that are there before a forward pass: none before a prefill."""
+        return 0 if self.place.copies is not None else self.place.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that ``update`` returns, and where they begin."""
+        return (query_length if self.place.copies is not None else self.place.seen), 0
+
+
+class _Buffer(DynamicCache):
+    """The keys and values of a batch: each row a prefix, then columns that the row's prompts take in turns.
+
+    The token that stands n tokens behind the prefix of a prompt in lane m has column ``prefix + n * lanes + m``. What
+    was written for a draft that turned out wrong is hidden until it is overwritten by what does stand there. The last
+    column takes the padding, and is never seen.
+
+    Args:
+        config: the model's.
+        rows: how many rows.
+        prefix: tokens of the longest prefix.
+        behind: tokens that may come behind it of one prompt.
+        lanes: prompts of a row.
+    """
+
+    def __init__(self, config: Any, rows: int, prefix: int, behind: int, lanes: int) -> None:
+        super().__init__(config=config)
+        self.prefix, self.lanes = prefix, lanes
+        self.place = _Place(rows, prefix + behind * lanes + 1, seen=prefix)
+        self.own = [_Layer(self.place) for _ in self.layers]
+        self.layers = list(self.own)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What the keys are, and the queries and masks that meet them; None as long as there are none."""
+        return self.own[0].keys.dtype if self.own[0].keys is not None else None
+
+    def drop(self, row: int) -> None:
+        """Forget a row; the last one takes its place."""
+        self.place.rows -= 1
+        if row < self.place.rows:
+            for held in (held for layer in self.own for held in layer.held):
+                held[row, :, : self.place.seen] = held[self.place.rows, :, : self.place.seen]
+
+
 def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     """Why these requests have to be answered by lm-eval itself; None if they need not."""
     if not isinstance(lm, HFLM) or lm.backend != "causal":
@@ -139,6 +283,8 @@ def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     config = lm.model.config.get_text_config(decoder=True)
     if not all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
         return "not all of the model's layers attend to the whole text"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "some of its layers attend to another layer's keys"
     if (attention := lm.model.config._attn_implementation) not in ("sdpa", "eager"):
         return f"answers were not compared under {attention} attention"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -191,6 +337,9 @@ class Answerer:
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.too_long = sum(len(p.tokens) + p.max_new > lm.max_length for p in self._prompts)
         self._groups = self._share() if share_prefixes else [_Group((), [i]) for i in range(len(self._prompts))]
+        for group in self._groups:
+            if len(group.members) == 1:  # its last token is what it asks about; all before can be prefilled
+                group.prefix = self._prompts[group.members[0]].tokens[:-1]
         self._groups.sort(key=lambda g: -max(len(self._prompts[i].tokens) for i in g.members))
 
     def _prepare(self, context: str, arguments: dict[str, Any]) -> _Prompt:
@@ -263,15 +412,16 @@ class Answerer:
         queue = list(self._batches(self._groups if order is None else [self._groups[g] for g in order]))
         while queue:
             batch = queue.pop(0)
-            try:
+            answers: dict[int, Tokens] | None = None
+            with contextlib.suppress(torch.OutOfMemoryError):
                 answers = self._answer_batch(batch, drafts)
-            except torch.OutOfMemoryError:
-                if sum(len(group.members) for group in batch) == 1:
+            if answers is None:  # only here, outside, has what it took been given back
+                if sum(len(row.members) for row in batch) == 1:
                     tokens = len(self._prompts[batch[0].members[0]].tokens)
                     raise UserError(
                         f"not even one prompt of {tokens} tokens fits the memory of {self.lm.device}; take a smaller "
                         "dtype (--model_args dtype=...), another device or a task with shorter prompts"
-                    ) from None
+                    )
                 self.tokens_per_batch = max(1, self.tokens_per_batch // 2)
                 torch.cuda.empty_cache()
                 queue = [*_halves(batch), *queue]
@@ -290,18 +440,33 @@ class Answerer:
         return postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
 
     def _batches(self, groups: Sequence[_Group]) -> Iterator[list[_Group]]:
-        """Groups in order, as many at a time as the budget allows, at least one."""
+        """Groups in order, in rows, as many at a time as the budget allows, at least one row."""
         batch: list[_Group] = []
-        rows = longest = 0
+        prefix = behind = lanes = 0
         for group in groups:  # mostly the longest come first, so memory runs out early or never
-            length = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in group.members)
-            if batch and (rows + len(group.members)) * max(longest, length) > self.tokens_per_batch:
-                yield batch
-                batch, rows, longest = [], 0, 0
-            batch.append(group)
-            rows, longest = rows + len(group.members), max(longest, length)
+            for row in self._rows(group):
+                prefix, behind, lanes = map(max, (prefix, behind, lanes), self._room(row))
+                if batch and (len(batch) + 1) * (prefix + behind * lanes) > self.tokens_per_batch:
+                    yield batch
+                    batch, (prefix, behind, lanes) = [], self._room(row)
+                batch.append(row)
         if batch:
             yield batch
+
+    def _rows(self, group: _Group) -> Iterator[_Group]:
+        """The group in parts that go through the model in a row each.
+
+        A token is masked from what is its neighbours', and attention computes that all the same; so what all of them
+        may have is not to be more than their prefix.
+        """
+        lanes = max(1, len(group.prefix) // self._room(group)[1])
+        for k in range(0, len(group.members), lanes):
+            yield _Group(group.prefix, group.members[k : k + lanes])
+
+    def _room(self, row: _Group) -> tuple[int, int, int]:
+        """Tokens of a row's prefix, tokens that may come behind it of each prompt, and how many prompts there are."""
+        longest = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in row.members)
+        return len(row.prefix), longest - len(row.prefix), len(row.members)
 
     def _answer_batch(self, groups: Sequence[_Group], drafts: Sequence[Tokens] | None) -> dict[int, Tokens]:
         lm = self.lm
@@ -312,115 +477,128 @@ class Answerer:
             return self._decode(groups, drafts)
 
     def _decode(self, groups: Sequence[_Group], drafts: Sequence[Tokens] | None) -> dict[int, Tokens]:
-        rows = [i for group in groups for i in group.members]  # the prompts still being answered
-        device = self.model.device
-        pending = {i: self._prompts[i].tokens[len(group.prefix) :] for group in groups for i in group.members}
-        if any(group.prefix for group in groups):
-            cache, mask = self._prefill([group.prefix for group in groups])
-            of_row = torch.tensor([g for g, group in enumerate(groups) for _ in group.members], device=device)
-            cache.batch_select_indices(of_row)
-            mask = mask[of_row]
-            self.count.shared += sum(len(g.prefix) * (len(g.members) - 1) for g in groups)
-        else:
-            cache, mask = DynamicCache(config=self.model.config), self._no_columns(len(rows))
-        self.count.prefilled += sum(len(g.prefix) for g in groups) + sum(map(len, pending.values()))
+        room = zip(*map(self._room, groups), strict=True)
+        buffer = _Buffer(self.model.config, len(groups), *map(max, room))
+        self._prefill(groups, buffer)
+        rows = []  # in the buffer's order, each with the prompts still being answered
+        for group in groups:
+            n = len(group.prefix)
+            states = {i: _State(m, self._prompts[i].tokens[n:]) for m, i in enumerate(group.members)}
+            self.count.prefilled += sum(len(state.pending) for state in states.values())
+            rows.append(_Row(n, states))
 
-        answers: dict[int, Tokens] = dict.fromkeys(rows, ())
+        answers: dict[int, Tokens] = {}
         while rows:
-            ahead = [self._drafted(i, answers[i], drafts) for i in rows]
-            # The last token of a draft is only compared, not fed; a row without a draft is asked for one token.
-            predicted, mask = self._forward([pending[i] for i in rows], [d[:-1] for d in ahead], cache, mask)
+            asked = [(i, state) for row in rows for i, state in row.states.items()]
+            ahead = {i: self._drafted(i, state.answer, drafts) for i, state in asked}
+            predicted = self._forward(rows, ahead, buffer)
             self.count.forwards += 1
-            drafted = max(len(d[:-1]) for d in ahead)
-            going_on = []
-            for row, (i, draft) in enumerate(zip(rows, ahead, strict=True)):
-                accepted = _common(draft, predicted[row])
-                new = draft if draft and accepted == len(draft) else (*draft[:accepted], predicted[row][accepted])
-                # Of the drafted tokens in the cache, those behind the first difference must not be seen again.
-                mask[row, mask.shape[1] - drafted + len(new) - 1 :] = 0
-                self.count.steps += 1
-                answers[i], finished = self._extend(self._prompts[i], answers[i], new)
-                if not finished:
-                    pending[i] = new[-1:]
-                    going_on.append(row)
-            if len(going_on) < len(rows):
-                rows = [rows[row] for row in going_on]
-                if rows:
-                    kept = torch.tensor(going_on, device=device)
-                    cache.batch_select_indices(kept)
-                    mask = mask[kept]
+            for row in reversed(range(len(rows))):
+                states = rows[row].states
+                for i, state in list(states.items()):
+                    draft = ahead[i]
+                    accepted = _common(draft, predicted[i])
+                    new = draft if draft and accepted == len(draft) else (*draft[:accepted], predicted[i][accepted])
+                    self.count.steps += 1
+                    state.held += len(state.pending) + len(new) - 1
+                    state.pending = new[-1:]
+                    state.answer, finished = self._extend(self._prompts[i], state.answer, new)
+                    if finished:
+                        answers[i] = states.pop(i).answer
+                if not states:
+                    rows[row] = rows[-1]
+                    rows.pop()
+                    buffer.drop(row)
         return answers
 
-    def _no_columns(self, rows: int) -> Tensor:
-        """The attention mask over an empty cache: (rows, columns)."""
-        return torch.zeros(rows, 0, dtype=torch.long, device=self.model.device)
+    def _prefill(self, rows: Sequence[_Group], buffer: _Buffer) -> None:
+        """Run the rows' prefixes through the model, each once, as far as their keys and values go.
 
-    def _prefill(self, prefixes: Sequence[Tokens]) -> tuple[DynamicCache, Tensor]:
-        """Run prefixes through the model; their keys and values, padded on the left, and the mask over them.
-
-        On a CPU those of each length go by themselves: without padding attention needs no mask, and computes the half
-        that is not hidden.
+        Padding stands behind them, where they do not see it, so attention needs no mask.
         """
-        by_length: dict[int, list[int]] = {}
-        for row, prefix in enumerate(prefixes):
-            by_length.setdefault(len(prefix), []).append(row)
-        if 0 in by_length or self.model.device.type != "cpu":
-            by_length = {max(by_length): list(range(len(prefixes)))}
-        caches, masks = [], []
-        for rows in by_length.values():
-            cache = DynamicCache(config=self.model.config)
-            part = [prefixes[row] for row in rows]
-            masks.append(self._forward(part, [()] * len(part), cache, self._no_columns(len(part)))[1])
-            caches.append(cache)
-        if len(caches) == 1:
-            return caches[0], masks[0]
-        longest = max(by_length)
-        order = [row for rows in by_length.values() for row in rows]
-        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
-
-        def together(parts: Sequence[Tensor], columns: int) -> Tensor:
-            """Parts of shape (rows, ..., columns, ...) as one, in the order of the prefixes."""
-            behind = (0, 0) * (parts[0].dim() - 1 - columns)
-            return torch.cat([nn.functional.pad(t, (*behind, longest - t.shape[columns], 0)) for t in parts])[back]
-
-        layers: tuple[Any, ...]  # the same layer of each of the caches
-        for layers in zip(*(cache.layers for cache in caches), strict=True):
-            layers[0].keys = together([layer.keys for layer in layers], 2)
-            layers[0].values = together([layer.values for layer in layers], 2)
-        return caches[0], together(masks, 1)
+        of: dict[Tokens, list[int]] = {}
+        for number, row in enumerate(rows):
+            of.setdefault(row.prefix, []).append(number)
+            self.count.shared += len(row.prefix) * len(row.members)
+        of.pop((), None)
+        device = self.model.device
+        waiting = sorted(of, key=len, reverse=True)
+        while waiting:
+            longest = len(waiting[0])
+            some = waiting[: max(1, PREFILLED // longest)] if device.type == "cpu" else waiting
+            waiting = waiting[len(some) :]
+            tokens = torch.full((len(some), longest), self._pad)
+            for source, prefix in enumerate(some):
+                tokens[source, : len(prefix)] = torch.tensor(prefix)
+                self.count.prefilled += len(prefix)
+                self.count.shared -= len(prefix)
+            pairs = [(source, target) for source, prefix in enumerate(some) for target in of[prefix]]
+            buffer.place.copies, buffer.place.missing = torch.tensor(pairs, device=device).T, len(buffer.own)
+            with contextlib.suppress(_Stored):
+                self.model(
+                    input_ids=tokens.to(device),
+                    position_ids=torch.arange(longest, device=device)[None],
+                    past_key_values=buffer,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+        buffer.place.copies = None
 
     def _drafted(self, i: int, so_far: Tokens, drafts: Sequence[Tokens] | None) -> Tokens:
         prompt, first = self._prompts[i], drafts[i] if drafts is not None else None
         ahead = prompt.recall(so_far, first) if self._draft else ()
-        return ahead or (prompt.look_up(so_far) if self._look_up else ())
+        ahead = ahead or (prompt.look_up(so_far) if self._look_up else ())
+        return ahead[: prompt.max_new - len(so_far)]
 
-    def _forward(
-        self, inputs: Sequence[Tokens], drafts: Sequence[Tokens], cache: DynamicCache, mask: Tensor
-    ) -> tuple[list[Tokens], Tensor]:
-        """One forward pass over what is new: padding, each row's input, its draft, padding.
+    def _forward(self, rows: Sequence[_Row], ahead: dict[int, Tokens], buffer: _Buffer) -> dict[int, Tokens]:
+        """One forward pass over what is new: each prompt's pending tokens and its draft.
+
+        The last token of a draft is only compared, not fed; a prompt without a draft is asked for one token.
 
         Returns:
-            For each row the most probable token after its input, and after each token of its draft; and the attention
-            mask over the cache, (rows, columns), which then includes what was new.
+            For each prompt the most probable token after what was pending, and after each token fed of its draft.
         """
-        before, behind = max(map(len, inputs)), max(map(len, drafts))
-        new = torch.full((len(inputs), before + behind), self._pad)
-        new_mask = torch.zeros_like(new)
-        for row, (tokens, draft) in enumerate(zip(inputs, drafts, strict=True)):
-            start, end = before - len(tokens), before + len(draft)
-            new[row, start:end] = torch.tensor(tokens + draft)
-            new_mask[row, start:end] = 1
-        mask = torch.cat([mask, new_mask.to(mask.device)], dim=1)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
+        queries: list[list[tuple[int, int, int]]] = []  # for each row: token, lane, how far behind the prefix
+        kept = 0
+        for row in rows:
+            unasked, asked = [], []
+            for i, state in row.states.items():
+                fed = state.pending + ahead[i][:-1]
+                new = [(token, state.lane, n) for n, token in enumerate(fed, state.held)]
+                unasked += new[: len(state.pending) - 1]
+                asked += new[len(state.pending) - 1 :]
+            queries.append(unasked + asked)
+            kept = max(kept, len(asked))
+        longest = max(map(len, queries))
+        padding = (self._pad, 0, -1)
+        table = torch.tensor([[padding] * (longest - len(row)) + row for row in queries], device=self.model.device)
+        tokens, lane, n = table.unbind(-1)  # (rows, queries) each
+        prefix = torch.tensor([row.prefix for row in rows], device=table.device)[:, None]
+        padded = n < 0
+
+        place, lanes = buffer.place, buffer.lanes
+        place.written = (buffer.prefix + n * lanes + lane).masked_fill(padded, place.columns - 1)
+        place.seen = buffer.prefix + (max(query[2] for row in queries for query in row) + 1) * lanes
+        behind = torch.arange(place.seen - buffer.prefix, device=table.device)
+        own = (behind % lanes == lane[..., None]) & (behind // lanes <= n[..., None])
+        shared = (torch.arange(buffer.prefix, device=table.device) < prefix)[:, None].expand(-1, longest, -1)
+        visible = torch.cat([shared, own], dim=-1) | padded[..., None]  # padding sees all, as it has to see something
+        shown, hidden = torch.tensor([0, -torch.inf], dtype=buffer.dtype or self.model.dtype, device=table.device)
         logits = self.model(
-            input_ids=new.to(mask.device),
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
+            input_ids=tokens,
+            attention_mask=torch.where(visible, shown, hidden)[:, None],
+            position_ids=(prefix + n).masked_fill(padded, 0),
+            past_key_values=buffer,
             use_cache=True,
-            logits_to_keep=behind + 1 if self._few_logits else 0,
-        ).logits  # (rows, behind + 1, vocabulary)
-        return [tuple(row) for row in logits[:, -(behind + 1) :].argmax(-1).tolist()], mask
+            logits_to_keep=kept if self._few_logits else 0,
+        ).logits
+        found: dict[int, Tokens] = {}
+        for row, best in zip(rows, logits[:, -kept:].argmax(-1).tolist(), strict=True):
+            end = len(best) - sum(len(ahead[i][:-1]) + 1 for i in row.states)
+            for i in row.states:
+                start, end = end, end + len(ahead[i][:-1]) + 1
+                found[i] = tuple(best[start:end])
+        return found
 
     def _extend(self, prompt: _Prompt, so_far: Tokens, new: Tokens) -> tuple[Tokens, bool]:
         """The answer with the new tokens, up to the one that ends it; and whether one does."""

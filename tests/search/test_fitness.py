@@ -289,18 +289,18 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, m
     answerer = Answerer(toy_lm, requests, tokens_per_batch=10_000)
     forward, refused = answerer._forward, []
 
-    def small_memory(inputs, drafts, cache, mask):
-        if len(inputs) > 4:
-            refused.append(len(inputs))
+    def small_memory(rows, ahead, buffer):
+        if len(rows) > 4:
+            refused.append(len(rows))
             raise torch.OutOfMemoryError("toy")
-        return forward(inputs, drafts, cache, mask)
+        return forward(rows, ahead, buffer)
 
     monkeypatch.setattr(answerer, "_forward", small_memory)
     assert answerer.answer()[0] == expected
     assert refused
     assert answerer.tokens_per_batch < 10_000
 
-    def no_memory(inputs, drafts, cache, mask):
+    def no_memory(rows, ahead, buffer):
         raise torch.OutOfMemoryError("toy")
 
     monkeypatch.setattr(answerer, "_forward", no_memory)
