@@ -1,17 +1,20 @@
-"""The model types pi, attention_buckets and ms_poe in lm-eval, on the shipped reference model."""
+"""The model types pi, attention_buckets, ms_poe and moice in lm-eval, on the shipped reference model."""
 
+import contextlib
 import json
 
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from peer_checks import TASK, answers, evaluate
+from peer_checks import TASK, answers, distance, evaluate, generated
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from lpes_eval import reference
+from lpes_eval.data import kv
 from lpes_eval.errors import FactorsError, UnsupportedModel, UserError
 from lpes_eval.models.attention_buckets import AttentionBuckets, parse_bases
 from lpes_eval.models.lpes import LPES
+from lpes_eval.models.moice import MoICE
 from lpes_eval.models.ms_poe import MsPoE
 from lpes_eval.models.pi import PI
 from lpes_eval.peers.ms_poe import MsPoE as Method
@@ -26,6 +29,31 @@ def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
         assert config["factors"]["per_layer"] == [1.5] * 6
     else:
         assert config["method"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (PI, {"factor": 1.3}),
+        (AttentionBuckets, {}),
+        (MsPoE, {}),
+        (MsPoE, {"skip": 0}),
+        (MoICE, {}),
+    ],
+    ids=["pi", "attention_buckets", "ms_poe", "ms_poe in all layers", "moice"],
+)
+def test_with_a_cache_the_reference_model_generates_what_it_generates_without(kind, settings):
+    lm, plain = kind(**settings), AutoModelForCausalLM.from_pretrained(reference.path())
+    lm.tokenizer.padding_side = "left"
+    prompts = [kv.generate(number, size, 40).prompt() for number, size in ((0, 3), (1, 5))]
+    given = dict(lm.tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False))
+    assert given["attention_mask"][0, 0] == 0
+    end = given["input_ids"].shape[1] - 1
+    with lm.method.prompt_ends_at(end) if kind is MsPoE else contextlib.nullcontext():
+        cached, anew = (generated(lm.model, given, max_new_tokens=16, use_cache=cache) for cache in (True, False))
+    assert torch.equal(cached.sequences, anew.sequences)
+    assert distance(cached.logits, anew.logits) < 1e-3
+    assert distance(cached.logits[:1], generated(plain, given, max_new_tokens=1).logits) > 1e-2
 
 
 def test_pi_is_lpes_with_one_factor_and_transformers_linear_scaling(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from peer_checks import slow_weights  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from lpes_eval import reference  # noqa: E402
 from lpes_eval.data import fiction, kv  # noqa: E402
 from lpes_eval.errors import UserError  # noqa: E402
 from lpes_eval.peers import moice  # noqa: E402
@@ -431,3 +433,16 @@ def test_a_run_on_tasks_goes_on_from_its_checkpoint_too(folder, tmp_path):
     assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
     assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
     assert routers.read(tmp_path / routers.FILE).config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
+
+
+def test_the_shipped_router_was_trained_by_the_published_settings_for_the_shipped_weights():
+    file = reference.path() / routers.FILE
+    found = routers.read_config(file)
+    settings = training.Settings(tasks=tuple(training.TASK_SIZES.items()))
+    expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
+    assert {name: found.training[name] for name in expected} == expected
+    assert found.weights_sha256 == routers.weights_digest(str(reference.path()))
+    assert found.model == "reference"
+    fresh, trained = Router(found, seed=settings.seed), routers.read(file)
+    moved = max((a - b).abs().max() for a, b in zip(fresh.parameters(), trained.parameters(), strict=True))
+    assert 0 < moved <= 1.01 * settings.steps * settings.rate  # a step of AdamW is at most about its rate
