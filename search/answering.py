@@ -9,8 +9,9 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
 * greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
-  put behind the prompt and checked in the same forward pass (speculative decoding, arXiv 2211.17192, with the past as
-  the draft model). Decoding goes on from the first token that differs, along another answer of the past if one fits;
+  put behind the prompt's last tokens and checked with them in one forward pass (speculative decoding, arXiv 2211.17192,
+  with the past as the draft model). Decoding goes on from the first token that differs, along another answer of the
+  past if one fits;
 * where none does, along what followed the last two tokens when they last stood in the prompt or in the answer itself
   (as arXiv 2304.04487 does with references): a wrong value is mostly some other key's, and an answer that rambles
   repeats itself;
@@ -58,7 +59,8 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
 LOOKUP = 8
-"""Tokens that are tried at once of what followed the last two tokens before."""
+"""Tokens that are tried at once of what followed the last two tokens before: longer guesses are seldom right to the
+end, and every row of the batch is padded to the longest."""
 
 
 @dataclass
