@@ -9,9 +9,9 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
 * greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
-  put behind the prompt's last tokens and checked with them in one forward pass (speculative decoding, arXiv 2211.17192,
-  with the past as the draft model). Decoding goes on from the first token that differs, along another answer of the
-  past if one fits;
+  put behind the prompt and checked, a dozen tokens in a forward pass (speculative decoding, arXiv 2211.17192, with the
+  past as the draft model). Decoding goes on from the first token that differs, along another answer of the past if one
+  fits;
 * where none does, along what followed the last two tokens when they last stood in the prompt or in the answer itself
   (as arXiv 2304.04487 does with references): a wrong value is mostly some other key's, and an answer that rambles
   repeats itself;
@@ -58,9 +58,9 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
-LOOKUP = 8
-"""Tokens that are tried at once of what followed the last two tokens before: longer guesses are seldom right to the
-end, and every row of the batch is padded to the longest."""
+AHEAD = 12
+"""Tokens of a draft that are checked at once: of a wrong one all that follows is computed for nothing, and every row of
+the batch is padded to the longest."""
 
 
 @dataclass
@@ -115,8 +115,8 @@ class _Prompt:
         at = (self.raw.tobytes() + array("i", so_far[:-1]).tobytes()).rfind(array("i", so_far[-2:]).tobytes())
         if at < 0 or at % size:  # a mention across the borders of tokens is none
             return ()
-        followed = (self.tokens + so_far)[at // size + 2 :][:LOOKUP]
-        return (followed * LOOKUP)[: min(LOOKUP, self.max_new - len(so_far))]
+        followed = (self.tokens + so_far)[at // size + 2 :][:AHEAD]
+        return (followed * AHEAD)[: min(AHEAD, self.max_new - len(so_far))]
 
 
 @dataclass
@@ -550,7 +550,7 @@ class Answerer:
         prompt, first = self._prompts[i], drafts[i] if drafts is not None else None
         ahead = prompt.recall(so_far, first) if self._draft else ()
         ahead = ahead or (prompt.look_up(so_far) if self._look_up else ())
-        return ahead[: prompt.max_new - len(so_far)]
+        return ahead[: min(AHEAD, prompt.max_new - len(so_far))]
 
     def _forward(self, rows: Sequence[_Row], ahead: dict[int, Tokens], buffer: _Buffer) -> dict[int, Tokens]:
         """One forward pass over what is new: each prompt's pending tokens and its draft.

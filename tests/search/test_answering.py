@@ -14,7 +14,7 @@ from lpes_eval.models.lpes import LPES
 from lpes_eval.reference import tokenizer
 from lpes_eval.support import tiny_config, tiny_model
 from search import answering
-from search.answering import Answerer, reason_against
+from search.answering import AHEAD, Answerer, reason_against
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 
@@ -117,6 +117,17 @@ def test_decoding_goes_on_behind_a_draft_that_was_rejected_anywhere(toy_lm):
             assert texts == expected
             assert tokens == right
             assert answerer.count.steps < answerer.count.tokens  # what was right in the drafts was taken
+
+
+def test_a_right_draft_is_checked_a_piece_at_a_time(toy_lm):
+    requests = questions(tokens=40)
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    answerer = Answerer(toy_lm, requests, look_up=False)
+    _, right = answerer.answer()
+    assert max(map(len, right)) > 2 * AHEAD
+    before = answerer.count.steps
+    assert answerer.answer(right)[1] == right
+    assert answerer.count.steps - before == sum(-(-len(answer) // AHEAD) for answer in right)
 
 
 def test_what_one_prompt_of_a_row_answers_is_nothing_to_the_others(toy_lm, watched):

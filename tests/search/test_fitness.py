@@ -13,7 +13,7 @@ from lpes_eval import rope
 from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from search.answering import LOOKUP, Answerer, _Prompt, reason_against
+from search.answering import AHEAD, Answerer, _Prompt, reason_against
 from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
 
 
@@ -258,7 +258,7 @@ def test_then_from_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
     assert prompt.look_up((4, 3, 4, 3)) == (4, 3, 4, 3, 4, 3)  # round and round, no more than may be answered
     assert prompt.look_up((3, 3)) == ()  # the only mention is what is asked about
     assert prompt.look_up((3, 3, 3)) == (3,) * 7
-    assert len(_Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == LOOKUP
+    assert len(_Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == AHEAD
 
 
 def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
