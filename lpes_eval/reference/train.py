@@ -111,6 +111,7 @@ REFERENCE = (
     replace(_DEEPER, steps=6400, decay_share=0.08, documents=5, subjects=1, grow_to=46, pairs=46, rate=1.5e-3),
     replace(_DEEPER, steps=6750, decay_share=0.052, documents=5, subjects=1, grow_to=48, pairs=48, rate=1e-3),
     replace(_DEEPER, steps=7000, decay_share=0.0357, documents=5, subjects=1, grow_to=49, pairs=49, rate=7e-4),
+    replace(_DEEPER, steps=7400, decay_share=0.054, documents=5, subjects=1, grow_to=53, pairs=53, rate=1e-3),
 )
 """The shipped model: ``RECORDS``, then two layers more, and articles: one, then up to two, eight, and last five in a
 context. From step 4,200 on subjects are targets, without which the model did not learn to tell articles apart."""

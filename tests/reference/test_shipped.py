@@ -96,19 +96,16 @@ def test_it_answers_questions_about_articles_by_greedy_decoding():
 
 
 def test_it_is_right_at_half_the_length_it_was_trained_on(model):
-    assert accuracy(right(model, 22, 12)) >= 0.9
+    assert accuracy(right(model, 26, 12)) >= 0.9
     assert accuracy(right_documents(model, 2, 20)) >= 0.9
 
 
-def test_near_its_longest_training_contexts_it_is_biased_by_position(model):
-    by_position = right(model, 46, 10).mean(0)
+def test_fifty_records_are_read_with_a_bias_that_the_shipped_factors_lessen(model, factors):
+    plain, scaled = right(model, 50, 20), right(model, 50, 20, factors)
+    by_position = plain.mean(0)
     assert by_position.max() - by_position.min() >= 0.15
-
-
-def test_at_the_default_size_the_shipped_factors_bring_most_answers_back(model, factors):
-    plain, scaled = right(model, 50, 10), right(model, 50, 10, factors)
     assert accuracy(scaled) - accuracy(plain) > 0.112
-    assert scaled.mean(0).min() > plain.mean(0).min()
+    assert scaled.mean(0).min() > by_position.min()
 
 
 def test_ten_articles_are_read_with_a_bias_that_the_shipped_factors_lessen(model, factors):
