@@ -39,6 +39,7 @@ METHODS = {
     "uniform": "best uniform factor on search examples",
     "attention_buckets": "Attention Buckets",
     "ms_poe": "Ms-PoE",
+    "ms_poe-skip-1": "Ms-PoE, first layer left alone",
     "moice": "MoICE",
     "lpes": "LPES",
 }
@@ -47,6 +48,7 @@ OTHERS = {
     "uniform": "the best uniform factor",
     "attention_buckets": "Attention Buckets",
     "ms_poe": "Ms-PoE",
+    "ms_poe-skip-1": "Ms-PoE with only the first layer left alone",
     "moice": "MoICE",
 }
 NONE = "–"

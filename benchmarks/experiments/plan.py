@@ -35,8 +35,14 @@ LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
 UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
-PEERS: dict[str, dict[str, Any]] = {"attention_buckets": {}, "ms_poe": {}, "moice": {}}
-"""lm-eval model types and their arguments; PI is ``lpes`` with one number, exactly."""
+PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention_buckets": ("attention_buckets", {}),
+    "ms_poe": ("ms_poe", {}),
+    "ms_poe-skip-1": ("ms_poe", {"skip": 1}),
+    "moice": ("moice", {}),
+}
+"""lm-eval model types and their arguments; PI is ``lpes`` with one number, exactly. Ms-PoE leaves its first two layers
+alone, which are the two that matter most in the reference model; so it is shown with one left alone, too."""
 SLOW = ("attention_buckets", "moice")
 ROPE_KINDS = ("plain", "linear", "dynamic", "yarn")
 MOVE = 0.3
@@ -166,9 +172,9 @@ def _main(task: str, sizes: Sizes) -> Iterator[Experiment]:
 
 
 def _peers(task: str, sizes: Sizes) -> Iterator[Experiment]:
-    for peer, arguments in PEERS.items():
+    for name, (peer, arguments) in PEERS.items():
         n = sizes.slow_questions if peer in SLOW else sizes.peer_questions
-        yield _evaluate(f"main/{SHORT[task]}/{peer}", task, n, model=peer, model_args=arguments)
+        yield _evaluate(f"main/{SHORT[task]}/{name}", task, n, model=peer, model_args=arguments)
 
 
 def _searches(task: str, sizes: Sizes) -> Iterator[Experiment]:
