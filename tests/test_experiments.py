@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.experiments import bench as bench_module  # noqa: E402
-from benchmarks.experiments import measure, plan, store  # noqa: E402
+from benchmarks.experiments import measure, pictures, plan, store  # noqa: E402
 from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
 from benchmarks.experiments.page import Page, headline  # noqa: E402
 from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
@@ -139,6 +139,23 @@ def test_beating_pi_needs_more_than_two_standard_errors(made):
     assert 2 * error > 3
     assert f"**not met**, {2 * error - 3:.1f} points short (+3.0 [" in line
     assert line.endswith(f"SE {error:.1f}).")
+
+
+def test_where_another_method_is_better_the_page_says_so(made):
+    keep(made, "main/kv/moice", {str(p): [1] * 90 + [0] * 10 for p in KV_POSITIONS})
+    keep(made, "main/kv/lpes", {str(p): [1] * 60 + [0] * 40 for p in KV_POSITIONS})
+    keep(made, "main/kv/plain", {str(p): [1] * 50 + [0] * 50 for p in KV_POSITIONS})
+    line = next(line for line in Page(made).text().splitlines() if "Better than MoICE" in line)
+    assert "**not met**, LPES is worse by more than two (-30.0 [" in line
+
+
+def test_the_cost_of_a_search_counts_prompts_and_gradients_and_shows_those_measured_to_the_end():
+    evaluations = [[0, 60, 0.5], [1, 20, None], [1, 60, 0.4], [2, 60, 0.7]]
+    spent, best = pictures.cost({"evaluations": evaluations, "gradients": 0}, best_so_far=True)
+    assert (spent.tolist(), best.tolist()) == ([60, 140, 200], [0.5, 0.5, 0.7])
+    descent = {"evaluations": [[0, 60, 0.5], [1, 60, 0.4]], "gradients": 40}
+    spent, fitness = pictures.cost(descent, best_so_far=False)
+    assert (spent.tolist(), fitness.tolist()) == ([60, 160], [0.5, 0.4])  # 40 gradients between the two
 
 
 def test_what_was_not_measured_is_said_and_is_no_number(made):

@@ -199,6 +199,8 @@ class Page:
             return f"Better than {named} by more than two standard errors: not measured."
         over = gain(base, lpes)
         outcome = "**met**" if over.clear else f"**not met**, {2 * over.error - over.mean:.1f} points short"
+        if over.mean < -2 * over.error:
+            outcome = "**not met**, LPES is worse by more than two"
         return (
             f"Better than {named} by more than two standard errors: {outcome} ({_signed(over)}, SE {over.error:.1f})."
         )

@@ -17,8 +17,8 @@ from lpes_eval.scoring import statistics
 if TYPE_CHECKING:
     from benchmarks.experiments.bench import Bench
 
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442")
-"""Okabe and Ito's palette: told apart with any kind of colour vision."""
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
+"""Okabe and Ito's palette, told apart with any kind of colour vision; grey for its yellow, which is faint in lines."""
 MARKS = "osD^vP*X"
 
 
@@ -103,19 +103,48 @@ def _draw_factors(page: Page, figure: Any) -> bool:
 
 
 def _draw_convergence(page: Page, figure: Any) -> bool:
-    axes = figure.subplots()
+    by_generation, by_cost = figure.subplots(1, 2, sharey=True)
     searches = {"genetic algorithm": Page.BEZIER} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
     for number, (label, name) in enumerate(searches.items()):
         if result := page.get(name):
+            descends = name.startswith("controls/gradient")
+            style: dict[str, Any] = {"color": COLOURS[number + 1], "linewidth": 1.2}
+            style |= {"linestyle": (0, (4, 2))} if descends else {}
             generations, fittest = zip(*result["fittest_by_generation"], strict=True)
-            shown = fittest if name.startswith("controls/gradient") else np.maximum.accumulate(fittest)
-            axes.plot(generations, 100 * np.array(shown), color=COLOURS[number + 1], marker=MARKS[number], label=label)
-    if not axes.lines:
+            best = np.array(fittest) if descends else np.maximum.accumulate(fittest)
+            by_generation.plot(generations, 100 * best, **style, marker=MARKS[number], markersize=4, label=label)
+            prompts, best = cost(result, best_so_far=not descends)
+            by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
+    if not by_generation.lines:
         return False
     if base := page.get(Page.BEZIER):
-        axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle="--", linewidth=1, label="plain")
-    axes.set_xlabel("generation (gradient descent: epoch)")
-    axes.set_ylabel("search fitness (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        for axes in (by_generation, by_cost):
+            at = 100 * base["to_beat"]["baseline"]
+            axes.axhline(at, color="0.4", linestyle=":", linewidth=1, label="plain" if axes is by_generation else None)
+    by_generation.set_xlabel("generation (gradient descent: epoch)")
+    by_generation.set_ylabel("search fitness (%)")
+    by_generation.xaxis.get_major_locator().set_params(integer=True)
+    by_cost.set_xlabel("prompts answered or differentiated")
+    by_cost.set_xscale("log")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return True
+
+
+def cost(result: dict[str, Any], *, best_so_far: bool) -> tuple[Any, Any]:
+    """What a search had spent when it had measured each of its individuals, and what it had reached.
+
+    Args:
+        result: a search's.
+        best_so_far: whether the best fitness so far is meant, or the individual's own.
+
+    Returns:
+        Prompts, those of gradients included, and fitness, of those individuals that were measured to the end.
+    """
+    spent, at, fitness = 0, [], []
+    for generation, prompts, value in result["evaluations"]:
+        spent += prompts
+        if value is not None:
+            at.append(spent + generation * result["gradients"])
+            fitness.append(value)
+    values = np.array(fitness)
+    return np.array(at), np.maximum.accumulate(values) if best_so_far else values
