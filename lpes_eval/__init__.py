@@ -31,4 +31,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    """The public names and the submodules loaded so far, without what this file itself imports."""
+    from sys import modules
+
+    own = [name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in modules]
+    return sorted({*__all__, *own})

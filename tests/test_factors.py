@@ -2,6 +2,7 @@
 
 import json
 import math
+import pkgutil
 import subprocess
 import sys
 import time
@@ -307,3 +308,10 @@ def test_the_factors_command_shows_one_line_a_layer(tmp_path, capsys):
 def test_the_package_offers_its_public_names():
     assert set(lpes_eval.__all__) <= set(dir(lpes_eval))
     assert lpes_eval.load is load
+
+
+def test_the_package_lists_no_name_but_its_own():
+    shown = {name for name in dir(lpes_eval) if not name.startswith("__")}
+    submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
+    assert "factors" in shown  # this file has imported it
+    assert shown <= {*lpes_eval.__all__, *submodules}
