@@ -7,6 +7,7 @@ arguments, then ``--metadata``) as keywords and returns ``(rows, source)``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
@@ -15,6 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lpes_eval.data import budget
 from lpes_eval.data.budget import Budget
+from lpes_eval.errors import DataError
 from lpes_eval.plugin import current_lm
 
 logger = logging.getLogger(__name__)
@@ -61,3 +63,44 @@ class BenchmarkTask(ConfigurableTask):
         if self._budget is None or self._budget[:2] != (lm, new_tokens):
             self._budget = (lm, new_tokens, budget.for_model(lm, new_tokens, metadata, metadata.get("prompt_tokens")))
         return self._budget[2]
+
+
+class PublishedPromptTask(BenchmarkTask):
+    """A task whose prompts are the benchmark's own: one message of the user's, and no examples before it.
+
+    A subclass says in ``published_prompt`` what is sent; lm-eval's chat template and system instruction go around it
+    here.
+    """
+
+    def published_prompt(self, doc: dict, render: Callable[..., str], chat: bool) -> str | list[str]:
+        """The prompt as the model gets it, or several, each a request of its own.
+
+        Args:
+            doc: the row.
+            render: makes the prompt that the model gets from the user's message and, if there is one, the system's.
+            chat: whether ``render`` puts it into the model's chat template.
+        """
+        raise NotImplementedError
+
+    def fewshot_context(
+        self,
+        doc: dict,
+        num_fewshot: int,
+        system_instruction: str | None = None,
+        apply_chat_template: bool = False,
+        fewshot_as_multiturn: bool = False,
+        chat_template: Callable[..., str] | None = None,
+        gen_prefix: str | None = None,
+    ) -> str | list[str]:
+        """The prompt as the model gets it.
+
+        Raises:
+            DataError: examples were asked for.
+        """
+        if num_fewshot:
+            raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
+
+        def render(user: str, system: str = "") -> str:
+            return budget.render(user, system, system_instruction, chat_template if apply_chat_template else None)
+
+        return self.published_prompt(doc, render, apply_chat_template)

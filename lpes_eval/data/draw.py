@@ -7,10 +7,11 @@ to keep for a given seed. ``shuffle`` and ``sample`` carry no such promise, so t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -71,16 +72,28 @@ class Split:
         return self.held_out if name == "held_out" else self.search
 
 
+def whole_seed(search_seed: Any) -> int:
+    """``search_seed`` as a whole number, from whatever lm-eval makes of ``--metadata``: -1 can arrive as -1.0.
+
+    Raises:
+        DataError: it is not a whole number.
+    """
+    if isinstance(search_seed, float) and search_seed.is_integer():
+        return int(search_seed)
+    if isinstance(search_seed, bool) or not re.fullmatch("-?[0-9]+", str(search_seed)):
+        from lpes_eval.errors import DataError
+
+        raise DataError(f"search_seed={search_seed!r} is not a whole number, as --metadata search_seed=1 would be")
+    return int(search_seed)
+
+
 def split(total: int, search_seed: int = 0, num_search: int = SEARCH) -> Split:
     """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search.
 
     Raises:
         DataError: a ``search_seed`` that is not a whole number.
     """
-    if not (isinstance(search_seed, int) or str(search_seed).lstrip("-").isdecimal()):
-        from lpes_eval.errors import DataError
-
-        raise DataError(f"search_seed={search_seed!r} is not a whole number, as --metadata search_seed=1 would be")
+    search_seed = whole_seed(search_seed)
     order = shuffled(range(total), stream("split", SPLIT_SEED, total))
     held = min(HELD_OUT, total * 3 // 5)
     rest = shuffled(sorted(order[held:]), stream("search", SPLIT_SEED, total, search_seed))

@@ -3,16 +3,17 @@
 from functools import cache
 from pathlib import Path
 
-from lpes_eval.data import budget, draw, jsonl, leval, published
+from lpes_eval.data import draw, jsonl, leval, published
 from lpes_eval.data.source import Source, find
 from lpes_eval.errors import DataError
 from lpes_eval.plugin import current_lm
 from lpes_eval.scoring import leval as scoring
-from lpes_eval.task import BenchmarkTask
+from lpes_eval.task import PublishedPromptTask
 
 
 def load(*, subset, split="held_out", search_seed=0, **metadata):
     """One row a question, with the number of its document, and where the file came from."""
+    search_seed = draw.whole_seed(search_seed)
     path, kind = _file(subset, metadata)
     documents = _documents(path)
     chosen = set(leval.document_numbers(len(documents), split, search_seed))
@@ -43,7 +44,7 @@ def _documents(path: Path) -> list[leval.Document]:
     return leval.read(path)
 
 
-class Task(BenchmarkTask):
+class Task(PublishedPromptTask):
     """Questions whose document is kept once, and cut once, for all of them."""
 
     def __init__(self, config):
@@ -56,33 +57,20 @@ class Task(BenchmarkTask):
         self.documents = _documents(Path(self.config.metadata["source"]["location"]))
 
     def doc_to_text(self, doc, doc_to_text=None):
-        """The prompt with the whole document; what is sent is fitted to the model (``fewshot_context``)."""
+        """The prompt with the whole document; what is sent is fitted to the model (``published_prompt``)."""
         return self._prompt(doc, self._style(False), self.documents[doc["document"]].text).text
 
-    def fewshot_context(
-        self,
-        doc,
-        num_fewshot,
-        system_instruction=None,
-        apply_chat_template=False,
-        fewshot_as_multiturn=False,
-        chat_template=None,
-        gen_prefix=None,
-    ):
+    def published_prompt(self, doc, render, chat):
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
-        if num_fewshot:
-            raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
-        style = self._style(apply_chat_template)
-        template = chat_template if apply_chat_template else None
+        style = self._style(chat)
 
-        def render(prompt: leval.Prompt) -> str:
-            return budget.render(prompt.text, prompt.system, system_instruction, template)
+        def sent(prompt: leval.Prompt) -> str:
+            return render(prompt.text, prompt.system)
 
-        number = doc["document"]
-        context = render(self._prompt(doc, style, self._fitted(number, style, render)))
+        context = sent(self._prompt(doc, style, self._fitted(doc["document"], style, sent)))
         if self.config.metadata["subset"] != "sci_fi":
             return context
-        return [context, render(leval.fact_prompt(style, doc["instruction"]))]
+        return [context, sent(leval.fact_prompt(style, doc["instruction"]))]
 
     def construct_requests(self, doc, ctx, **kwargs):
         """One request a prompt."""
@@ -99,23 +87,23 @@ class Task(BenchmarkTask):
     def _prompt(self, doc, style, document):
         return leval.prompt(self.config.metadata["subset"], style, document, doc["instruction"])
 
-    def _fitted(self, number, style, render):
+    def _fitted(self, number, style, sent):
         """The document, cut so that the prompt of each of its questions fits."""
         document = self.documents[number]
         if current_lm() is None:  # nothing is sent, so nothing has to fit
             return document.text
         limits = self.budget()
-        around = render(leval.Prompt("", " "))  # chat template and system instruction
+        around = sent(leval.Prompt("", " "))  # chat template and system instruction
         key = (number, style, around, limits.tokens, current_lm())
         if key not in self._cut:
             questions = [{"instruction": q} for q in sorted(document.instructions, key=limits.count, reverse=True)]
 
             def fits(text):
-                return all(limits.fits(render(self._prompt(question, style, text))) for question in questions)
+                return all(limits.fits(sent(self._prompt(question, style, text))) for question in questions)
 
             text = leval.cut(document.text, limits.tokens, fits)
             if text is None:
-                bare = limits.count(render(self._prompt(questions[0], style, "")))
+                bare = limits.count(sent(self._prompt(questions[0], style, "")))
                 raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
             self._cut[key] = text
         return self._cut[key]

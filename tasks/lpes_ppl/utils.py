@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 def load(*, split="held_out", search_seed=0, text_file=None, **metadata):
     """One row a text, without the text itself, and where it came from."""
+    search_seed = draw.whole_seed(search_seed)
     kind, path = _location(text_file, metadata)
     texts = _texts(path)
     digest = hashlib.sha256("\0".join(t.text for t in texts).encode()).hexdigest()

@@ -3,12 +3,12 @@
 from functools import cache
 from pathlib import Path
 
-from lpes_eval.data import budget, jsonl, published, zeroscrolls
+from lpes_eval.data import jsonl, published, zeroscrolls
 from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError
 from lpes_eval.plugin import current_lm
 from lpes_eval.scoring import zeroscrolls as scoring
-from lpes_eval.task import BenchmarkTask
+from lpes_eval.task import PublishedPromptTask
 
 
 def load(*, subset, split="held_out", **metadata):
@@ -34,7 +34,7 @@ def _examples(path: Path, subset: str, split: str) -> list[zeroscrolls.Example]:
     return zeroscrolls.read(path, subset, split)
 
 
-class Task(BenchmarkTask):
+class Task(PublishedPromptTask):
     """Prompts come with the data; too long ones are cut as the benchmark cuts them, by the model's own tokenizer."""
 
     def download(self, dataset_kwargs=None, **kwargs):
@@ -48,31 +48,15 @@ class Task(BenchmarkTask):
             self.override_metric("bypass")
 
     def doc_to_text(self, doc, doc_to_text=None):
-        """The whole input; what is sent is fitted to the model (``fewshot_context``)."""
+        """The whole input; what is sent is fitted to the model (``published_prompt``)."""
         return self.examples[doc["question_id"]].input
 
-    def fewshot_context(
-        self,
-        doc,
-        num_fewshot,
-        system_instruction=None,
-        apply_chat_template=False,
-        fewshot_as_multiturn=False,
-        chat_template=None,
-        gen_prefix=None,
-    ):
+    def published_prompt(self, doc, render, chat):
         """The prompt as the model gets it."""
-        if num_fewshot:
-            raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
         metadata = self.config.metadata
         example = self.examples[doc["question_id"]]
         if metadata.get("chat_prompt"):
             example = zeroscrolls.for_chat(example, metadata["subset"])
-        template = chat_template if apply_chat_template else None
-
-        def render(text: str) -> str:
-            return budget.render(text, "", system_instruction, template)
-
         # outside an evaluation nothing is sent, so nothing has to fit
         text = example.input if current_lm() is None else zeroscrolls.fit(example, self.budget(), render)
         return render(text)

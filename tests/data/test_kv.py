@@ -84,10 +84,15 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
         assert len({s.search for s in splits}) == 5
 
 
-@pytest.mark.parametrize("seed", ["one", "", 1.5, None])
+@pytest.mark.parametrize("seed", ["one", "", 1.5, None, True, "--5", "1\n", "٣", float("nan")])
 def test_a_search_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(DataError, match=r"search_seed=.* is not a whole number"):
         draw.split(2700, seed)
+
+
+@pytest.mark.parametrize(("given", "seed"), [("1", 1), ("01", 1), (-1.0, -1), ("-1", -1)])
+def test_a_search_seed_draws_the_same_however_lm_eval_hands_it_over(given, seed):
+    assert draw.split(2700, given) == draw.split(2700, seed)
 
 
 def test_an_unknown_split_is_refused():

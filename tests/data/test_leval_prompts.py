@@ -296,11 +296,23 @@ def test_without_room_for_a_document_the_numbers_are_given(lm, folder):
     [
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"split": "test"}, "not a split of L-Eval"),
+        ({"search_seed": "abc"}, "search_seed='abc' is not a whole number"),  # though every document is taken
     ],
 )
 def test_impossible_wishes_are_refused(lm, folder, metadata, message):
     with pytest.raises(UserError, match=message):
         evaluate(lm, folder, ["leval_tpo"], metadata=metadata)
+
+
+def test_examples_before_the_question_are_refused(folder):
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata={"data_dir": str(folder)})
+    task = manager.load(["leval_tpo"])["tasks"]["leval_tpo"]
+    doc = task.eval_docs[0]
+    assert task.fewshot_context(doc, 0) == task.doc_to_text(doc)
+    with pytest.raises(DataError, match="leval_tpo is asked without examples; drop --num_fewshot 2"):
+        task.fewshot_context(doc, 2)
 
 
 def test_a_missing_file_is_named_with_its_address(lm, tmp_path):

@@ -252,6 +252,7 @@ def test_texts_that_are_all_too_short_are_refused(folder, tmp_path):
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"text_file": "x.txt"}, "exclude each other"),
         ({"text_file": "x.txt", "data_dir": None}, "x.txt: no such file"),
+        ({"split": "all", "search_seed": "abc"}, "search_seed='abc' is not a whole number"),
     ],
 )
 def test_impossible_wishes_are_refused(tmp_path, metadata, message):

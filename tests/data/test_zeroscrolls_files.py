@@ -231,6 +231,26 @@ def evaluate(lm, folder, tasks, **metadata):
     )
 
 
+def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder):
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata={"data_dir": str(folder)})
+    task = manager.load(["zeroscrolls_qasper"])["tasks"]["zeroscrolls_qasper"]
+    doc = task.eval_docs[1]
+    published = task.doc_to_text(doc)
+    around = {
+        "system_instruction": "Be brief.",
+        "chat_template": lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages),
+    }
+    assert task.fewshot_context(doc, 0) == published
+    plain = task.fewshot_context(doc, 0, **around)
+    chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
+    assert plain == f"Be brief.\n\n{published}"
+    assert chat == f"<system>Be brief.<user>{published}"
+    with pytest.raises(DataError, match="zeroscrolls_qasper is asked without examples"):
+        task.fewshot_context(doc, 1)
+
+
 def test_all_seven_run_whole_and_scored(lm, folder):
     results = evaluate(lm, folder, ["zeroscrolls"])
     assert set(results["samples"]) == {f"zeroscrolls_{name}" for name in zeroscrolls.NAMES}
