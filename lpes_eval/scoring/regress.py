@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,12 +159,14 @@ class Verdict:
         alpha: the false-alarm rate of the whole gate.
         level: that of each test: ``alpha`` over the number of tests.
         notes: what else a reader should know.
+        compared: ``baseline`` and ``now`` -> the model and the file it is of; empty where there are no files.
     """
 
     sections: tuple[Section, ...]
     alpha: float
     level: float
     notes: tuple[str, ...]
+    compared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
@@ -187,11 +189,14 @@ class Verdict:
     def to_text(self) -> str:
         """Lay the verdict out for a terminal."""
         parts = [f"{section.title}\n{report.text_table(HEADER, _cells(section))}" for section in self.sections]
-        return "\n\n".join([*parts, *(["\n".join(self.notes)] if self.notes else []), self.headline])
+        compared = ["\n".join(f"{side:<8}  {what}" for side, what in self.compared.items())] if self.compared else []
+        return "\n\n".join([*compared, *parts, *(["\n".join(self.notes)] if self.notes else []), self.headline])
 
     def to_markdown(self) -> str:
         """Write the verdict as Markdown, for a job summary."""
         parts = [f"## lpes-eval regress: {self.headline}"]
+        if self.compared:
+            parts.append("\n".join(f"* {side}: {what}" for side, what in self.compared.items()))
         parts += [
             f"### {section.title}\n\n{report.markdown_table(HEADER, _cells(section))}" for section in self.sections
         ]
@@ -334,22 +339,16 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval.scoring import results
 
     path = Path(arguments.baseline)
-    now = snapshot(results.read(arguments.results))
+    found = results.read(arguments.results)
+    now = snapshot(found)
     if arguments.update:
         now.save(path)
         unpaired = any(score.by_question is None for record in now.tasks.values() for score in record.scores.values())
         hint = "; some scores without samples (lm_eval --log_samples): they can only be compared unpaired"
-        print(f"{path}: baseline of {len(now.tasks)} tasks written{hint if unpaired else ''}")
+        print(f"{path}: baseline of {len(now.tasks)} tasks written from {found.path}{hint if unpaired else ''}")
         return 0
     try:
-        verdict = regress(
-            load(path),
-            now,
-            alpha=arguments.alpha,
-            tolerance=arguments.tolerance,
-            other_model=arguments.other_model,
-            other_prompts=arguments.other_prompts,
-        )
+        verdict = _verdict(arguments, found, now)
     except UserError as error:
         if arguments.markdown:
             report.write(arguments.markdown, f"## lpes-eval regress: could not compare\n\n{error}")
@@ -363,6 +362,24 @@ def run(arguments: argparse.Namespace) -> int:
     if "-" not in (arguments.markdown, arguments.junit):
         report.write("-", verdict.to_text())
     return 1 if verdict.worse else 0
+
+
+def _verdict(arguments: argparse.Namespace, found: Results, now: Baseline) -> Verdict:
+    """Hold the run against the baseline that the command line names; answer and error say which files these are."""
+    baseline = load(arguments.baseline)
+    try:
+        verdict = regress(
+            baseline,
+            now,
+            alpha=arguments.alpha,
+            tolerance=arguments.tolerance,
+            other_model=arguments.other_model,
+            other_prompts=arguments.other_prompts,
+        )
+    except NotComparable as error:
+        raise NotComparable(f"{found.path} against {arguments.baseline}: {error}") from None
+    compared = {"baseline": f"{baseline.model}: {arguments.baseline}", "now": f"{found.subject}: {found.path}"}
+    return replace(verdict, compared=compared)
 
 
 def _share(text: str) -> float:

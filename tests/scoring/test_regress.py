@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -242,6 +243,24 @@ def test_the_same_run_again_passes(tmp_path, committed, capsys):
 def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
     assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_path, committed, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_answers(tmp_path / "runs" / "tiny", date="2026-11-21T13-00-00.000001")
+    write_answers(tmp_path / "runs" / "large", date="2026-11-22T08-00-00.000001", model=("hf", {"pretrained": "x"}, 9))
+    write_answers(tmp_path / "runs" / "tiny", date="2026-11-20T13-00-00.000001")
+    taken = str(Path("runs", "large", "results_2026-11-22T08-00-00.000001.json"))
+    assert call("runs", "--baseline", "baseline.json") == 4
+    assert f"{taken} against baseline.json: another model" in capsys.readouterr().err
+    assert call("runs", "--baseline", "baseline.json", "--other-model", "--markdown", "summary.md") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "baseline  hf tiny, 1,000 parameters: baseline.json",
+        f"now       hf x, 9 parameters: {taken}",
+    ]
+    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text()
+    assert call("runs", "--baseline", "other.json", "--update") == 0
+    assert f"other.json: baseline of 5 tasks written from {taken}" in capsys.readouterr().out
 
 
 def test_no_baseline_is_3(tmp_path, capsys):
