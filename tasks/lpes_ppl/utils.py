@@ -114,9 +114,12 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
+            longest = metadata.get("longest", length)
+            others = f" (max_length={longest} for every length up to the group's longest)" if longest > length else ""
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args to measure beyond the trained window"
+                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
+                "trained window"
             )
         content = self.texts[doc["question_id"]].text
         spans = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]

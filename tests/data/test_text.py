@@ -239,6 +239,9 @@ def test_rope_parameters_of_model_args_select_the_method(folder, tmp_path, kind)
 def test_lm_eval_is_not_left_to_cut_a_window(folder, tmp_path):
     with pytest.raises(PromptTooLong, match=r"windows of 1024 tokens, but max_length is 256 .* add max_length=1024"):
         evaluate(model(folder), tmp_path, ["lpes_ppl_001k"])
+    # in a group the first length that is refused also says what the last one will need
+    with pytest.raises(PromptTooLong, match=r"max_length=1024 to --model_args \(max_length=16384 for every length"):
+        evaluate(model(folder), tmp_path, ["lpes_ppl"], longest=16384)
 
 
 def test_texts_that_are_all_too_short_are_refused(folder, tmp_path):
