@@ -141,6 +141,17 @@ def test_beating_pi_needs_more_than_two_standard_errors(made):
     assert line.endswith(f"SE {error:.1f}).")
 
 
+def test_bars_are_judged_on_all_held_out_questions_where_they_were_asked(made):
+    for at, n, share in (("main", 20, 0.45), ("all", 100, 0.9)):
+        keep(made, f"{at}/kv/plain", answers(n, KV_POSITIONS, 0.4, 1))
+        keep(made, f"{at}/kv/lpes", answers(n, KV_POSITIONS, share, 2))
+    text = Page(made).text()
+    line = next(line for line in text.splitlines() if "At least 11.2 points" in line)
+    assert "**met**" in line
+    assert line.endswith("; 100 questions).")
+    assert cells(text, "LPES", "All held-out questions")[1] == "100"
+
+
 def test_where_another_method_is_better_the_page_says_so(made):
     keep(made, "main/kv/moice", {str(p): [1] * 90 + [0] * 10 for p in KV_POSITIONS})
     keep(made, "main/kv/lpes", {str(p): [1] * 60 + [0] * 40 for p in KV_POSITIONS})

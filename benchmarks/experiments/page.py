@@ -171,17 +171,25 @@ class Page:
         plain, lpes = self.get(f"{at}/plain"), self.get(f"{at}/lpes")
         if plain is None or lpes is None:
             return ["LPES above plain: not measured."]
-        over = gain(plain, lpes)
+        compared = self.largest(task)
+        over = gain(*compared)
+        questions = f"{len(scores_of(compared[1]))} questions"
         bar = BARS[task]
         outcome = "**met**" if over.mean >= bar else f"**not met**, {bar - over.mean:.1f} points short"
         if over.mean >= bar > over.low:
             outcome += ", though the interval reaches below it"
         return [
-            f"At least {bar} points above plain in the mean over positions: {outcome} ({_signed(over)}).",
+            f"At least {bar} points above plain in the mean over positions: {outcome} ({_signed(over)}; {questions}).",
             f"A better worst position than plain: {'**met**' if over.worst > 0 else '**not met**'} "
-            f"({over.worst:+.1f} [{over.worst_low:+.1f}, {over.worst_high:+.1f}]).",
+            f"({over.worst:+.1f} [{over.worst_low:+.1f}, {over.worst_high:+.1f}]; {questions}).",
             *(self.beats(f"{at}/{method}", lpes, named) for method, named in OTHERS.items()),
         ]
+
+    def largest(self, task: str) -> tuple[Result, Result]:
+        """Plain and LPES on all held-out questions where that was measured, else on those of the table."""
+        short = SHORT[task]
+        pairs = ((self.get(f"{at}/{short}/plain"), self.get(f"{at}/{short}/lpes")) for at in ("all", "main"))
+        return next((plain, lpes) for plain, lpes in pairs if plain is not None and lpes is not None)
 
     def every_search(self, task: str) -> str:
         """Whether five searches hold up."""
@@ -222,6 +230,9 @@ class Page:
         for task in (KV, MDQA):
             at = f"main/{SHORT[task]}"
             lines += ["", f"### {TITLES[task]}", "", self.main_table(task)]
+            if any(self.get(f"all/{SHORT[task]}/{method}") for method in ("plain", "lpes")):
+                rows = [(METHODS[method], f"all/{SHORT[task]}/{method}") for method in ("plain", "lpes")]
+                lines += ["", "All held-out questions:", "", self.accuracies(rows, rows[0][1])]
             used = [(METHODS[m], r["factors"]) for m in METHODS if (r := self.get(f"{at}/{m}")) and r["factors"]]
             if used:
                 lines += ["", "Factors: " + "; ".join(f"{label}: {_listed(f)}" for label, f in used) + "."]

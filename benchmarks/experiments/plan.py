@@ -54,6 +54,7 @@ class Sizes:
 
     Attributes:
         questions: held-out questions of an evaluation, each asked at all positions.
+        all_questions: of plain and LPES once more: all that there are.
         peer_questions: of a method that lm-eval's own loop has to answer: the first of these questions.
         slow_questions: of the peers that cost several times the plain model.
         other_questions: of ablations, and at other lengths and positions.
@@ -66,6 +67,7 @@ class Sizes:
     """
 
     questions: int = 100
+    all_questions: int = 500
     peer_questions: int = 50
     slow_questions: int = 24
     other_questions: int = 50
@@ -151,6 +153,9 @@ def _all(sizes: Sizes) -> Iterator[Experiment]:
         yield from _main(task, sizes)
     for task in (KV, MDQA):
         yield from _searches(task, sizes)
+    for task in (KV, MDQA):
+        yield _evaluate(f"all/{SHORT[task]}/plain", task, sizes.all_questions)
+        yield _evaluate(f"all/{SHORT[task]}/lpes", task, sizes.all_questions, Shipped(task))
     yield from _perplexity(sizes)
     yield from _curves_and_controls(sizes)
     for task in (KV, MDQA):
