@@ -169,6 +169,17 @@ def test_the_cost_of_a_search_counts_prompts_and_gradients_and_shows_those_measu
     assert (spent.tolist(), fitness.tolist()) == ([60, 160], [0.5, 0.4])  # 40 gradients between the two
 
 
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.95, "**better**"), (0.2, "worse"), (0.6, "not clearly better or worse")]
+)
+def test_a_control_that_finds_better_factors_than_the_genetic_algorithm_is_named(made, share, said):
+    keep_search(made, "searches/kv-1", POINTS)
+    keep(made, "searches/kv-1-held-out", answers(60, KV_POSITIONS, 0.6, 1))
+    keep_search(made, "controls/cma-es", POINTS, evaluations=[[0, 60, 0.5]], gradients=0)
+    keep(made, "controls/cma-es-held-out", answers(60, KV_POSITIONS, share, 2))
+    assert f"- CMA-ES: {said} than the genetic algorithm (" in Page(made).text()
+
+
 def test_what_was_not_measured_is_said_and_is_no_number(made):
     keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
     made.results.keep_failure("main/kv/ms_poe", "UserError: no such head")

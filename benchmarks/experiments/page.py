@@ -360,9 +360,26 @@ class Page:
             "",
             self.searched(rows, plain),
             "",
+            *self.against_controls(),
             self.circumstances(),
         ]
         return "\n".join(lines)
+
+    def against_controls(self) -> list[str]:
+        """A line for every control: whether it found better factors than the genetic algorithm, or worse ones."""
+        base = self.get(f"{self.BEZIER}-held-out")
+        lines = []
+        for control in plan.CONTROLS:
+            found = self.get(f"controls/{control}-held-out")
+            if base is None or found is None:
+                continue
+            over = gain(base, found)
+            clear = abs(over.mean) > 2 * over.error
+            verdict = ("**better**" if over.mean > 0 else "worse") if clear else "not clearly better or worse"
+            lines.append(
+                f"- {optimizer(control)}: {verdict} than the genetic algorithm ({_signed(over)}, SE {over.error:.1f})."
+            )
+        return [*lines, ""] if lines else []
 
     def lambdas(self) -> str:
         """Table 15."""
