@@ -1,8 +1,8 @@
 """Layer factors inside a transformers model: layer h rotates queries and keys at position ``i / s_h`` (Eq. 2).
 
-transformers computes one rotary table a forward and hands it to all layers. With factors applied, a hook on the rotary
-module computes the tables of all *distinct* factors in one batched call of the model's own code, and a hook on each
-decoder layer picks that layer's table. The model's own frequencies (default, linear, dynamic NTK, yarn, llama3,
+transformers computes one rotary table a forward and hands it to all layers. With factors applied, the rotary module
+computes the tables of all *distinct* factors in one batched call of the model's own code, and each decoder layer first
+picks its own. The model's own frequencies (default, linear, dynamic NTK, yarn, llama3,
 longrope; one set for each kind of attention where there are several), its attention scaling and its layout stay as they
 are, because its own code computes them; only the positions that go in are divided. Weights are not touched.
 
@@ -13,7 +13,9 @@ are, because its own code computes them; only the positions that go in are divid
 
 from __future__ import annotations
 
+import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,24 +205,26 @@ class _LayerRope:
         else:  # its numbers may change, so every layer has a table of its own
             self.distinct = list(factors)
             self.slots = list(decoder.rotates_as)
+        self.some_plain = None in self.slots
+        self.widths: dict[nn.Module, int] = {}  # of a table's row, before its halves are joined
         self.caches: WeakSet[Cache] = WeakSet()
-        self._replaced: list[Any] = []
+        self._latest: Callable[[], Cache | None] = lambda: None  # the one that most calls come with
+        self._detached = False
+        self._replaced: list[tuple[nn.Module, Any]] = []
         self._divisors: dict[torch.device, Tensor] = {}
-        self._handles = [
-            decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
-            decoder.module.register_forward_hook(self._note_cache),
-        ]
+        self._handles: list[Any] = []
+        self._enclose(decoder.module, self._check_cache, self._note_cache)
         if not self.distinct:
             return
         for rotary in decoder.rotaries:
             if _keeps_its_frequencies(rotary):
-                rotary.forward = self._tabulate_alone(rotary)
-                self._replaced.append(rotary)
+                self.widths[rotary] = rotary.inv_freq.numel()
+                self._replace_forward(rotary, self._tabulate_alone(rotary))
             else:
                 self._handles.append(rotary.register_forward_hook(self._tabulate(rotary), with_kwargs=True))
         if decoder.rotaries:
             for h, layer in enumerate(decoder.layers):
-                self._handles.append(layer.register_forward_pre_hook(self._pick(h), with_kwargs=True))
+                self._enclose(layer, self._pick(h))
         for h, rotaries in decoder.own.items():
             if self.slots[h] is not None:
                 for rotary in rotaries:
@@ -232,15 +236,47 @@ class _LayerRope:
         return self._factors if self.live is None else tuple(self.live.tolist())
 
     def detach(self) -> None:
+        self._detached = True
         for handle in self._handles:
             handle.remove()
-        for rotary in self._replaced:
-            del rotary.forward
+        for module, forward in self._replaced:
+            if module.__dict__.get("forward") is forward:  # else somebody has wrapped it, and it only passes on
+                del module.forward
         for cache in list(self.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
             if cache.get_seq_length() > 0:
                 cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
         self.caches.clear()
+        self._latest = lambda: None
+
+    # -- a module's forward
+
+    def _replace_forward(self, module: nn.Module, forward: Any) -> None:
+        module.forward = forward
+        self._replaced.append((module, forward))
+
+    def _enclose(self, module: nn.Module, before: Callable, after: Callable | None = None) -> None:
+        """Call ``before`` and ``after`` around a module's forward, with the arguments of hooks.
+
+        PyTorch calls a module with hooks a longer way, which a small model's decoding step feels (1 to 3 % of it). So
+        they are hooks only where the module's forward is somebody else's already, who may put back what was there.
+        """
+        if "forward" in module.__dict__:
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            if after is not None:
+                self._handles.append(module.register_forward_hook(after))
+            return
+        forward = type(module).forward
+
+        @functools.wraps(forward)
+        def enclosed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            args, kwargs = before(module, args, kwargs) or (args, kwargs)
+            output = forward(module, *args, **kwargs)
+            if after is not None:
+                after(module, args, output)
+            return output
+
+        self._replace_forward(module, MethodType(enclosed, module))  # a method, so that a deep copy calls its own
 
     # -- rotary tables
 
@@ -249,7 +285,7 @@ class _LayerRope:
         forward, names = _undecorated(type(rotary))
 
         def hook(rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
-            tables = _Tables(self, rotary, forward, dict(zip(names, args, strict=False)) | kwargs, output)
+            tables = _Tables(self, rotary, forward, _named(names, args, kwargs), output)
             return tables if h is None else tables.of(h)
 
         return hook
@@ -261,8 +297,10 @@ class _LayerRope:
         """
         own, (forward, names) = rotary.forward, _undecorated(type(rotary))
 
-        def tabulate(*args: Any, **kwargs: Any) -> _Tables:
-            return _Tables(self, rotary, forward, dict(zip(names, args, strict=False)) | kwargs, None, own)
+        def tabulate(*args: Any, **kwargs: Any) -> Any:
+            if self._detached:
+                return own(*args, **kwargs)
+            return _Tables(self, rotary, forward, _named(names, args, kwargs), None, own)
 
         return tabulate
 
@@ -277,20 +315,23 @@ class _LayerRope:
         return hook
 
     def divisors(self, device: torch.device) -> Tensor:
-        """The distinct factors on ``device``, shaped to divide positions: (U, 1, 1)."""
+        """The distinct factors on ``device``, shaped to divide positions: (U, 1)."""
         if self.live is not None:
-            return self.live.to(device, torch.float32)[:, None, None]
+            return self.live.to(device, torch.float32)[:, None]
         if device not in self._divisors:
-            self._divisors[device] = torch.tensor(self.distinct, dtype=torch.float32, device=device)[:, None, None]
+            self._divisors[device] = torch.tensor(self.distinct, dtype=torch.float32, device=device)[:, None]
         return self._divisors[device]
 
     # -- caches: keys in them are rotated already
 
     def _check_cache(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if torch.compiler.is_compiling():  # a cache meets its first, uncompiled forward before any compiled one
+        # A cache meets its first, uncompiled forward before any compiled one.
+        if torch.compiler.is_compiling() or self._detached:
             return
         cache = kwargs.get("past_key_values")
-        if not isinstance(cache, Cache) or (cache in self.caches and self.live is None):
+        if not isinstance(cache, Cache):
+            return
+        if self.live is None and (cache is self._latest() or cache in self.caches):
             return
         if cache.__dict__.get(_ATTRIBUTE) != self.factors and cache.get_seq_length() > 0:
             raise CacheError(
@@ -300,14 +341,15 @@ class _LayerRope:
         self._own(cache)
 
     def _note_cache(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not self._detached:
             cache = getattr(output, "past_key_values", None)
-            if isinstance(cache, Cache) and cache not in self.caches:
+            if isinstance(cache, Cache) and cache is not self._latest() and cache not in self.caches:
                 self._own(cache)
 
     def _own(self, cache: Cache) -> None:
         cache.__dict__[_ATTRIBUTE] = self.factors  # a deep copy of the cache carries it along
         self.caches.add(cache)
+        self._latest = weakref.ref(cache)
 
 
 _LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
@@ -326,31 +368,40 @@ def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
     return forward, tuple(inspect.signature(forward).parameters)[1:]
 
 
+def _named(names: tuple[str, ...], args: tuple, kwargs: dict) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
 class _Tables:
     """What a rotary module answers in one forward, for every layer: (cos, sin) tuples or complex rotations."""
+
+    __slots__ = ("_batched", "_call", "_forward", "_last", "_made", "_own", "_rope", "_rotary")
 
     def __init__(
         self, rope: _LayerRope, rotary: Any, forward: Callable, call: dict, plain: Any, own: Callable | None = None
     ) -> None:
-        self._rope, self._rotary, self._forward, self._made = rope, rotary, forward, plain
-        self._own, self._arguments = own, dict(call) if own is not None else {}
-        self._x = call.pop("x").new_empty(1)  # its dtype and device are all that is asked of it
-        self._position_ids: Tensor = call.pop("position_ids")
-        self._options = call
+        self._rope, self._rotary, self._forward, self._call = rope, rotary, forward, call
+        self._made, self._own = plain, own
         self._last: tuple[int, Any] | None = None
         if plain is None:
-            size = 2 * self._position_ids.numel() * rotary.inv_freq.numel()
+            size = 2 * call["position_ids"].numel() * rope.widths[rotary]
         else:
             size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
+        number = len(rope.distinct)
         self._batched: list | None = None
-        if len(rope.distinct) * size <= BATCHED_LIMIT:
-            self._batched = self._compute(rope.divisors(self._x.device))
+        if number * size <= BATCHED_LIMIT:
+            self._batched = self._compute(rope.divisors(call["x"].device), number)
+        if self._batched is None or rope.some_plain:
+            call["x"] = call["x"].new_empty(1)  # its dtype and device are all that is asked of it
+        else:
+            call.clear()
 
     @property
     def _plain(self) -> Any:
         """The model's own table, made when a layer first asks for it."""
         if self._made is None and self._own is not None:
-            self._made = self._own(**self._arguments)
+            self._made = self._own(**self._call)
         return self._made
 
     def of(self, h: int) -> Any:
@@ -362,32 +413,34 @@ class _Tables:
             return self._batched[slot]
         if self._last is None or self._last[0] != slot:
             self._last = None  # let the other layer's table go before this one is made
-            self._last = (slot, self._compute(self._rope.divisors(self._x.device)[slot : slot + 1])[0])
+            divisors = self._rope.divisors(self._call["x"].device)
+            self._last = (slot, self._compute(divisors[slot : slot + 1], 1)[0])
         return self._last[1]
 
     def __iter__(self) -> Iterator[_Part]:
         """The cosines and the sines, for models that cut both before their layers see them (Gemma 4)."""
         return iter((_Part(self, 0), _Part(self, 1)))
 
-    def _compute(self, divisors: Tensor) -> list:
-        """One table for each of the divisors (U, 1, 1), from one call of the model's own code.
+    def _compute(self, divisors: Tensor, number: int) -> list:
+        """One table for each of the ``number`` of divisors (U, 1), from one call of the model's own code.
 
         The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length,
         and must not choose again by the divided one.
         """
-        ids = self._position_ids  # (B, T), or (3, B, T) where positions have several axes
-        if ids.shape[0] == 1 and ids.ndim == 2:
-            scaled = ids / divisors[:, 0]  # (U, T), float32
+        ids: Tensor = self._call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
+        shape = ids.shape
+        if len(shape) == 2 and shape[0] == 1:
+            scaled = ids / divisors  # (U, T), float32
         else:
-            scaled = (ids.unsqueeze(-3) / divisors).flatten(-3, -2)  # (..., U * B, T)
+            scaled = (ids.unsqueeze(-3) / divisors[:, None]).flatten(-3, -2)  # (..., U * B, T)
         if length_aware := type(self._rotary).__name__ in _LENGTH_AWARE:
             scaled = torch.cat((ids.float(), scaled), dim=-2)
-        out = self._forward(self._rotary, self._x, scaled, **self._options)
+        out = self._forward(self._rotary, **(self._call | {"position_ids": scaled}))
         if length_aware:
-            out = tuple(t[ids.shape[-2] :] for t in out)
+            out = tuple(t[shape[-2] :] for t in out)
         if isinstance(out, tuple):
-            return list(zip(*(t.split(len(t) // len(divisors)) for t in out), strict=True))
-        return list(out.split(len(out) // len(divisors)))
+            return list(zip(*(t.chunk(number) for t in out), strict=True))
+        return list(out.chunk(number))
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,51 @@ def test_remove_leaves_nothing_behind(model, ids):
     lpes_eval.remove(model)  # a second time does nothing
 
 
+def test_a_copy_of_a_model_with_factors_runs_on_its_own_weights(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    expected = logits(model, ids)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    assert torch.equal(logits(copied, ids), expected)
+
+
+@pytest.mark.parametrize("places", [("model",), ("model.layers.0", "model.layers.2"), ("model.rotary_emb",)])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_forward_that_somebody_else_has_wrapped_stays_theirs(model, ids, places, first):
+    """As accelerate does to place a model; before the factors are applied, or after."""
+    plain = logits(model, ids)
+    lpes_eval.apply(model, FACTORS)
+    expected = logits(model, ids)
+    lpes_eval.remove(model)
+    calls = []
+
+    def wrapped(forward):
+        def wrapper(*args, **kwargs):
+            calls.append(forward)
+            return forward(*args, **kwargs)
+
+        return wrapper
+
+    def wrap():
+        wrappers = {place: wrapped(model.get_submodule(place).forward) for place in places}
+        for place, wrapper in wrappers.items():
+            model.get_submodule(place).forward = wrapper
+        return wrappers
+
+    if first:
+        wrappers = wrap()
+    lpes_eval.apply(model, FACTORS)
+    if not first:
+        wrappers = wrap()
+    assert torch.equal(logits(model, ids), expected)
+    assert len(calls) >= len(places)
+    lpes_eval.remove(model)
+    assert all(model.get_submodule(place).forward is wrapper for place, wrapper in wrappers.items())
+    assert torch.equal(logits(model, ids), plain)
+
+
 def test_other_factors_replace_the_first(model, ids):
     lpes_eval.apply(model, FACTORS)
     first = logits(model, ids)
@@ -142,9 +187,9 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatc
     alive, peak = set(), 0
     compute = rope._Tables._compute
 
-    def watched(self, divisors):
+    def watched(self, *divisors):
         nonlocal peak
-        tables = compute(self, divisors)
+        tables = compute(self, *divisors)
         for cos, _ in tables:
             alive.add(id(cos))
             torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
