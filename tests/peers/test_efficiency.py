@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,17 @@ def efficiency():
 
 def test_one_command_measures_all_methods_and_reports_them(efficiency, tmp_path, capsys):
     file = tmp_path / "e.json"
-    flags = "--shapes tiny --lengths 16 24 --batches 1 --rounds 3 --new_tokens 2 --threads 1"
+    flags = "--shapes tiny --lengths 16 24 --batches 1 --rounds 3 --pairs 2 --new_tokens 3 --threads 1"
     efficiency.main([*flags.split(), "--out", str(file)])
     results = json.loads(file.read_text())
     assert [(cell["shape"], cell["length"]) for cell in results["cells"]] == [("tiny", 16), ("tiny", 24)]
     for cell in results["cells"]:
         assert set(cell["methods"]) == set(efficiency.METHODS)
-        for seen in cell["methods"].values():
+        for name, seen in cell["methods"].items():
             assert seen["error"] is None
-            assert [len(seen[key]) for key in ("prefill_s", "decode_s", "peak_bytes")] == [3, 3, 3]
-            assert min(seen["prefill_s"] + seen["decode_s"]) > 0
+            assert [len(seen[key]) for key in efficiency.MEASURED] == [5 if name in ("plain", "lpes") else 3] * 4
+            assert min(seen["prefill_s"] + seen["step_s"]) > 0
+            assert all(step < total for step, total in zip(seen["step_s"], seen["decode_s"], strict=True))
     assert results["versions"]["torch"]
     assert results["hardware"]["threads"] >= 1
     first = capsys.readouterr().out
@@ -45,11 +47,18 @@ def test_one_command_measures_all_methods_and_reports_them(efficiency, tmp_path,
 def made(**seconds):
     """A results file with given seconds of prefill and decode, per round."""
     methods = {
-        name: {"settings": {}, "error": None, "prefill_s": prefill, "decode_s": decode, "peak_bytes": [2**30] * 3}
+        name: {
+            "settings": {},
+            "error": None,
+            "prefill_s": prefill,
+            "decode_s": decode,
+            "step_s": [seconds / 10 for seconds in decode],
+            "peak_bytes": [2**30] * 3,
+        }
         for name, (prefill, decode) in seconds.items()
     }
     model = {"parameters": 7e9, "layers": 32, "heads": 32, "key_value_heads": 32}
-    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "new_tokens": 10, "rounds": 3, "model": model}
+    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "new_tokens": 10, "rounds": 3, "pairs": 0, "model": model}
     return {
         "hardware": {"gpu": "a GPU"},
         "versions": {"torch": "2", "transformers": "5"},
@@ -77,13 +86,22 @@ def test_ratios_are_medians_of_the_rounds_own_ratios(efficiency):
     assert "Left out: vicuna-13b, batch 1, 32768 tokens (no time left)" in table
 
 
+@pytest.mark.parametrize(("number", "ends"), [(3, (0, 2)), (5, (0, 4)), (6, (0, 5)), (20, (5, 14)), (100, (39, 60))])
+def test_the_interval_of_a_median_is_the_sign_tests(efficiency, number, ends):
+    """By binomial tables: of 20 values the 6th and the 15th, of 100 the 40th and the 61st."""
+    values = list(range(number))
+    random.Random(0).shuffle(values)
+    assert efficiency.interval(values) == ends
+
+
 def test_a_missed_target_and_a_method_that_did_not_fit_are_said(efficiency):
     results = made(
         plain=([1.0] * 3, [2.0] * 3), lpes=([1.0] * 3, [2.1] * 3), attention_buckets=([], [])
     )  # fmt: skip
     results["cells"][0]["methods"]["attention_buckets"]["error"] = "out of memory"
     table = efficiency.report(results)
-    assert "decode 1.050 (vicuna-7b, batch 2, 1500 tokens); the target of 1.01 is missed" in table
+    assert "decode 1.050 (1.050 to 1.050; vicuna-7b, batch 2, 1500 tokens); the target of 1.01 is missed" in table
+    assert "Of the 2 medians 1 have their whole interval below it." in table
     assert "| attention_buckets | out of memory |" in table
 
 
@@ -154,7 +172,8 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(effic
         assert errors["moice"] == "out of memory: CUDA out of memory"
         assert errors["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
         assert errors["ms_poe"] == "refused: llama: not this one"
-        assert all(len(cell["methods"][name]["decode_s"]) == 3 for name in ("plain", "lpes", "attention_buckets"))
+        assert len(cell["methods"]["attention_buckets"]["decode_s"]) == 3
+        assert all(len(cell["methods"][name]["decode_s"]) == 3 + cell["pairs"] for name in ("plain", "lpes"))
     assert "Left out: small, batch 1, 24 tokens (the model does not fit into memory)." in capsys.readouterr().out
 
     monkeypatch.setattr(efficiency, "methods", lambda names: methods(names) | {"lpes": raising(RuntimeError("a bug"))})
