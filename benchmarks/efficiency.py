@@ -8,11 +8,13 @@ Time does not depend on what the weights are, so models of full size are initial
 model is loaded. All methods run on the same model and the same tokens, one after the other in every round and in
 another order each time, so that a machine that grows slower or faster meets all of them alike; a ratio is the median
 over rounds of a method's time divided by the plain model's in the same round. A first round warms up and is not
-counted. Whether LPES costs 1 % or 3 % takes more rounds than the others are worth: after the rounds of all methods come
-``--pairs`` more of the plain model and LPES alone, and the median ratio gets a confidence interval. On a GPU, times are
-between CUDA events, with everything before and after synchronised, and memory is the allocator's peak; on a CPU they
-are wall-clock times, and memory is the process's peak, where the system tells it. ``--cpu_time`` counts the process's
-own CPU seconds instead, which other work on the machine disturbs less.
+counted. On a GPU, times are between CUDA events, with everything before and after synchronised, and memory is the
+allocator's peak; on a CPU they are wall-clock times, and memory is the process's peak, where the system tells it.
+``--cpu_time`` counts the process's own CPU seconds instead, which other work on the machine disturbs less.
+
+Whether LPES costs 1 % or 3 % is more than such rounds can tell on a machine whose speed moves by 10 %. So ``--pairs``
+samples of the plain model and of LPES follow, in step with each other: two models on the same weights do their prefills
+one after the other and then take turns at every decoding step. The median ratio gets a confidence interval.
 
 A sample is the prefill of the prompt and ``--new_tokens`` decoding steps. Decoding is greedy, token by token with a
 dynamic cache, as ``generate`` does it, without its bookkeeping. Every step is timed, and the median of a sample's steps
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import json
 import os
@@ -177,6 +180,9 @@ class Clock:
         self._now = time.process_time if cpu_time else time.perf_counter
         self._marks: list[Any] = []
 
+    def reset(self) -> None:
+        self._marks = []
+
     def mark(self) -> None:
         if self._cuda:
             event = self._torch.cuda.Event(enable_timing=True)
@@ -217,6 +223,37 @@ def measure(model: Any, tokens: Any, new_tokens: int, device: str, cpu_time: boo
         finally:
             gc.enable()
     return {"prefill_s": prefill, "decode_s": sum(steps), "step_s": median(steps), "peak_bytes": _peak(device)}
+
+
+def measure_pair(models: list[Any], tokens: Any, new_tokens: int, clock: Clock, order: random.Random) -> list[dict]:
+    """Seconds of a prefill and of the median decoding step of each model, all in turns and in changing order."""
+    import torch
+    from transformers import DynamicCache
+
+    gc.collect()
+    with torch.no_grad():
+        caches = [DynamicCache(config=model.config) for model in models]
+        inputs: list[Any] = [tokens for _ in models]
+        whose: list[int] = []
+        gc.disable()
+        try:
+            clock.mark()
+            for _ in range(1 + new_tokens):
+                for i in order.sample(range(len(models)), len(models)):
+                    logits = models[i](inputs[i], past_key_values=caches[i], logits_to_keep=1).logits
+                    inputs[i] = logits[:, -1:].argmax(-1)
+                    whose.append(i)
+                    clock.mark()
+            seconds = clock.intervals()
+        finally:
+            gc.enable()
+    own = [[s for s, owner in zip(seconds, whose, strict=True) if owner == i] for i in range(len(models))]
+    return [{"prefill_s": prefill, "step_s": median(steps)} for prefill, *steps in own]
+
+
+def twin(model: Any) -> Any:
+    """A second model on the same weights."""
+    return copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
 
 
 def _reset_peak(device: str) -> None:
@@ -292,7 +329,7 @@ def build(shape: str, device: str, dtype: str) -> Any:
 
 
 def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.Namespace, until: float) -> dict:
-    """Measure all methods in ``args.rounds`` rounds and two of them in ``args.pairs`` more, or as there is time.
+    """Measure all methods in ``args.rounds`` rounds, and two of them in ``args.pairs`` pairs, or as there is time.
 
     A method that does not fit into memory, or refuses the model, is left out from then on, with the reason.
     """
@@ -330,14 +367,23 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
 
     half = (time.monotonic() + until) / 2
     go_round(chosen, counted=False)  # warms up
-    rounds = pairs = 0
+    rounds = 0
     while rounds < args.rounds and (rounds < LEAST_ROUNDS or time.monotonic() < half):
         go_round(chosen)
         rounds += 1
-    paired = chosen.keys() >= set(PAIRED) and found["lpes"]["error"] is None
-    while paired and pairs < args.pairs and time.monotonic() < until:
-        go_round(PAIRED)
-        pairs += 1
+    pairs: dict[str, dict[str, list[float]]] = {name: {"prefill_s": [], "step_s": []} for name in PAIRED}
+    if args.pairs and chosen.keys() >= set(PAIRED) and found["lpes"]["error"] is None:
+        clock, other = Clock(args.device, args.cpu_time), twin(model)
+        with placed(chosen["lpes"], other):
+            for number in range(args.pairs + 1):  # the first one warms up
+                if number > LEAST_ROUNDS and time.monotonic() > until:
+                    break
+                clock.reset()
+                for name, seen in zip(
+                    PAIRED, measure_pair([model, other], tokens, args.new_tokens, clock, order), strict=True
+                ):
+                    for key, value in seen.items() if number else ():
+                        pairs[name][key].append(value)
     config = model.config
     return {
         "shape": cell.shape,
@@ -422,7 +468,7 @@ def run(args: argparse.Namespace) -> dict:
         made = results["cells"][-1]
         print(
             f"{cell.shape}, batch {cell.batch}, {cell.length} tokens: {made['rounds']} rounds and "
-            f"{made['pairs']} pairs in {time.monotonic() - start:.0f} s",
+            f"{len(made['pairs']['plain']['step_s'])} pairs in {time.monotonic() - start:.0f} s",
             file=sys.stderr,
             flush=True,
         )
@@ -515,7 +561,7 @@ def report(results: dict) -> str:
             "",
             f"**{cell['shape']}** ({model['parameters'] / 1e6:,.1f} M parameters, {model['layers']} layers, "
             f"{model['heads']} heads, {model['key_value_heads']} of keys), batch {cell['batch']}, prompts of "
-            f"{cell['length']:,} tokens, {cell['rounds']} rounds and {cell['pairs']} more of plain and lpes",
+            f"{cell['length']:,} tokens, {cell['rounds']} rounds",
             "",
             "| method | prefill, s | decode, ms a step | tokens a second | prefill ratio | decode ratio | "
             "sample ratio | paper | peak memory, GiB |",
@@ -533,10 +579,13 @@ def report(results: dict) -> str:
                 f"{spread(ratios(cell, name, 'decode'))} | {spread(ratios(cell, name, 'sample'))} | {_paper(name)} | "
                 f"{f'{median(peaks) / 2**30:.2f}' if peaks else '–'} |"
             )
+        if in_step := {what: found for what in ("prefill", "decode") if (found := paired_ratios(cell, what))}:
+            words = ", ".join(f"{what} {_with_interval(found)}" for what, found in in_step.items())
+            lines += ["", f"LPES / plain in step, {len(in_step['decode'])} pairs: {words}."]
     for cell in results["left_out"]:
         reason = cell.get("error", "no time left")
         lines += ["", f"Left out: {cell['shape']}, batch {cell['batch']}, {cell['length']} tokens ({reason})."]
-    if any(ratios(cell, "lpes", "prefill") for cell in results["cells"]):
+    if any(paired_ratios(cell, "decode") for cell in results["cells"]):
         lines += ["", verdict(results)]
     return "\n".join(lines) + "\n"
 
@@ -545,29 +594,35 @@ def _paper(name: str) -> str:
     return f"{PAPER[name]:.2f}" if name in PAPER else "–"
 
 
+def paired_ratios(cell: dict, what: str) -> list[float]:
+    """LPES' time over the plain model's, pair by pair."""
+    key = {"prefill": "prefill_s", "decode": "step_s"}[what]
+    plain, lpes = (cell["pairs"][name][key] for name in PAIRED)
+    return [a / b for a, b in zip(lpes, plain, strict=True)]
+
+
+def _with_interval(values: list[float]) -> str:
+    low, high = interval(values)
+    return f"{median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
 def verdict(results: dict) -> str:
-    """Whether LPES costs no more than it may."""
+    """Whether LPES costs no more than it may, by the pairs."""
     limit = TARGET["cuda" if results["hardware"].get("gpu") else "cpu"]
-    every = [
-        (what, cell, found)
-        for cell in results["cells"]
-        for what in ("prefill", "decode")
-        if (found := ratios(cell, "lpes", what))
-    ]
-    below = sum(interval(found)[1] <= limit for _, _, found in every)
+    every = [(what, cell, found) for cell in results["cells"] for what in ("prefill", "decode")
+             if (found := paired_ratios(cell, what))]  # fmt: skip
     words = []
     for phase in ("prefill", "decode"):
         _, cell, found = max((each for each in every if each[0] == phase), key=lambda each: median(each[2]))
-        low, high = interval(found)
         words.append(
-            f"{phase} {median(found):.3f} ({low:.3f} to {high:.3f}; {cell['shape']}, batch {cell['batch']}, "
-            f"{cell['length']} tokens)"
+            f"{phase} {_with_interval(found)} at {cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
         )
     kept = all(median(found) <= limit for _, _, found in every)
+    surely = sum(interval(found)[1] <= limit for _, _, found in every)
     return (
-        f"LPES / plain, the largest of all cells with the 95 % interval of the median: {', '.join(words)}; the target "
-        f"of {limit:.2f} is {'met' if kept else 'missed'}. Of the {len(every)} medians {below} have their whole "
-        "interval below it."
+        f"LPES / plain, the largest medians of all cells, with 95 % intervals: {'; '.join(words)}. The target of "
+        f"{limit:.2f} is {'met' if kept else 'missed'}; {surely} of the {len(every)} medians have their whole interval "
+        "below it."
     )
 
 
@@ -647,7 +702,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--largest", type=int, help="leave out cells of more tokens than this, batch times length")
     parser.add_argument("--new_tokens", type=int, help="decoding steps")
     parser.add_argument("--rounds", type=int, help="counted ones; one more warms up")
-    parser.add_argument("--pairs", type=int, help="more rounds of plain and lpes alone")
+    parser.add_argument("--pairs", type=int, help="samples of plain and lpes in step with each other")
     parser.add_argument("--budget", type=float, help="seconds for everything, about")
     parser.add_argument("--device", help="cuda where the preset is gpu, else cpu")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
