@@ -293,14 +293,16 @@ class _LayerRope:
     def _tabulate_alone(self, rotary: nn.Module) -> Callable:
         """A forward that makes all layers' tables at once, in place of the model's own table that no layer may need.
 
-        In decoding, where a table is one row, the calls are the cost; this way there are as many as without factors.
+        In decoding, where a table is one row, the calls are the cost; this way there are as many as without factors,
+        or none where tables are kept.
         """
         own, (forward, names) = rotary.forward, _undecorated(type(rotary))
+        kept = _Kept(self, rotary, forward)
 
         def tabulate(*args: Any, **kwargs: Any) -> Any:
             if self._detached:
                 return own(*args, **kwargs)
-            return _Tables(self, rotary, forward, _named(names, args, kwargs), None, own)
+            return _Tables(self, rotary, forward, _named(names, args, kwargs), None, own, kept)
 
         return tabulate
 
@@ -368,6 +370,75 @@ def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
     return forward, tuple(inspect.signature(forward).parameters)[1:]
 
 
+def _compute(rotary: nn.Module, forward: Callable, call: dict[str, Any], divisors: Tensor, number: int) -> list:
+    """One table for each of the ``number`` of divisors (U, 1), from one call of the model's own code.
+
+    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
+    must not choose again by the divided one.
+    """
+    ids: Tensor = call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
+    shape = ids.shape
+    if len(shape) == 2 and shape[0] == 1:
+        scaled = ids / divisors  # (U, T), float32
+    else:
+        scaled = (ids.unsqueeze(-3) / divisors[:, None]).flatten(-3, -2)  # (..., U * B, T)
+    if length_aware := type(rotary).__name__ in _LENGTH_AWARE:
+        scaled = torch.cat((ids.float(), scaled), dim=-2)
+    out = forward(rotary, **(call | {"position_ids": scaled}))
+    if length_aware:
+        out = tuple(t[shape[-2] :] for t in out)
+    if isinstance(out, tuple):
+        return list(zip(*(t.chunk(number) for t in out), strict=True))
+    return list(out.chunk(number))
+
+
+class _Kept:
+    """All factors' tables of the first positions, made once: from then on a row is looked up, not computed.
+
+    For one sequence of consecutive positions on the CPU. There it saves a small model more time than the factors cost;
+    elsewhere, to look at the positions would be to wait for the device.
+    """
+
+    def __init__(self, rope: _LayerRope, rotary: Any, forward: Callable) -> None:
+        self._rope, self._rotary, self._forward = rope, rotary, forward
+        self._frequencies: Tensor | None = None  # what the tables were made of
+        self._positions = torch.empty(0, dtype=torch.long)
+        self._tables = torch.empty(0)  # (2U, N, d): U tables of cosines, then U of sines
+
+    def tables(self, call: dict[str, Any]) -> list | None:
+        """What ``_compute`` gives for this call, bit for bit, or None where it has to be computed."""
+        ids, number = call["position_ids"], len(self._rope.distinct)
+        if len(call) != 2 or ids.device.type != "cpu" or self._rope.live is not None or torch.compiler.is_compiling():
+            return None
+        shape = ids.shape
+        if len(shape) != 2 or shape[0] != 1 or ids.dtype != torch.long:
+            return None
+        length = shape[1]
+        first = ids.item() if length == 1 else ids[0, 0].item()
+        end = first + length
+        others = self._rotary.inv_freq is not self._frequencies or call["x"].dtype != self._tables.dtype
+        if first < 0 or ((others or end > len(self._positions)) and not self._make(call["x"].dtype, end, number)):
+            return None
+        if length > 1 and not torch.equal(ids[0], self._positions[first:end]):
+            return None
+        rows = self._tables.narrow(1, first, length).chunk(2 * number)
+        return list(zip(rows[:number], rows[number:], strict=True))
+
+    def _make(self, dtype: torch.dtype, end: int, number: int) -> bool:
+        end = max(256, 1 << (end - 1).bit_length())
+        if 2 * number * end * 2 * self._rope.widths[self._rotary] > BATCHED_LIMIT:
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            positions = torch.arange(end)
+            call = {"x": torch.empty(1, dtype=dtype), "position_ids": positions[None]}
+            tables = _compute(self._rotary, self._forward, call, self._rope.divisors(positions.device), number)
+            if not isinstance(tables[0], tuple):
+                return False
+            self._tables = torch.cat([part for kind in zip(*tables, strict=True) for part in kind])
+        self._positions, self._frequencies = positions, self._rotary.inv_freq
+        return True
+
+
 def _named(names: tuple[str, ...], args: tuple, kwargs: dict) -> dict[str, Any]:
     """A call's arguments by name."""
     return dict(zip(names, args, strict=False)) | kwargs
@@ -379,19 +450,27 @@ class _Tables:
     __slots__ = ("_batched", "_call", "_forward", "_last", "_made", "_own", "_rope", "_rotary")
 
     def __init__(
-        self, rope: _LayerRope, rotary: Any, forward: Callable, call: dict, plain: Any, own: Callable | None = None
+        self,
+        rope: _LayerRope,
+        rotary: Any,
+        forward: Callable,
+        call: dict,
+        plain: Any,
+        own: Callable | None = None,
+        kept: _Kept | None = None,
     ) -> None:
         self._rope, self._rotary, self._forward, self._call = rope, rotary, forward, call
         self._made, self._own = plain, own
         self._last: tuple[int, Any] | None = None
-        if plain is None:
-            size = 2 * call["position_ids"].numel() * rope.widths[rotary]
-        else:
-            size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
-        number = len(rope.distinct)
-        self._batched: list | None = None
-        if number * size <= BATCHED_LIMIT:
-            self._batched = self._compute(rope.divisors(call["x"].device), number)
+        self._batched: list | None = kept.tables(call) if kept is not None else None
+        if self._batched is None:
+            if plain is None:
+                size = 2 * call["position_ids"].numel() * rope.widths[rotary]
+            else:
+                size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
+            number = len(rope.distinct)
+            if number * size <= BATCHED_LIMIT:
+                self._batched = _compute(rotary, forward, call, rope.divisors(call["x"].device), number)
         if self._batched is None or rope.some_plain:
             call["x"] = call["x"].new_empty(1)  # its dtype and device are all that is asked of it
         else:
@@ -413,34 +492,13 @@ class _Tables:
             return self._batched[slot]
         if self._last is None or self._last[0] != slot:
             self._last = None  # let the other layer's table go before this one is made
-            divisors = self._rope.divisors(self._call["x"].device)
-            self._last = (slot, self._compute(divisors[slot : slot + 1], 1)[0])
+            divisors = self._rope.divisors(self._call["x"].device)[slot : slot + 1]
+            self._last = (slot, _compute(self._rotary, self._forward, self._call, divisors, 1)[0])
         return self._last[1]
 
     def __iter__(self) -> Iterator[_Part]:
         """The cosines and the sines, for models that cut both before their layers see them (Gemma 4)."""
         return iter((_Part(self, 0), _Part(self, 1)))
-
-    def _compute(self, divisors: Tensor, number: int) -> list:
-        """One table for each of the ``number`` of divisors (U, 1), from one call of the model's own code.
-
-        The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length,
-        and must not choose again by the divided one.
-        """
-        ids: Tensor = self._call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
-        shape = ids.shape
-        if len(shape) == 2 and shape[0] == 1:
-            scaled = ids / divisors  # (U, T), float32
-        else:
-            scaled = (ids.unsqueeze(-3) / divisors[:, None]).flatten(-3, -2)  # (..., U * B, T)
-        if length_aware := type(self._rotary).__name__ in _LENGTH_AWARE:
-            scaled = torch.cat((ids.float(), scaled), dim=-2)
-        out = self._forward(self._rotary, **(self._call | {"position_ids": scaled}))
-        if length_aware:
-            out = tuple(t[shape[-2] :] for t in out)
-        if isinstance(out, tuple):
-            return list(zip(*(t.chunk(number) for t in out), strict=True))
-        return list(out.chunk(number))
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,12 @@ def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch
     assert torch.equal(logits(model, ids), batched)
 
 
+def computed_each_time(monkeypatch, run):
+    with monkeypatch.context() as patch:
+        patch.setattr(rope._Kept, "tables", lambda self, call: None)
+        return run()
+
+
 def test_a_forward_computes_all_tables_in_one_call(model, ids, monkeypatch):
     calls = []
     original, names = rope._undecorated(type(model.model.rotary_emb))
@@ -175,8 +181,75 @@ def test_a_forward_computes_all_tables_in_one_call(model, ids, monkeypatch):
 
     monkeypatch.setattr(rope, "_undecorated", lambda _: (counted, names))
     lpes_eval.apply(model, FACTORS)
-    logits(model, ids[:, :1])
+    computed_each_time(monkeypatch, lambda: logits(model, ids[:, :1]))
     assert calls == [(2, 1)]  # the two distinct factors other than 1
+    for length in (1, 40, 3):
+        logits(model, ids[:, :length])
+    assert calls == [(2, 1), (2, 256)]  # once more, for all positions up to 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["default", "llama3"])
+def test_tables_that_are_kept_are_those_that_would_be_computed(monkeypatch, dtype, kind):
+    """To the bit; at lengths beside those that processors like, growing, and in another dtype."""
+    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    parameters = {"rope_type": kind, "rope_theta": 10_000.0} | (llama3 if kind == "llama3" else {})
+    rotary = llama(rope_parameters=parameters).to(dtype).model.rotary_emb
+    model = llama(rope_parameters=parameters)
+    model.model.rotary_emb = rotary
+    lpes_eval.apply(model, [1.0, 1.3, 1.7, 1.31])
+    x = torch.zeros(1, 1, 64, dtype=dtype)
+    for first, length in [(0, 1), (0, 7), (3, 1), (255, 1), (250, 9), (0, 1000), (1999, 1), (17, 300)]:
+        ids = torch.arange(first, first + length)[None]
+        kept = rotary(x, ids)
+        fresh = computed_each_time(monkeypatch, lambda ids=ids: rotary(x, ids))
+        for h in range(4):
+            for a, b in zip(kept.of(h), fresh.of(h), strict=True):
+                assert a.shape == b.shape
+                assert a.dtype == b.dtype == dtype
+                assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
+def test_positions_in_another_order_get_tables_of_their_own(model, monkeypatch, positions):
+    lpes_eval.apply(model, FACTORS)
+    ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
+    logits(model, ids)  # tables are kept now
+    expected = computed_each_time(monkeypatch, lambda: logits(model, ids, position_ids=positions))
+    assert torch.equal(logits(model, ids, position_ids=positions), expected)
+
+
+def test_kept_tables_follow_the_model_into_another_dtype_and_to_other_frequencies(model, ids, monkeypatch):
+    lpes_eval.apply(model, FACTORS)
+    for change in (lambda: None, lambda: model.bfloat16(), lambda: model.float(), lambda: halve(model)):
+        change()
+        expected = computed_each_time(monkeypatch, lambda: logits(model, ids[:1]))
+        assert torch.equal(logits(model, ids[:1]), expected)
+
+
+def halve(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 2
+
+
+def test_tables_kept_from_inference_mode_serve_training(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.inference_mode():
+        model(ids[:1])
+    model(ids[:1]).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_what_would_take_much_memory_is_not_kept(model, ids, monkeypatch):
+    lpes_eval.apply(model, FACTORS)
+    expected = logits(model, ids[:1])
+    lpes_eval.remove(model)
+    made = []
+    monkeypatch.setattr(rope, "BATCHED_LIMIT", 2 * 2 * 256 * 16 - 1)  # a number less than two factors' first tables
+    make = rope._Kept._make
+    monkeypatch.setattr(rope._Kept, "_make", lambda *args: made.append(make(*args)) or made[-1])
+    lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(model, ids[:1]), expected)
+    assert made == [False]
 
 
 def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatch):
@@ -185,18 +258,18 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatc
     lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
     monkeypatch.setattr(rope, "BATCHED_LIMIT", 1000)
     alive, peak = set(), 0
-    compute = rope._Tables._compute
+    compute = rope._compute
 
-    def watched(self, *divisors):
+    def watched(*args):
         nonlocal peak
-        tables = compute(self, *divisors)
+        tables = compute(*args)
         for cos, _ in tables:
             alive.add(id(cos))
             torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
         peak = max(peak, len(alive))
         return tables
 
-    monkeypatch.setattr(rope._Tables, "_compute", watched)
+    monkeypatch.setattr(rope, "_compute", watched)
     logits(model, torch.ones(1, 600, dtype=torch.long))
     assert peak <= 2
 
