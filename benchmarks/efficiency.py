@@ -180,9 +180,6 @@ class Clock:
         self._now = time.process_time if cpu_time else time.perf_counter
         self._marks: list[Any] = []
 
-    def reset(self) -> None:
-        self._marks = []
-
     def mark(self) -> None:
         if self._cuda:
             event = self._torch.cuda.Event(enable_timing=True)
@@ -373,17 +370,22 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
         rounds += 1
     pairs: dict[str, dict[str, list[float]]] = {name: {"prefill_s": [], "step_s": []} for name in PAIRED}
     if args.pairs and chosen.keys() >= set(PAIRED) and found["lpes"]["error"] is None:
-        clock, other = Clock(args.device, args.cpu_time), twin(model)
-        with placed(chosen["lpes"], other):
-            for number in range(args.pairs + 1):  # the first one warms up
-                if number > LEAST_ROUNDS and time.monotonic() > until:
-                    break
-                clock.reset()
-                for name, seen in zip(
-                    PAIRED, measure_pair([model, other], tokens, args.new_tokens, clock, order), strict=True
-                ):
-                    for key, value in seen.items() if number else ():
-                        pairs[name][key].append(value)
+        other = twin(model)
+        try:
+            with placed(chosen["lpes"], other):
+                for number in range(args.pairs + 1):  # the first one warms up
+                    if number > LEAST_ROUNDS and time.monotonic() > until:
+                        break
+                    clock = Clock(args.device, args.cpu_time)
+                    both = measure_pair([model, other], tokens, args.new_tokens, clock, order)
+                    for name, seen in zip(PAIRED, both, strict=True):
+                        for key, value in seen.items() if number else ():
+                            pairs[name][key].append(value)
+        except RuntimeError as error:  # two caches need more memory than one
+            if not _out_of_memory(error):
+                raise
+            gc.collect()
+            torch.cuda.empty_cache()
     config = model.config
     return {
         "shape": cell.shape,

@@ -31,9 +31,12 @@ def test_one_command_measures_all_methods_and_reports_them(efficiency, tmp_path,
     assert [(cell["shape"], cell["length"]) for cell in results["cells"]] == [("tiny", 16), ("tiny", 24)]
     for cell in results["cells"]:
         assert set(cell["methods"]) == set(efficiency.METHODS)
-        for name, seen in cell["methods"].items():
+        assert [len(cell["pairs"][name][key]) for name in ("plain", "lpes") for key in ("prefill_s", "step_s")] == [
+            2
+        ] * 4
+        for seen in cell["methods"].values():
             assert seen["error"] is None
-            assert [len(seen[key]) for key in efficiency.MEASURED] == [5 if name in ("plain", "lpes") else 3] * 4
+            assert [len(seen[key]) for key in efficiency.MEASURED] == [3] * 4
             assert min(seen["prefill_s"] + seen["step_s"]) > 0
             assert all(step < total for step, total in zip(seen["step_s"], seen["decode_s"], strict=True))
     assert results["versions"]["torch"]
@@ -58,7 +61,11 @@ def made(**seconds):
         for name, (prefill, decode) in seconds.items()
     }
     model = {"parameters": 7e9, "layers": 32, "heads": 32, "key_value_heads": 32}
-    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "new_tokens": 10, "rounds": 3, "pairs": 0, "model": model}
+    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "new_tokens": 10, "rounds": 3, "model": model}
+    cell["pairs"] = {name: {"prefill_s": [], "step_s": []} for name in ("plain", "lpes")}
+    for name, (prefill, decode) in seconds.items():
+        if name in cell["pairs"]:
+            cell["pairs"][name] = {"prefill_s": prefill, "step_s": [seconds / 10 for seconds in decode]}
     return {
         "hardware": {"gpu": "a GPU"},
         "versions": {"torch": "2", "transformers": "5"},
@@ -82,7 +89,8 @@ def test_ratios_are_medians_of_the_rounds_own_ratios(efficiency):
     assert cells[3] == "4.8"  # two rows, 0.42 seconds a step
     assert [cell.split()[0] for cell in cells[4:7]] == ["2.50", "2.00", "2.17"]
     assert cells[7] == "2.42"
-    assert "the target of 1.01 is met" in table
+    assert "LPES / plain in step, 3 pairs: prefill 1.000 (1.000 to 1.000), decode 1.000 (1.000 to 1.050)." in table
+    assert "The target of 1.01 is met; 1 of the 2 medians" in table
     assert "Left out: vicuna-13b, batch 1, 32768 tokens (no time left)" in table
 
 
@@ -100,8 +108,8 @@ def test_a_missed_target_and_a_method_that_did_not_fit_are_said(efficiency):
     )  # fmt: skip
     results["cells"][0]["methods"]["attention_buckets"]["error"] = "out of memory"
     table = efficiency.report(results)
-    assert "decode 1.050 (1.050 to 1.050; vicuna-7b, batch 2, 1500 tokens); the target of 1.01 is missed" in table
-    assert "Of the 2 medians 1 have their whole interval below it." in table
+    assert "decode 1.050 (1.050 to 1.050) at vicuna-7b, batch 2, 1500 tokens. The target of 1.01 is missed" in table
+    assert "1 of the 2 medians have their whole interval below it." in table
     assert "| attention_buckets | out of memory |" in table
 
 
@@ -163,7 +171,7 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(effic
 
     monkeypatch.setattr(efficiency, "build", small_memory)
     monkeypatch.setattr(efficiency, "methods", some_fail)
-    flags = "--shapes tiny small --lengths 16 24 --batches 1 --rounds 3 --new_tokens 1 --threads 1"
+    flags = "--shapes tiny small --lengths 16 24 --batches 1 --rounds 3 --pairs 2 --new_tokens 1 --threads 1"
     efficiency.main([*flags.split(), "--out", str(tmp_path / "e.json")])
     results = json.loads((tmp_path / "e.json").read_text())
     assert [(cell["shape"], cell["length"]) for cell in results["left_out"]] == [("small", 16), ("small", 24)]
@@ -172,8 +180,7 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(effic
         assert errors["moice"] == "out of memory: CUDA out of memory"
         assert errors["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
         assert errors["ms_poe"] == "refused: llama: not this one"
-        assert len(cell["methods"]["attention_buckets"]["decode_s"]) == 3
-        assert all(len(cell["methods"][name]["decode_s"]) == 3 + cell["pairs"] for name in ("plain", "lpes"))
+        assert all(len(cell["methods"][name]["decode_s"]) == 3 for name in ("plain", "lpes", "attention_buckets"))
     assert "Left out: small, batch 1, 24 tokens (the model does not fit into memory)." in capsys.readouterr().out
 
     monkeypatch.setattr(efficiency, "methods", lambda names: methods(names) | {"lpes": raising(RuntimeError("a bug"))})
@@ -181,7 +188,46 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(effic
         efficiency.main([*flags.split(), "--out", str(tmp_path / "e.json")])
 
 
+def test_two_caches_that_do_not_fit_leave_the_rounds(efficiency, monkeypatch, tmp_path, capsys):
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(efficiency, "measure_pair", full)
+    flags = "--shapes tiny --lengths 16 --batches 1 --rounds 3 --pairs 2 --new_tokens 1 --threads 1 --methods lpes"
+    efficiency.main([*flags.split(), "--out", str(tmp_path / "e.json")])
+    said = capsys.readouterr().out
+    assert "| lpes |" in said
+    assert "in step" not in said
+    assert "target" not in said
+
+
+def test_models_in_step_answer_as_each_does_alone(efficiency):
+    """What is timed is the same work: tokens decoded in turns are those of a model that has the machine to itself."""
+    from lpes_eval import rope
+
+    model = efficiency.build("tiny", "cpu", "float32")
+    other = efficiency.twin(model)
+    assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}
+    tokens = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0))
+    rope.apply(other, [1.5, 1.2, 1.9, 1.1])
+    seen = {0: [], 1: []}
+    models = [model, other]
+    for i, each in enumerate(models):
+        each.register_forward_hook(lambda module, args, output, i=i: seen[i].append(output.logits.clone()))
+    efficiency.measure_pair(models, tokens, 3, efficiency.Clock("cpu"), random.Random(0))
+    for i, each in enumerate(models):
+        together, ids = list(seen[i]), tokens
+        assert len(together) == 4
+        for logits in together:
+            with torch.no_grad():
+                alone = each(ids, use_cache=False).logits[:, -1:]
+            assert torch.allclose(logits[:, -1:], alone, atol=1e-4)
+            ids = torch.cat((ids, alone.argmax(-1)), dim=1)
+    assert not torch.allclose(seen[0][0], seen[1][0], atol=1e-3)
+
+
 def test_where_lpes_was_not_measured_no_verdict_is_given(efficiency):
     results = made(plain=([1.0] * 3, [2.0] * 3), lpes=([], []))
     results["cells"][0]["methods"]["lpes"]["error"] = "out of memory"
-    assert "the target" not in efficiency.report(results)
+    results["cells"][0]["pairs"] = {name: {"prefill_s": [], "step_s": []} for name in ("plain", "lpes")}
+    assert "target" not in efficiency.report(results)
