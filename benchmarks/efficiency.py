@@ -641,7 +641,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def plot(results: dict, file: Path) -> None:
-    """Ratios to the plain model by prompt length, prefill above decode, a column a shape."""
+    """Ratios to the plain model by prompt length, prefill above decode, a column a shape; LPES' are those in step."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -656,7 +656,11 @@ def plot(results: dict, file: Path) -> None:
         for row, what in enumerate(("prefill", "decode")):
             axis = axes[row][column]
             for color, name in enumerate(names):
-                points = [(cell["length"], ratios(cell, name, what)) for cell in cells if cell["shape"] == shape]
+                points = [
+                    (cell["length"], (paired_ratios(cell, what) if name == "lpes" else []) or ratios(cell, name, what))
+                    for cell in cells
+                    if cell["shape"] == shape
+                ]
                 points = sorted((length, found) for length, found in points if len(found) > 1)
                 middle = [median(found) for _, found in points]
                 ends = [quantiles(found, n=4, method="inclusive") for _, found in points]
@@ -681,8 +685,8 @@ def plot(results: dict, file: Path) -> None:
                 axis.set_xlabel("prompt, tokens")
             if column == 0:
                 axis.set_ylabel(f"{what}: times the plain model")
-    axes[0][-1].legend(fontsize=8)
-    figure.suptitle(f"batch {batch}; medians and quartiles", fontsize=9)
+    axes[0][-1].legend(fontsize=8, loc="center right")
+    figure.suptitle(f"batch {batch}; medians and quartiles (lpes: in step with the plain model)", fontsize=9)
     figure.tight_layout()
     figure.savefig(file, dpi=120, metadata={"Software": None})
     plt.close(figure)
