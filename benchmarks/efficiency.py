@@ -650,7 +650,9 @@ def plot(results: dict, file: Path) -> None:
     batch = min(cell["batch"] for cell in results["cells"])
     cells = [cell for cell in results["cells"] if cell["batch"] == batch]
     shapes = list(dict.fromkeys(cell["shape"] for cell in cells))
-    figure, axes = plt.subplots(2, len(shapes), figsize=(1.5 + 3.5 * len(shapes), 6), squeeze=False, sharey="row")
+    figure, axes = plt.subplots(
+        2, len(shapes), figsize=(1.5 + 3.5 * len(shapes), 6), squeeze=False, sharey="row", layout="constrained"
+    )
     names = list(dict.fromkeys(name for cell in cells for name in cell["methods"] if name != "plain"))
     for column, shape in enumerate(shapes):
         for row, what in enumerate(("prefill", "decode")):
@@ -685,9 +687,9 @@ def plot(results: dict, file: Path) -> None:
                 axis.set_xlabel("prompt, tokens")
             if column == 0:
                 axis.set_ylabel(f"{what}: times the plain model")
-    axes[0][-1].legend(fontsize=8, loc="center right")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
     figure.suptitle(f"batch {batch}; medians and quartiles (lpes: in step with the plain model)", fontsize=9)
-    figure.tight_layout()
     figure.savefig(file, dpi=120, metadata={"Software": None})
     plt.close(figure)
 
