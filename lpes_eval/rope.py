@@ -2,9 +2,9 @@
 
 transformers computes one rotary table a forward and hands it to all layers. With factors applied, the rotary module
 computes the tables of all *distinct* factors in one batched call of the model's own code, and each decoder layer first
-picks its own. The model's own frequencies (default, linear, dynamic NTK, yarn, llama3,
-longrope; one set for each kind of attention where there are several), its attention scaling and its layout stay as they
-are, because its own code computes them; only the positions that go in are divided. Weights are not touched.
+picks its own. The model's own frequencies (default, linear, dynamic NTK, yarn, llama3, longrope; one set for each kind
+of attention where there are several), its attention scaling and its layout stay as they are, because its own code
+computes them; only the positions that go in are divided. Weights are not touched.
 
     >>> apply(model, [1.0, 1.2, 1.5, 1.3])
     >>> model.generate(**inputs)
@@ -411,7 +411,7 @@ class _Kept:
         if len(call) != 2 or ids.device.type != "cpu" or self._rope.live is not None or torch.compiler.is_compiling():
             return None
         shape = ids.shape
-        if len(shape) != 2 or shape[0] != 1 or ids.dtype != torch.long:
+        if len(shape) != 2 or shape[0] != 1 or not shape[1] or ids.dtype != torch.long:
             return None
         length = shape[1]
         first = ids.item() if length == 1 else ids[0, 0].item()

@@ -227,6 +227,12 @@ def test_kept_tables_follow_the_model_into_another_dtype_and_to_other_frequencie
         assert torch.equal(logits(model, ids[:1]), expected)
 
 
+def test_no_positions_have_empty_tables(model):
+    lpes_eval.apply(model, FACTORS)
+    tables = model.model.rotary_emb(torch.zeros(1, 0, 64), torch.zeros(1, 0, dtype=torch.long))
+    assert [part.shape for part in tables.of(1)] == [(1, 0, 16)] * 2
+
+
 def halve(model):
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 2
 
