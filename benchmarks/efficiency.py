@@ -38,7 +38,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -343,8 +343,8 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
         for name, method in chosen.items()
     }
 
-    def go_round(among: Iterable[str], counted: bool = True) -> None:
-        names = [name for name in among if found[name]["error"] is None]
+    def go_round(counted: bool = True) -> None:
+        names = [name for name in chosen if found[name]["error"] is None]
         order.shuffle(names)
         for name in names:
             try:
@@ -363,10 +363,10 @@ def run_cell(cell: Cell, model: Any, chosen: dict[str, Method], args: argparse.N
                     found[name][key].append(value)
 
     half = (time.monotonic() + until) / 2
-    go_round(chosen, counted=False)  # warms up
+    go_round(counted=False)  # warms up
     rounds = 0
     while rounds < args.rounds and (rounds < LEAST_ROUNDS or time.monotonic() < half):
-        go_round(chosen)
+        go_round()
         rounds += 1
     pairs: dict[str, dict[str, list[float]]] = {name: {"prefill_s": [], "step_s": []} for name in PAIRED}
     if args.pairs and chosen.keys() >= set(PAIRED) and found["lpes"]["error"] is None:
