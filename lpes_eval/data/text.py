@@ -121,6 +121,26 @@ def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
     return [longest + i * (total - longest) // (count - 1) for i in range(count)]
 
 
+def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> Window:
+    """The window that comes nearest to ``length`` tokens and has no more, its start below token ``before``.
+
+    A text cut out of its surroundings can tokenize into a few more or fewer tokens than it had there, and a special
+    token may be added in front: the start moves by what is too much until the size is right or a start comes back.
+    """
+    tried: dict[int, Window] = {}
+    while start not in tried and 0 <= start < before:
+        tried[start] = cut(start)
+        start += tried[start].tokens - length
+    while min(window.tokens for window in tried.values()) > length and max(tried) < before:
+        start = max(tried) + 1
+        tried[start] = cut(start)
+    shortest = min(window.tokens for window in tried.values())
+    return max(
+        (window for window in tried.values() if window.tokens <= max(length, shortest)),
+        key=lambda window: window.tokens,
+    )
+
+
 def windows(
     text: str,
     length: int,
@@ -150,22 +170,13 @@ def windows(
     found = []
     for end in target_ends(len(offsets), longest, stride, count):
         middle, last = offsets[end - stride][0], offsets[end - 1][1]
-        target = text[middle:last]
-        start = max(end - length, 0)
-        # A text cut out of its surroundings can tokenize into a few more or fewer tokens than it had there, and a
-        # special token may be added in front: move the start until the model sees the length that was asked for.
-        for _ in range(8):
-            context_ids, target_ids = encode_pair(text[offsets[start][0] : middle], target)
-            excess = len(context_ids) + len(target_ids) - length
-            if excess == 0 or not 0 <= start + excess < end - stride:
-                break
-            start += excess
-        if excess > 0:
-            start += excess
-            context_ids, target_ids = encode_pair(text[offsets[start][0] : middle], target)
-        found.append(
-            Window(text[offsets[start][0] : middle], target, len(target_ids), len(context_ids) + len(target_ids))
-        )
+
+        def cut(start: int, middle: int = middle, target: str = text[middle:last]) -> Window:
+            context = text[offsets[start][0] : middle]
+            context_ids, target_ids = encode_pair(context, target)
+            return Window(context, target, len(target_ids), len(context_ids) + len(target_ids))
+
+        found.append(_fit(cut, max(end - length, 0), end - stride, length))
     return found
 
 

@@ -11,6 +11,7 @@ import csv
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,8 +139,12 @@ def _read_archive(path: Path, member: str) -> Iterator[dict[str, Any]]:
                 yield record
     except KeyError:
         raise DataError(f"{path}: the archive does not hold {member}") from None
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
         raise DataError(f"{path}: broken archive ({error}); the download may be incomplete, fetch it again") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError is what zipfile has for a member with a password
+        raise DataError(
+            f"{path}: {member} cannot be read ({error}); check its permissions, or fetch it again"
+        ) from None
 
 
 def _parse(line: Mapping[str, Any], where: str) -> Example:

@@ -281,9 +281,9 @@ def train(
     return out / routers.FILE
 
 
-def _settings_of(router: Router, settings: Settings) -> dict[str, Any]:
+def _settings_of(config: RouterConfig, settings: Settings) -> dict[str, Any]:
     """What must not change between a run and its continuation, the model included, as JSON gives it back."""
-    return json.loads(router.config.to_json()) | json.loads(json.dumps(asdict(settings)))
+    return json.loads(config.to_json()) | json.loads(json.dumps(asdict(settings)))
 
 
 def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings, step: int) -> None:
@@ -292,24 +292,39 @@ def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, s
         tensors[f"weight.{name}"] = weight.detach().cpu().contiguous()
         for key, moment in optimizer.state[weight].items():
             tensors[f"{key}.{name}"] = moment.detach().cpu().contiguous()
-    notes = {"run": json.dumps({"step": step, "settings": _settings_of(router, settings)})}
+    notes = {"run": json.dumps({"step": step, "settings": _settings_of(router.config, settings)})}
     routers.write_bytes(file, save(tensors, metadata=notes))
 
 
-def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings) -> int:
-    """Put the checkpoint's weights and moments in place, and return how many steps are done."""
+def _done(file: Path, config: RouterConfig, settings: Settings) -> int:
+    """How many steps a checkpoint has behind it, if it is one of this run; 0 if there is none.
+
+    Raises:
+        UserError: it is one of other settings, or none at all.
+    """
     if not file.exists():
         return 0
     try:
         with safe_open(file, framework="pt") as stored:
             run = json.loads((stored.metadata() or {})["run"])
-            before, now = run["settings"], _settings_of(router, settings)
-            changed = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
-            if changed:
-                raise UserError(
-                    f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose "
-                    "another --out"
-                )
+            before, now, step = run["settings"], _settings_of(config, settings), int(run["step"])
+    except Exception as error:
+        raise _unreadable(file, error) from None
+    changed = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    if changed:
+        raise UserError(
+            f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose another --out"
+        )
+    return step
+
+
+def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings) -> int:
+    """Put the checkpoint's weights and moments in place, and return how many steps are done."""
+    step = _done(file, router.config, settings)
+    if step == 0:
+        return 0
+    try:
+        with safe_open(file, framework="pt") as stored:
             for name, weight in router.named_parameters():
                 with torch.no_grad():
                     weight.copy_(stored.get_tensor(f"weight.{name}"))
@@ -317,11 +332,13 @@ def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: 
                     key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-    except UserError:
-        raise
     except Exception as error:
-        raise UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew") from None
-    return int(run["step"])
+        raise _unreadable(file, error) from None
+    return step
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    return UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew")
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -412,12 +429,16 @@ def _run(given: argparse.Namespace) -> None:
     one = draw_from_tasks(settings, tokenizer) if settings.tasks else draw_from_text(settings, tokenizer, texts)
     for number in range(max(1, len(settings.tasks))):
         one(number)
+    if given.out.exists() and not given.out.is_dir():
+        raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
+    done = _done(given.out / CHECKPOINT, described, settings)
     learnt = sum(weight.numel() for weight in Router(described).parameters())
     source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
     print(
         f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {', '.join(f'{b:g}' for b in bases)}, "
         f"top {described.top_k}\n{settings.steps} steps of {settings.batch} sequences from {source}, at most "
-        f"{settings.length} tokens each; {given.dtype} on {given.device}\n{given.out / routers.FILE}",
+        f"{settings.length} tokens each; {given.dtype} on {given.device}\n{given.out / routers.FILE}"
+        + (f", going on from step {done}" if done else ""),
         flush=True,
     )
     if given.dry_run:

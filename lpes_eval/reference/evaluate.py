@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,26 +92,25 @@ def right_documents(
     return np.concatenate(results)
 
 
-def search(
-    model: LlamaForCausalLM, pairs: int, contexts: int, evaluations: int, kind: str = "free", seed: int = 0
-) -> tuple[list[float], float]:
-    """The best factors found and their mean accuracy on the search examples, all gold positions weighing the same.
+Score = Callable[[Sequence[float]], float]
+"""What factors, one a layer, are worth on search examples."""
+
+
+def search(score: Score, layers: int, evaluations: int, kind: str = "free", seed: int = 0) -> tuple[list[float], float]:
+    """The best factors found by a small evolution, and their score.
 
     Individuals are the factors themselves (``free``) or the heights of four control points at even distances
     (``bezier``), in [1, 2] as in Eq. 9. A population starts from uniform factors; then each candidate is one of the
     eight best ever, moved in about half of its entries.
     """
     rng = np.random.default_rng(seed)
-    layers = model.config.num_hidden_layers
     size = layers if kind == "free" else 4
     tried: dict[tuple[float, ...], float] = {}
 
     def factors(individual: Sequence[float]) -> list[float]:
         return list(individual) if kind == "free" else layer_factors("bezier", list(enumerate(individual)), layers)
 
-    for height in UNIFORM:
-        tried[(height,) * size] = 0.0
-    waiting = list(tried)
+    waiting = [(height,) * size for height in UNIFORM]
     for _ in range(evaluations):
         while not waiting:
             parents = sorted(tried, key=lambda one: tried[one], reverse=True)[:8]
@@ -120,9 +119,15 @@ def search(
             child = tuple(np.round(np.clip(parents[int(rng.integers(len(parents)))] + moves, 1, 2), 2).tolist())
             waiting = [child] if child not in tried else []
         individual = waiting.pop(0)
-        tried[individual] = float(right(model, pairs, contexts, factors(individual), stream=SEARCH_STREAM).mean())
+        tried[individual] = score(factors(individual))
     best = max(tried, key=lambda one: tried[one])
     return [round(factor, 3) for factor in factors(best)], tried[best]
+
+
+def best_uniform(score: Score, layers: int) -> tuple[float, dict[float, float]]:
+    """The factor above 1 that is best in all layers alike, and what each one is worth."""
+    scores = {factor: score([factor] * layers) for factor in UNIFORM[1:]}
+    return max(scores, key=lambda factor: scores[factor]), scores
 
 
 def load(folder: Path) -> LlamaForCausalLM:
@@ -193,20 +198,19 @@ def main(arguments: list[str] | None = None) -> int:
         methods["given"] = given.factors * layers if len(given.factors) == 1 else given.factors
     where = f"{given.search_contexts} search contexts of {given.search_size} pairs"
     if given.search:
-        scores = {
-            factor: float(
-                right(model, given.search_size, given.search_contexts, [factor] * layers, stream=SEARCH_STREAM).mean()
-            )
-            for factor in UNIFORM[1:]
-        }
-        uniform = max(scores, key=lambda factor: scores[factor])
+
+        def score(factors: Sequence[float]) -> float:
+            answers = right(model, given.search_size, given.search_contexts, factors, stream=SEARCH_STREAM)
+            return float(answers.mean())
+
+        uniform, scores = best_uniform(score, layers)
         print(f"uniform, on {where}: " + "  ".join(f"{key} {100 * value:.1f}" for key, value in scores.items()))
         methods[f"uniform {uniform}"] = [uniform] * layers
         for kind in given.kinds:
             began = time.perf_counter()
-            best, score = search(model, given.search_size, given.search_contexts, given.search, kind)
+            best, fitness = search(score, layers, given.search, kind)
             took = time.perf_counter() - began
-            print(f"{kind}, {given.search} evaluations on {where}, {took:.0f} s: {100 * score:.1f}", flush=True)
+            print(f"{kind}, {given.search} evaluations on {where}, {took:.0f} s: {100 * fitness:.1f}", flush=True)
             methods[f"{kind} {best}"] = best
     if given.documents:
         print(f"{'documents, method':<48} " + "  ".join(f"{position:4d}%" for position in DOCUMENT_POSITIONS))

@@ -369,11 +369,17 @@ def _load_weights(file: Path, model: LlamaForCausalLM, optimizer: torch.optim.Ad
 
 
 def train(
-    stages: Sequence[Recipe], out: Path, save_every: int = 100, log_every: int = 10, stop_after: int | None = None
+    stages: Sequence[Recipe],
+    out: Path,
+    save_every: int = 100,
+    log_every: int = 10,
+    stop_after: int | None = None,
+    keep_stages: bool = False,
 ) -> LlamaForCausalLM:
     """Run ``stages`` one after the other, or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``.
 
     ``stop_after`` leaves off after that many steps, as a kill would, the last checkpoint being the only trace.
+    ``keep_stages`` also leaves the model as each stage ended, in ``out/stages/STEP``.
 
     Raises:
         UserError: ``out`` holds a checkpoint of another recipe.
@@ -442,6 +448,8 @@ def train(
                 f"step {state.step}/{stages[-1].steps}  {shown}  {speed:.2f} s a step, {left:.0f} min left", flush=True
             )
             seen_sum, seen_count = {}, {}
+        if keep_stages and state.step == recipe.steps:
+            save(model, out / "stages" / str(state.step))
         if state.step % save_every == 0 or state.step == stages[-1].steps:
             _save_checkpoint(checkpoint, model, optimizer, state, stages)
 
@@ -459,11 +467,15 @@ def train(
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write model and tokenizer as ``from_pretrained`` reads them."""
+    """Write model and tokenizer as ``from_pretrained`` reads them, the configuration last, when the rest is there."""
     model.config._attn_implementation = "sdpa"
-    model.save_pretrained(str(folder))
-    os.chmod(folder / "model.safetensors", 0o644)
-    vocabulary.save(folder, WINDOW, model.config.vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as made:
+        model.save_pretrained(made)
+        vocabulary.save(Path(made), WINDOW, model.config.vocab_size)
+        for file in sorted(Path(made).iterdir(), key=lambda file: file.name == "config.json"):
+            file.chmod(0o644)
+            os.replace(file, folder / file.name)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -475,6 +487,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="a tiny model through every phase, in seconds")
     parser.add_argument("--records", action="store_true", help="the smaller model: the first stages, records alone")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="steps between checkpoints (100)")
+    parser.add_argument("--keep-stages", action="store_true", help="also keep the model as each stage ended")
     for field in fields(Recipe):
         kind = {"int": int, "float": float}[str(field.type)]
         flag = "--" + field.name.replace("_", "-")
@@ -487,7 +500,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         stages = (replace(stages[0] if given.smoke else Recipe(), **changes),)
     try:
-        train(stages, given.out, save_every=given.save_every)
+        train(stages, given.out, save_every=given.save_every, keep_stages=given.keep_stages)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -222,19 +222,26 @@ class Results:
         return str(self.model) if given is None else f"{self.model}, factors {given}"
 
     def command(self) -> str:
-        """The lm_eval command that makes such a run again, put together from what the results say of it."""
+        """The lm_eval command that makes such a run again, put together from what the results say of it.
+
+        They do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
+        """
         config = self.raw.get("config") or {}
         children = {child for group in self._groups.values() for child in group}
         asked = [name for name in (*self._groups, *self.tasks) if name not in children]
         words = ["lm_eval", "--model", self.model.kind]
         arguments = {key: _without_folder(value) for key, value in _model_arguments(config).items()}
         if arguments:
-            words += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
+            words += ["--model_args", _spelled(arguments)]
         words += ["--tasks", ",".join(dict.fromkeys(asked))]
         if config.get("limit") is not None:
             words += ["--limit", f"{config['limit']:g}"]
+        if config.get("gen_kwargs"):
+            words += ["--gen_kwargs", _spelled(config["gen_kwargs"])]
         if self.raw.get("chat_template"):
             words += ["--apply_chat_template"]
+        if self.raw.get("system_instruction"):
+            words += ["--system_instruction", self.raw["system_instruction"]]
         return shlex.join([*words, "--log_samples"])
 
     @property
@@ -403,6 +410,12 @@ def _model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         arguments = dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
     return dict(arguments)
+
+
+def _spelled(arguments: Mapping[str, Any]) -> str:
+    """Arguments as lm_eval reads them from a command: ``a=1,b=2``, or JSON where that would be taken apart wrongly."""
+    plain = all(isinstance(value, str | int | float) and "," not in str(value) for value in arguments.values())
+    return ",".join(f"{key}={value}" for key, value in arguments.items()) if plain else json.dumps(dict(arguments))
 
 
 def _without_folder(value: Any) -> Any:

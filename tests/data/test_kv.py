@@ -182,3 +182,13 @@ def test_a_file_that_is_cut_off_is_named(tmp_path):
 )
 def test_an_answer_is_right_where_it_contains_the_value_in_any_case(answer, score):
     assert accuracy(answer, "2a8d-x") == score
+
+
+def test_nothing_but_the_end_token_and_the_limit_ends_an_answer():
+    from lm_eval.tasks import TaskManager
+
+    from lpes_eval.plugin import tasks_folder
+
+    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False)
+    task = manager.load(["kv_retrieval_50_pos_000"])["tasks"]["kv_retrieval_50_pos_000"]
+    assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}

@@ -66,6 +66,19 @@ def test_windows_have_the_length_that_was_asked_for(tokenizer, length):
         assert abs(window.target_tokens - 32) <= 1
 
 
+def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
+    def encode_pair(context, continuation):  # cutting at an odd place costs three tokens
+        return range(len(context) + 3 * (len(context) % 2)), range(len(continuation))
+
+    offsets = [(at, at + 1) for at in range(400)]
+    for length in (49, 50, 51, 52):
+        for window in text.windows(
+            "x" * 400, length, longest=200, stride=20, count=3, offsets=offsets, encode_pair=encode_pair
+        ):
+            assert window.tokens == sum(map(len, encode_pair(window.context, window.target)))
+            assert length - 4 <= window.tokens <= length
+
+
 def test_the_same_tokens_are_scored_at_every_length(tokenizer):
     targets = [[window.target for window in cut(tokenizer, length)] for length in (64, 200, 900)]
     assert targets[0] == targets[1] == targets[2]

@@ -131,6 +131,19 @@ def test_broken_archives_are_refused(tmp_path):
         zeroscrolls.read(path, "qasper", "held_out")
 
 
+def test_an_archive_is_refused_in_one_line_wherever_a_byte_is_wrong(tmp_path):
+    path = archive(tmp_path, "qasper", [row("qasper", 0, "text", "x" * 400)], [])
+    whole, refused = path.read_bytes(), 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            zeroscrolls.read(path, "qasper", "held_out")
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > len(whole) // 2
+
+
 def parse(line: dict) -> zeroscrolls.Example:
     return zeroscrolls._parse(line, "test")
 

@@ -363,8 +363,16 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
         assert error.count("\n") == 1
 
 
-def test_a_checkpoint_of_other_settings_is_refused_with_the_differences(folder, tmp_path, capsys):
+def test_a_checkpoint_of_other_settings_is_refused_before_weights_are_loaded(folder, tmp_path, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
     assert command(folder, tmp_path, "--steps", "1") == 0
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+    capsys.readouterr()
+    assert command(folder, tmp_path, "--steps", "1", "--dry_run") == 0
+    assert "going on from step 1" in capsys.readouterr().out
+    assert command(folder, tmp_path / training.CHECKPOINT, "--steps", "1") == 2
+    assert "is a file; expected a folder" in capsys.readouterr().err
     assert command(folder, tmp_path, "--steps", "1", "--rate", "0.5") == 2
     assert "was made with other settings (rate 0.05 -> 0.5)" in capsys.readouterr().err
     (tmp_path / training.CHECKPOINT).write_bytes(b"broken")

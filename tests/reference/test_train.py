@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from lpes_eval.errors import UserError  # noqa: E402
 from lpes_eval.reference import train as training  # noqa: E402
+from lpes_eval.reference.evaluate import load  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,14 @@ def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
     assert fingerprint(tmp_path) == fingerprint(undisturbed)
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == list(range(1, training.SMOKE[-1].steps + 1))
+
+
+def test_every_stage_can_be_kept_and_the_last_one_is_the_model(undisturbed: Path, tmp_path: Path) -> None:
+    assert training.main(["--smoke", "--keep-stages", "--save-every", "5", "--out", str(tmp_path)]) == 0
+    kept = {int(folder.name): training.weights_hash(load(folder)) for folder in (tmp_path / "stages").iterdir()}
+    assert sorted(kept) == [stage.steps for stage in training.SMOKE]
+    assert len(set(kept.values())) == len(kept)
+    assert kept[training.SMOKE[-1].steps] == fingerprint(undisturbed)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Reading lm-eval's files, and ``lpes-eval compare`` from files to table."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -155,6 +156,18 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     path = write_run(tmp_path, {0: [1.0], 50: [1.0]}, model=("lpes", arguments, 5))
     command = results.read(path).command()
     assert command == "lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy --log_samples"
+
+
+def test_command_spells_what_lm_eval_would_take_apart_as_json(tmp_path):
+    path = write_run(tmp_path, {0: [1.0]}, model=("lpes", {"factors": [1.0, 1.5], "trust": True}, 5))
+    data = json.loads(path.read_text())
+    data["config"]["gen_kwargs"] = {"max_gen_toks": 7}
+    data["system_instruction"] = "Be brief."
+    path.write_text(json.dumps(data))
+    words = shlex.split(results.read(path).command())
+    assert json.loads(words[words.index("--model_args") + 1]) == {"factors": [1.0, 1.5], "trust": True}
+    assert words[words.index("--gen_kwargs") + 1] == "max_gen_toks=7"
+    assert words[words.index("--system_instruction") + 1] == "Be brief."
 
 
 def test_runs_of_one_model_are_told_apart_by_their_factors(tmp_path):
