@@ -31,6 +31,7 @@ Result = dict[str, Any]
 Z = 1.959964
 BARS = {KV: 11.2, MDQA: 3.7}
 """Points above the plain model that the paper reports for Vicuna-7B (Table 1)."""
+SHORT_BAR = 95
 POSITIONS = {KV: kv.POSITIONS, MDQA: mdqa.POSITIONS, f"{MDQA}_steps": mdqa.STEPS}
 TITLES = {KV: "kv_retrieval", MDQA: "mdqa_pos"}
 METHODS = {
@@ -112,6 +113,7 @@ class Page:
             self.head(),
             self.short(),
             self.by_position(),
+            self.short_contexts(),
             self.searches(),
             self.curves(),
             self.points(),
@@ -441,6 +443,28 @@ class Page:
             lines += [*tables[0][:2], *(line for table in tables for line in table[2:])]
         lines += ["", self.circumstances(), "", self.on_second_model()]
         return "\n".join(lines)
+
+    def short_contexts(self) -> str:
+        """The plain model on what fits half of its window, where it is meant to be right."""
+        lines = [
+            "## Short contexts",
+            "",
+            "The plain model where a prompt takes at most half of the tokens of the longest one that it was trained on "
+            f"(53 records). A bar of {SHORT_BAR} % stands for being right there.",
+        ]
+        for task, lengths in plan.SHORT_LENGTHS.items():
+            unit = "records" if task == KV else "articles"
+            names = {length: f"short/{SHORT[task]}-{length}" for length in lengths}
+            tables = [self.accuracies([(f"{n} {unit}", name)], name).splitlines() for n, name in names.items()]
+            lines += ["", f"`{TITLES[task]}`:", "", *tables[0][:2], *(line for table in tables for line in table[2:])]
+            means = {n: 100 * float(scores_of(r).mean()) for n, name in names.items() if (r := self.get(name))}
+            if len(means) == len(names):
+                below = [f"{n} ({mean:.1f})" for n, mean in means.items() if mean < SHORT_BAR]
+                at_each = f"missed at {', '.join(below)} {unit}" if below else "met at every length"
+                over_all = sum(means.values()) / len(means)
+                verdict = "met" if over_all >= SHORT_BAR else "missed"
+                lines += ["", f"The bar is **{verdict}** in the mean over these lengths ({over_all:.1f}), {at_each}."]
+        return "\n".join([*lines, "", self.circumstances()])
 
     def on_second_model(self) -> str:
         """The found curve drawn over another model's layers."""

@@ -34,6 +34,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
 LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
+SHORT_LENGTHS = {KV: (5, 10, 15, 20, 25), MDQA: tuple(range(2, 10))}
+"""What fits half of the longest context that the reference model was trained on: up to 25 records, up to 9 articles."""
 UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_buckets": ("attention_buckets", {}),
@@ -69,7 +71,7 @@ class Sizes:
     questions: int = 100
     all_questions: int = 500
     peer_questions: int = 50
-    slow_questions: int = 24
+    slow_questions: int = 16
     other_questions: int = 50
     choice_examples: int = 40
     search: Mapping[str, Any] = field(
@@ -161,6 +163,7 @@ def _all(sizes: Sizes) -> Iterator[Experiment]:
     for task in (KV, MDQA):
         yield from _peers(task, sizes)
     yield from _transfer(sizes)
+    yield from _short(sizes)
     yield from _ablations(sizes)
     yield from _steps(sizes)
 
@@ -228,6 +231,14 @@ def _transfer(sizes: Sizes) -> Iterator[Experiment]:
     compared = {"plain": None, "own": Shipped(KV), "transferred": found[KV]}
     for name, source in compared.items():
         yield replace(_evaluate(f"second/{name}", KV, sizes.questions, source), second=True)
+
+
+def _short(sizes: Sizes) -> Iterator[Experiment]:
+    """The plain model where nothing should be wrong with it."""
+    for task, lengths in SHORT_LENGTHS.items():
+        for length in lengths:
+            name = f"short/{SHORT[task]}-{length}"
+            yield _evaluate(name, task, sizes.questions, metadata={SIZE_OF[task]: length})
 
 
 def _ablations(sizes: Sizes) -> Iterator[Experiment]:

@@ -15,7 +15,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,17 @@ def best_uniform(score: Score, layers: int) -> tuple[float, dict[float, float]]:
     return max(scores, key=lambda factor: scores[factor]), scores
 
 
+@contextmanager
+def without(model: LlamaForCausalLM, layer: int) -> Iterator[None]:
+    """Within it the model lacks one layer: what that layer adds to the residual stream is missing."""
+    whole = model.model.layers
+    model.model.layers = torch.nn.ModuleList(one for index, one in enumerate(whole) if index != layer)
+    try:
+        yield
+    finally:
+        model.model.layers = whole
+
+
 def load(folder: Path) -> LlamaForCausalLM:
     """The model in ``folder``: a finished one, or the last checkpoint of a run that goes on."""
     from transformers import LlamaForCausalLM
@@ -177,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--search-size", type=int, default=50, help="pairs in the search examples (50)")
     parser.add_argument("--search-contexts", type=int, default=48, help="search examples (48), six positions each")
     parser.add_argument("--kinds", nargs="+", default=["free", "bezier"], choices=["free", "bezier"])
+    parser.add_argument("--leave-out", action="store_true", help="also measure the model without each of its layers")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
@@ -193,6 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.documents is None:
         given.documents = [2, 5, 8, 10, 12] if reads_articles else []
     layers = model.config.num_hidden_layers
+    left_out = range(layers) if given.leave_out else ()
     methods: dict[str, list[float] | None] = {"plain": None}
     if given.factors:
         methods["given"] = given.factors * layers if len(given.factors) == 1 else given.factors
@@ -217,11 +231,20 @@ def main(arguments: list[str] | None = None) -> int:
     for size in given.documents:
         for name, factors in methods.items():
             print(_row(f"{size:3d} {name}", right_documents(model, size, given.contexts, factors)), flush=True)
+        for layer in left_out:
+            with without(model, layer):
+                print(
+                    _row(f"{size:3d} without layer {layer}", right_documents(model, size, given.contexts)), flush=True
+                )
     if given.sizes:
         print(f"{'pairs, method':<48} " + "  ".join(f"{position:4d}%" for position in POSITIONS))
     for size in given.sizes:
         for name, factors in methods.items():
             print(_row(f"{size:3d} {name}", right(model, size, given.contexts, factors)), flush=True)
+        for layer in left_out:
+            with without(model, layer):
+                answers = right(model, size, given.contexts)
+            print(_row(f"{size:3d} without layer {layer}", answers), flush=True)
     return 0
 
 

@@ -11,7 +11,7 @@ import lpes_eval
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 from lpes_eval.reference import tokenizer as vocabulary
-from lpes_eval.reference.evaluate import load, main, right, right_documents
+from lpes_eval.reference.evaluate import load, main, right, right_documents, without
 from lpes_eval.reference.train import RECORDS, REFERENCE, Recipe, weights_hash
 
 MODELS = ("base", "kv")
@@ -80,6 +80,17 @@ def test_the_smaller_model_is_asked_about_records_alone(capsys):
     assert "documents" not in capsys.readouterr().out
     assert main([folder, "--documents", "2"]) == 2
     assert "--documents" in capsys.readouterr().err
+
+
+def test_a_layer_that_is_left_out_is_there_again(model, capsys):
+    whole = list(model.model.layers)
+    with without(model, 1):
+        assert list(model.model.layers) == [whole[0], *whole[2:]]
+        assert accuracy(right(model, 8, 2)) == 0  # nothing looks across the context
+    assert list(model.model.layers) == whole
+    flags = ["--sizes", "4", "--documents", "2", "--contexts", "2", "--threads", "1", "--leave-out"]
+    assert main([str(reference.path()), *flags]) == 0
+    assert capsys.readouterr().out.count("without layer 5") == 2
 
 
 def test_it_answers_questions_about_articles_by_greedy_decoding():
