@@ -88,6 +88,7 @@ class Part:
         weight: share in the fitness.
         sign: 1 where a higher score is better, -1 where a lower one is.
         position: where the gold item stands, in percent; None for tasks without positions.
+        divided: whether the examples are part of a split of the task's own, picked by number.
     """
 
     name: str
@@ -99,11 +100,13 @@ class Part:
     weight: float
     sign: int
     position: float | None = None
+    divided: bool = False
 
     @property
     def questions(self) -> list[Any]:
         """What tells an example's question: the same at every position."""
-        return [doc.get("question_id", number) for number, doc in zip(self.numbers, self.docs, strict=True)]
+        named = (doc.get("question_id") for doc in self.docs)
+        return [number if question is None else question for number, question in zip(self.numbers, named, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def load_parts(
     """
     if not tasks:
         raise UserError("no task was named")
+    if examples is not None and examples < 1:
+        raise UserError(f"{examples} examples: expected 1 or more")
     if positions is not None and len(positions) != len(lambdas):
         raise UserError(f"{len(positions)} positions, but {len(lambdas)} lambdas; give one lambda a position")
     for name, values in (("weights", weights), ("metrics", metrics)):
@@ -285,7 +290,13 @@ def _build(
     task.set_fewshot_seed(seed=prompting.fewshot_random_seed)
     samples = None
     if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
-        samples = list(draw.split(len(task.eval_docs), search_seed).indices(split))[:examples]
+        if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
+            raise UserError(
+                f"{task.task_name}: the {shots} examples before a question come from the split that is evaluated, so a "
+                "search would see held-out questions and their answers; take --num_fewshot 0, or a copy of the task "
+                "with another fewshot_split"
+            )
+        samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     limit = None if samples is not None else examples
     task.build_all_requests(
         limit=limit,
@@ -309,7 +320,50 @@ def _build(
     numbers = samples if samples is not None else list(range(len(docs)))
     higher = task.higher_is_better().get(name, True)
     sign = 1 if higher is None or higher else -1
-    return Part(task.task_name, task, docs, numbers, name, wanted or filters[0], 0.0, sign, _position(task))
+    return Part(
+        task.task_name,
+        task,
+        docs,
+        numbers,
+        name,
+        wanted or filters[0],
+        weight=0.0,
+        sign=sign,
+        position=_position(task),
+        divided=samples is not None,
+    )
+
+
+def _divide(task: Any, split: str, search_seed: int) -> list[int]:
+    """The numbers of a split's examples, in the order drawn. Examples of one ``question_id`` are never parted."""
+    docs = task.eval_docs
+    named = docs["question_id"] if "question_id" in getattr(docs, "column_names", ()) else None
+    if named is None:
+        named = [doc.get("question_id") if isinstance(doc, Mapping) else None for doc in docs]
+    of: dict[Any, list[int]] = {}
+    for number, question in enumerate(named):
+        of.setdefault(number if question is None else question, []).append(number)
+    questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
+    if len(questions) < 2:
+        raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
+    drawn = draw.split(len(questions), search_seed).indices(split)
+    return [number for question in drawn for number in of[questions[question]]]
+
+
+def _shows_what_it_asks(task: Any) -> bool:
+    """Whether the examples that lm-eval puts before a question come from the split of the questions."""
+    config, own = task.config, getattr(task, "fewshot_cfg", None)
+    names = [
+        getattr(config, f"{kind}_split") or kind if getattr(task, f"has_{kind}_docs")() else None
+        for kind in ("training", "validation", "test")
+    ]
+    training, validation, test = names
+    shown = training or validation or test
+    if own is not None and own.split is not None:
+        shown = own.split
+    elif own is not None and own.samples is not None:
+        return False
+    return bool(shown == (test or validation))
 
 
 class Fitness:

@@ -1,6 +1,7 @@
 """The fitness against ``lm_eval.simple_evaluate``, example by example; answers against ``HFLM.generate_until``."""
 
 import random
+import shutil
 
 import pytest
 
@@ -31,7 +32,7 @@ def by_the_harness(lm, factors, names, folder, metric, **options):
     """Every example's score by ``simple_evaluate``: task -> example number -> score."""
     rope.apply(lm.model, factors)
     total = 12
-    samples = {name: list(draw.split(total).indices("search")) for name in names}
+    samples = {name: sorted(draw.split(total).indices("search")) for name in names}
     results = lm_eval.simple_evaluate(
         model=lm,
         tasks=list(names),
@@ -174,7 +175,8 @@ def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder):
     for split in ("search", "held_out"):
         (part,) = load_parts(toy_lm, ["toy_plain"], split=split, include_path=task_folder)
         numbers[split] = set(part.numbers)
-        assert {request.doc["question_id"] for request in part.task.instances} == numbers[split]
+        assert [request.doc["question_id"] for request in part.task.instances] == part.numbers
+        assert part.divided
     assert numbers["search"]
     assert numbers["held_out"]
     assert not numbers["search"] & numbers["held_out"]
@@ -325,6 +327,55 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_fol
         fewer(factors)
 
 
+@pytest.mark.parametrize("split", ["search", "held_out"])
+def test_no_examples_are_refused_and_not_taken_for_all(toy_lm, task_folder, tmp_path, split):
+    for tasks, options in ((["toy_plain"], {"include_path": task_folder}), (["kv_retrieval"], {})):
+        for examples in (0, -1):
+            with pytest.raises(UserError, match=f"{examples} examples: expected 1 or more"):
+                load_parts(toy_lm, tasks, split=split, examples=examples, **options)
+    lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
+    with pytest.raises(UserError, match="toy_plain has no two questions"):
+        load_parts(toy_lm, ["toy_plain"], split=split, include_path=lonely)
+
+
+def edited(task_folder, tmp_path, before, after):
+    """A copy of the toy tasks with other code."""
+    folder = tmp_path / "tasks"
+    shutil.copytree(task_folder, folder)
+    text = (folder / "utils.py").read_text()
+    assert before in text
+    (folder / "utils.py").write_text(text.replace(before, after))
+    return str(folder)
+
+
+def test_a_question_is_in_one_split_only_at_whatever_position_it_stands(toy_lm, task_folder, tmp_path):
+    folder = edited(task_folder, tmp_path, '"question_id": i,', '"question_id": "abcd"[i % 4],')
+    questions, numbers = {}, {}
+    for split in ("search", "held_out"):
+        parts = load_parts(toy_lm, ["toy"], split=split, include_path=folder)
+        assert len({tuple(part.questions) for part in parts}) == 1
+        questions[split], numbers[split] = set(parts[0].questions), set(parts[0].numbers)
+    assert questions["search"] | questions["held_out"] == set("abcd")
+    assert not questions["search"] & questions["held_out"]
+    assert numbers["search"] | numbers["held_out"] == set(range(12))
+    (few,) = load_parts(toy_lm, ["toy_plain"], include_path=folder, examples=2)
+    assert len(few.docs) == 2
+    nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=nameless)
+    assert part.questions == part.numbers == sorted(draw.split(12).search)
+
+
+def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):
+    """toy_choice has a test split only, so lm-eval would take its examples from there."""
+    with pytest.raises(UserError, match=r"toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"):
+        load_parts(toy_lm, ["toy_choice"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    held_out = load_parts(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    prompts = [request.args[0] for request in part.task.instances]
+    assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
+    assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
+
+
 def test_another_weight_is_another_model(toy_lm):
     before = fingerprint(toy_lm.model)
     assert fingerprint(toy_lm.model) == before
@@ -387,6 +438,7 @@ def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
         (100, 0.5, "acc"),
     ]
     assert parts[0].questions == parts[1].questions == parts[2].questions
+    assert not any(part.divided for part in parts)  # the task itself hands out a split
     held_out = load_parts(
         toy_lm, ["kv_retrieval"], split="held_out", positions=None, metadata={"num_keys": 4}, examples=2
     )
