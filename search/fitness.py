@@ -35,7 +35,9 @@ from lpes_eval import plugin, rope
 from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors, write_atomically
+from search import identity
 from search.answering import Answerer, Count, Tokens, reason_against
+from search.identity import fingerprint, packages
 from search.stopping import Race
 
 POSITIONS = (0.0, 50.0, 100.0)
@@ -590,9 +592,7 @@ class Fitness:
 
     def describe(self) -> dict[str, Any]:
         """What is measured, as plain data: equal where the same individual would get the same fitness."""
-        asked = hashlib.sha256()
-        for request in self._requests:
-            asked.update(json.dumps([request.task_name, request.doc_id, request.args], default=str).encode())
+        asked = [[request.task_name, request.doc_id, request.args] for request in self._requests]
         parts = [
             {
                 "task": part.name,
@@ -600,10 +600,17 @@ class Fitness:
                 "metric": f"{part.metric},{part.filter}",
                 "weight": part.weight,
                 "examples": len(part.docs),
+                "config_sha256": identity.sha256(vars(part.task.config)),
+                "code_sha256": identity.code(*_code_of(part.task)),
             }
             for part in self.parts
         ]
-        return {"parts": parts, "requests_sha256": asked.hexdigest(), "model": fingerprint(self.lm.model)}
+        return {
+            "parts": parts,
+            "requests_sha256": identity.sha256([asked, [part.docs for part in self.parts]]),
+            "reading": identity.reading(self.lm),
+            "model": fingerprint(self.lm.model),
+        }
 
     def _describe(self) -> str:
         described = self.describe()
@@ -663,7 +670,8 @@ class FitnessCache:
     """Every example's score under factors that were measured before, in a folder that searches share.
 
     An entry is a small JSON file, replaced whole, so any number of processes may read and write at once. Its name is a
-    hash of everything that the scores depend on: model, factors, requests, task and package versions.
+    hash of what the scores depend on: factors, model, tokenizer, requests with their documents, the tasks' settings and
+    source files, package versions. What a task's code reads from elsewhere is not in it.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -687,30 +695,10 @@ class FitnessCache:
         write_atomically(self._path(context, name), text + "\n")
 
 
-def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
-    """What tells a model from others: its configuration, precision and device, and a sample of every weight."""
-    config: Any = model.config
-    weights = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 256)][:256].float().cpu()
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + sample.numpy().tobytes())
-    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    described = json.dumps(settings, sort_keys=True, default=str)
-    return {
-        "weights_sha256": weights.hexdigest(),
-        "config_sha256": hashlib.sha256(described.encode()).hexdigest(),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "device": next(model.parameters()).device.type,
-        "attention": str(getattr(config, "_attn_implementation", None)),
-    }
-
-
-def packages() -> dict[str, str]:
-    """Versions that answers and scores may depend on."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("lpes-eval", "lm-eval", "transformers", "torch")}
+def _code_of(task: Any) -> list[Any]:
+    """Whatever a task's scores are computed by."""
+    metrics = getattr(task, "_metric_fn_list", {})
+    return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
 
 
 def _digest(per_layer: Sequence[float]) -> str:

@@ -327,6 +327,70 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_fol
         fewer(factors)
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("utils.py", '"hits": shared', '"hits": 1 - shared'),
+        ("utils.py", '"answer": "c"', '"answer": "d"'),
+        ("toy_plain.yaml", "repeats: 1", "repeats: 2"),
+        ("toy_plain.yaml", 'regex_pattern: "(.*)"', 'regex_pattern: "(.)"'),
+    ],
+    ids=["process_results", "reference answers", "repeats", "filter"],
+)
+def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path, file, before, after):
+    folder = tmp_path / "tasks"
+    shutil.copytree(task_folder, folder)
+    filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
+    with (folder / "toy_plain.yaml").open("a") as plain:
+        plain.write(f"\nrepeats: 1\n{filters}\n")
+    load = lambda: Fitness(toy_lm, load_parts(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
+    described = load().describe()
+    assert load().describe() == described
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after))
+    assert load().describe() != described
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_max_length", 1000), ("add_bos_token", True), ("truncation", True), ("max_gen_toks", 300)]
+)
+def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
+    toy_lm, task_folder, monkeypatch, name, value
+):
+    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
+    monkeypatch.setattr(owner, name, value)
+    assert fitness.describe() != before
+
+
+def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
+    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
+        assert fitness.describe()["model"] != before["model"]
+    assert fitness.describe() == before
+    tokenizer = type(toy_lm.tokenizer).from_pretrained(toy_lm.tokenizer.name_or_path)
+    monkeypatch.setattr(toy_lm, "tokenizer", tokenizer)
+    assert fitness.describe() == before
+    tokenizer.add_tokens(["red0 "])
+    assert fitness.describe()["reading"] != before["reading"]
+
+
+def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
+    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
+    described = []
+    for switch in switches:
+        fitness = Fitness(toy_lm, parts, **switch)
+        described.append(fitness.describe())
+        fitness([1.0, 1.5, 1.2])
+        described.append(fitness.describe())
+    assert all(other == described[0] for other in described)
+
+
 @pytest.mark.parametrize("split", ["search", "held_out"])
 def test_no_examples_are_refused_and_not_taken_for_all(toy_lm, task_folder, tmp_path, split):
     for tasks, options in ((["toy_plain"], {"include_path": task_folder}), (["kv_retrieval"], {})):
