@@ -15,6 +15,7 @@ import difflib
 import glob
 import hashlib
 import json
+import logging
 import math
 import random
 import re
@@ -39,6 +40,8 @@ from search import identity
 from search.answering import Answerer, Count, Tokens, reason_against
 from search.identity import fingerprint, packages
 from search.stopping import Race
+
+logger = logging.getLogger(__name__)
 
 POSITIONS = (0.0, 50.0, 100.0)
 LAMBDAS = (0.2, 0.3, 0.5)
@@ -676,6 +679,7 @@ class FitnessCache:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
+        self._warned = False
 
     def _path(self, context: str, name: str) -> Path:
         key = hashlib.sha256(f"{context}\n{name}".encode()).hexdigest()
@@ -684,15 +688,22 @@ class FitnessCache:
     def get(self, context: str, name: str) -> dict[str, Any] | None:
         """What is known about factors ``name`` (their digest); a file that cannot be read counts as not there."""
         try:
-            entry: dict[str, Any] = json.loads(self._path(context, name).read_bytes())
+            entry = json.loads(self._path(context, name).read_bytes())
         except (OSError, ValueError):
             return None
-        return entry if entry.get("context") == context and entry.get("factors") == name else None
+        if not isinstance(entry, dict) or (entry.get("context"), entry.get("factors")) != (context, name):
+            return None
+        return entry
 
     def put(self, context: str, name: str, entry: Mapping[str, Any]) -> None:
-        """Keep an entry."""
+        """Keep an entry; where the folder cannot be written to, say so once and keep nothing."""
         text = json.dumps({"context": context, "factors": name, **entry}, default=lambda number: number.item())  # numpy
-        write_atomically(self._path(context, name), text + "\n")
+        try:
+            write_atomically(self._path(context, name), text + "\n")
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s: what is measured cannot be kept for other searches (%s)", self._folder, error)
+            self._warned = True
 
 
 def _code_of(task: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """The fitness against ``lm_eval.simple_evaluate``, example by example; answers against ``HFLM.generate_until``."""
 
+import logging
 import random
 import shutil
 
@@ -389,6 +390,28 @@ def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy
         fitness([1.0, 1.5, 1.2])
         described.append(fitness.describe())
     assert all(other == described[0] for other in described)
+
+
+def test_a_cache_folder_that_cannot_be_used_is_said_once_and_ends_nothing(toy_lm, task_folder, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
+    fitness = Fitness(toy_lm, [part], cache=FitnessCache(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "search.fitness"):
+        first, second = fitness([1.0, 1.5, 1.2]), fitness([1.0, 1.5, 1.3])
+    assert first.examples.keys() == second.examples.keys() == {"toy_plain"}
+    said = [record.getMessage() for record in caplog.records if record.name == "search.fitness"]
+    assert len(said) == 1
+    assert "cannot be kept for other searches" in said[0]
+
+
+def test_a_cache_entry_that_is_none_counts_as_not_there(tmp_path):
+    cache = FitnessCache(tmp_path)
+    cache.put("context", "factors", {"examples": {}})
+    (file,) = tmp_path.glob("*/*.json")
+    assert cache.get("context", "factors")
+    for damaged in ("[]", "null", "{", ""):
+        file.write_text(damaged)
+        assert cache.get("context", "factors") is None
 
 
 @pytest.mark.parametrize("split", ["search", "held_out"])
