@@ -397,21 +397,17 @@ class Answerer:
         numbers = range(len(self._prompts))
         return [self.text(i, answers[i]) for i in numbers], [answers[i] for i in numbers]
 
-    @property
-    def groups(self) -> list[list[int]]:
-        """The requests by number, those together whose common beginning is prefilled once."""
-        return [group.members for group in self._groups]
-
     def answer_in_batches(
-        self, drafts: Sequence[Tokens] | None = None, order: Sequence[int] | None = None
+        self, drafts: Sequence[Tokens] | None = None, order: Sequence[Sequence[int]] | None = None
     ) -> Iterator[dict[int, Tokens]]:
         """Answer as ``answer`` does, batch by batch: the number of each request in it, and its answer's tokens.
 
         Args:
             drafts: as for ``answer``.
-            order: numbers of ``groups``, in the order in which they are to be answered; by default the longest first.
+            order: the requests by number, as they are to be answered: some together, then the next; by default the
+                longest first.
         """
-        queue = list(self._batches(self._groups if order is None else [self._groups[g] for g in order]))
+        queue = list(self._batches(self._groups if order is None else self._in_order(order)))
         while queue:
             batch = queue.pop(0)
             answers: dict[int, Tokens] | None = None
@@ -436,6 +432,17 @@ class Answerer:
                 self.count.answers += 1
                 self.count.tokens += len(answers[i])
             yield answers
+
+    def _in_order(self, order: Sequence[Sequence[int]]) -> list[_Group]:
+        """The groups in parts, those together that share a prefix and are asked for together."""
+        group_of = {i: g for g, group in enumerate(self._groups) for i in group.members}
+        parts: list[_Group] = []
+        for together in order:
+            of: dict[int, list[int]] = {}
+            for i in together:
+                of.setdefault(group_of[i], []).append(i)
+            parts += [_Group(self._groups[g].prefix, members) for g, members in of.items()]
+        return parts
 
     def text(self, i: int, answer: Tokens) -> str:
         """Request ``i``'s answer as ``generate_until`` gives it."""

@@ -108,6 +108,12 @@ class Part:
     divided: bool = False
 
     @property
+    def stem(self) -> str:
+        """The name that a task has in common with itself at other positions."""
+        by_position = self.position is not None and "_pos_" in self.name
+        return self.name.rpartition("_pos_")[0] if by_position else self.name
+
+    @property
     def questions(self) -> list[Any]:
         """What tells an example's question: the same at every position."""
         named = (doc.get("question_id") for doc in self.docs)
@@ -389,6 +395,7 @@ class Fitness:
     Attributes:
         num_layers: layers of the model.
         slow_because: why lm-eval's own loop answers; None where it need not.
+        units: the examples, as parts and numbers in ``Part.docs``, those together that ask one question.
     """
 
     def __init__(
@@ -422,6 +429,7 @@ class Fitness:
             )
             if prompts_per_batch is not None:
                 self._answerer.tokens_per_batch = prompts_per_batch * self._answerer.longest
+        self.units = self._units()
         self._tokens: dict[str, list[Tokens]] = {}
         self.cache = cache
         self._context = self._describe() if cache is not None else ""
@@ -436,18 +444,20 @@ class Fitness:
         """Tokens of these prompts, where they are known."""
         return self._answerer.prompt_tokens if self._answerer is not None else None
 
-    @property
-    def units(self) -> list[list[tuple[Part, int]]]:
-        """The examples, as parts and numbers in ``Part.docs``, those together that are answered together."""
-        assert self._answerer is not None
-        of_request = {id(request): i for i, request in enumerate(self._requests)}
-        group_of = {i: g for g, members in enumerate(self._answerer.groups) for i in members}
-        units: list[list[tuple[Part, int]]] = [[] for _ in self._answerer.groups]
+    def _units(self) -> list[list[tuple[Part, int]]]:
+        units: dict[tuple[str, Any], list[tuple[Part, int]]] = {}
         for part in self.parts:
-            for request in part.task.instances:
-                if request.idx == 0:
-                    units[group_of[of_request[id(request)]]].append((part, request.doc_id))
-        return units
+            for order, question in enumerate(part.questions):
+                units.setdefault((part.stem, question), []).append((part, order))
+        return list(units.values())
+
+    def in_order(self, order: Sequence[int]) -> list[list[int]]:
+        """The requests, by number, of each unit in ``order``."""
+        of_example: dict[tuple[str, int], list[int]] = {}
+        names = (part.name for part in self.parts for _ in part.task.instances)
+        for i, (name, request) in enumerate(zip(names, self._requests, strict=True)):
+            of_example.setdefault((name, request.doc_id), []).append(i)
+        return [[i for part, order in self.units[u] for i in of_example[part.name, order]] for u in order]
 
     @property
     def count(self) -> Count | None:
@@ -474,6 +484,7 @@ class Fitness:
         """
         values = self._per_layer(factors)
         name = _digest(values)
+        floor = floor if self.why_unbounded() is None else None
         race = _Racing(self, name, rival, floor, error) if rival is not None and floor is not None else None
         if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
             if race is not None and race.lost(known["examples"]):
@@ -482,12 +493,13 @@ class Fitness:
         start = time.perf_counter()
         rope.apply(self.lm.model, values)
         drafts = self._tokens.get(_digest(self._per_layer(parent))) if parent is not None else None
-        if floor is not None and self.why_unbounded() is None:
+        if floor is not None:
             answers, partial = self._answers_while(name, drafts, floor, race)
             if partial is not None:
-                fitness, scores = partial
-                seconds = time.perf_counter() - start
-                return Measured(fitness, scores, {}, seconds, stopped_after=sum(map(bool, answers)))
+                if self.cache is not None and all(answers):  # all were under way when it was given up
+                    self.cache.put(self._context, name, {"examples": self._examples(answers)})
+                asked = race.asked if race is not None else sum(map(bool, answers))
+                return Measured(*partial, {}, time.perf_counter() - start, stopped_after=asked)
         else:
             answers = self._answers(name, drafts)
         examples = self._examples(answers)
@@ -534,16 +546,18 @@ class Fitness:
         tokens: dict[int, Tokens] = {}
         answers: list[Any] = [[] for _ in self._requests]
         checked = 0
-        for batch in self._answerer.answer_in_batches(drafts, race.order if race is not None else None):
+        for batch in self._answerer.answer_in_batches(drafts, self.in_order(race.order) if race is not None else None):
             tokens |= batch
             for i in batch:
                 answers[i] = [self._answerer.text(i, batch[i])] * self._requests[i].repeats
-            if len(tokens) - checked >= len(answers) / CHECKS and len(tokens) < len(answers):
-                checked = len(tokens)
-                if race is not None:
-                    if race.lost(self._examples(answers)):
-                        return answers, race.partial
-                    continue
+            complete = len(tokens) == len(answers)
+            if len(tokens) - checked < len(answers) / CHECKS and not complete:
+                continue
+            checked = len(tokens)
+            if race is not None:  # it looks at question after question, so at the end too: batches decide nothing
+                if race.lost(self._examples(answers)):
+                    return answers, race.partial
+            elif not complete:
                 fitness, scores = self._bound(answers)
                 if fitness < floor - 1e-9:  # sums are rounded
                     return answers, (fitness, scores)
@@ -626,14 +640,15 @@ class _Racing:
     """An individual's race against a rival, over the questions in an order drawn for it alone.
 
     Attributes:
-        order: the order, as numbers of the answerer's groups.
-        asked: prompts behind it when it was given up.
+        order: the order, as numbers of ``Fitness.units``.
+        asked: prompts that it took to give it up; others may have been answered in the same batch.
         partial: fitness and scores of these.
     """
 
     def __init__(self, fitness: Fitness, name: str, rival: Examples, floor: float, error: float) -> None:
         self._parts, self._rival, self._floor = fitness.parts, rival, floor
         self._units = fitness.units
+        self._prompts = list(map(len, fitness.in_order(range(len(self._units)))))
         # What each unit can add to the fitness: a share of every part's mean for each of its examples.
         share = {part.name: part.weight * part.sign / len(part.docs) for part in self._parts}
         sums = [[share[part.name] for part, _ in unit] for unit in self._units]
@@ -660,7 +675,7 @@ class _Racing:
                 self._seen.setdefault(part.name, []).append(examples[part.name][order])
             self._race.take(number, self._value(unit, examples))
             self._next += 1
-            self.asked += len(unit)
+            self.asked += self._prompts[number]
             if self._race.lost and len(self._seen) == len(self._parts) and self._next < len(self.order):
                 scores = {part.name: float(mean(self._seen[part.name])) for part in self._parts}
                 so_far = sum(part.weight * part.sign * scores[part.name] for part in self._parts)

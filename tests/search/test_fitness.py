@@ -15,6 +15,7 @@ from lpes_eval import rope
 from lpes_eval.data import draw
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
+from search import fitness as fitness_module
 from search.answering import AHEAD, Answerer, _Prompt, reason_against
 from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
 
@@ -461,6 +462,50 @@ def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_fo
     prompts = [request.args[0] for request in part.task.instances]
     assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
+
+
+def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitness_module, "BOUNDED", {"luck"})
+    parts = load_parts(toy_lm, ["toy"], metrics=["luck"], include_path=task_folder)
+    ways = [
+        {},
+        {"tokens_per_batch": 1},
+        {"tokens_per_batch": 300},
+        {"share_prefixes": False, "tokens_per_batch": 1},
+        {"share_prefixes": False},
+        {"cache": FitnessCache(tmp_path / "known")},
+        {"cache": FitnessCache(tmp_path / "new")},
+    ]
+    fitnesses = [Fitness(toy_lm, parts, **way) for way in ways]
+    tried = list(individuals(12, seed=4))
+    measured = [fitnesses[-2](factors) for factors in tried]
+    rival = max(measured, key=lambda one: one.fitness)
+    decided = set()
+    for factors, full in zip(tried, measured, strict=True):
+        runs = [fitness(factors, None, rival.fitness, rival.examples, 0.4) for fitness in fitnesses]
+        outcomes = [(run.stopped_after, run.fitness, run.scores, run.examples) for run in runs]
+        assert all(outcome == outcomes[0] for outcome in outcomes)
+        if not runs[0].stopped_after:
+            assert runs[0].examples == full.examples
+        decided.add(runs[0].stopped_after)
+    assert len(decided) > 2  # some given up, at different times, and some not
+    assert 0 in decided
+    again = Fitness(toy_lm, parts, cache=FitnessCache(tmp_path / "new"))
+    monkeypatch.setattr(again, "_answers", lambda *_: pytest.fail("was asked again"))
+    for factors, full in zip(tried, measured, strict=True):  # one batch had answered them all
+        assert again(factors).examples == full.examples
+
+
+def test_the_examples_of_a_question_are_a_unit_at_all_positions_whoever_shares_a_prefix(toy_lm, task_folder):
+    parts = load_parts(toy_lm, ["toy", "toy_plain"], include_path=task_folder)
+    units = [
+        [[(part.name, order) for part, order in unit] for unit in Fitness(toy_lm, parts, share_prefixes=share).units]
+        for share in (True, False)
+    ]
+    assert units[0] == units[1]
+    positions = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
+    n = len(parts[0].docs)
+    assert units[0] == [[(name, k) for name in positions] for k in range(n)] + [[("toy_plain", k)] for k in range(n)]
 
 
 def test_another_weight_is_another_model(toy_lm):
