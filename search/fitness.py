@@ -34,10 +34,10 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from lpes_eval import plugin, rope
 from lpes_eval.data import draw
-from lpes_eval.errors import UserError
+from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors, write_atomically
 from search import identity
-from search.answering import Answerer, Count, Tokens, reason_against
+from search.answering import Answerer, Count, Tokens, is_cut, reason_against
 from search.identity import fingerprint, packages
 from search.stopping import Race
 
@@ -395,7 +395,11 @@ class Fitness:
     Attributes:
         num_layers: layers of the model.
         slow_because: why lm-eval's own loop answers; None where it need not.
+        cut: how many prompts lose their beginning because they do not fit the model, by the part's name.
         units: the examples, as parts and numbers in ``Part.docs``, those together that ask one question.
+
+    Raises:
+        PromptTooLong: a prompt of a task that comes by position would be cut.
     """
 
     def __init__(
@@ -429,6 +433,7 @@ class Fitness:
             )
             if prompts_per_batch is not None:
                 self._answerer.tokens_per_batch = prompts_per_batch * self._answerer.longest
+        self.cut = self._refuse_or_count_cut()
         self.units = self._units()
         self._tokens: dict[str, list[Tokens]] = {}
         self.cache = cache
@@ -443,6 +448,28 @@ class Fitness:
     def prompt_tokens(self) -> int | None:
         """Tokens of these prompts, where they are known."""
         return self._answerer.prompt_tokens if self._answerer is not None else None
+
+    def _refuse_or_count_cut(self) -> dict[str, int]:
+        if self._answerer is not None:
+            cut = self._answerer.cut
+        else:
+            cut = [is_cut(self.lm, request) for request in self._requests]
+        found = {part.name: 0 for part in self.parts}
+        asked = (part for part in self.parts for _ in part.task.instances)
+        for part, whether in zip(asked, cut, strict=True):
+            found[part.name] += whether
+        for part in self.parts:
+            if not (number := found[part.name]):
+                continue
+            said = f"{part.name}: {number} of {len(part.task.instances)} prompts do not fit the model's "
+            said += f"{self.lm.max_length} tokens beside their answer"
+            if part.position is not None:
+                raise PromptTooLong(
+                    f"{said}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
+                    "model with a longer window (--model_args max_length=N, if it has)"
+                )
+            logger.warning("%s; lm-eval cuts them from the left", said)
+        return {name: number for name, number in found.items() if number}
 
     def _units(self) -> list[list[tuple[Part, int]]]:
         units: dict[tuple[str, Any], list[tuple[Part, int]]] = {}

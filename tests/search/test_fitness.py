@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.data import draw
-from lpes_eval.errors import UserError
+from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import fitness as fitness_module
 from search.answering import AHEAD, Answerer, _Prompt, reason_against
@@ -506,6 +506,35 @@ def test_the_examples_of_a_question_are_a_unit_at_all_positions_whoever_shares_a
     positions = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
     n = len(parts[0].docs)
     assert units[0] == [[(name, k) for name in positions] for k in range(n)] + [[("toy_plain", k)] for k in range(n)]
+
+
+def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
+    toy_lm, task_folder, monkeypatch, caplog
+):
+    at_positions = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    elsewhere = load_parts(toy_lm, ["toy_plain", "toy_choice"], include_path=task_folder)
+    for fast in (True, False):
+        assert Fitness(toy_lm, elsewhere, fast=fast).cut == Fitness(toy_lm, elsewhere[:1], fast=fast).cut == {}
+    lengths = sorted(len(toy_lm.tok_encode(request.args[0])) for request in elsewhere[0].task.instances)
+    assert lengths[0] < lengths[-1]
+    monkeypatch.setattr(toy_lm, "_max_length", lengths[-1] + 5 - 1)  # its answers have up to 5 tokens
+    too_long = sum(length == lengths[-1] for length in lengths)
+    for fast in (True, False):
+        caplog.clear()
+        fitness = Fitness(toy_lm, elsewhere[:1], fast=fast)
+        assert fitness.cut == {"toy_plain": too_long}
+        assert f"toy_plain: {too_long} of {len(lengths)} prompts do not fit" in caplog.text
+        with pytest.raises(PromptTooLong, match=r"toy_pos_0: . of 5 prompts do not fit the model's .* tokens"):
+            Fitness(toy_lm, at_positions, fast=fast)
+    expected = by_the_harness(toy_lm, [1.0, 1.2, 1.4], ["toy_plain"], task_folder, "hits")["toy_plain"]
+    found = Fitness(toy_lm, elsewhere[:1])([1.0, 1.2, 1.4]).examples["toy_plain"]
+    assert found == [expected[number] for number in elsewhere[0].numbers]
+    monkeypatch.setattr(toy_lm, "_max_length", lengths[0])  # the choices are words behind the prompts
+    assert Fitness(toy_lm, elsewhere[1:]).cut["toy_choice"] > 0
+    monkeypatch.setattr(toy_lm, "_max_length", 5)
+    for fast in (True, False):
+        with pytest.raises(UserError, match=r"max_gen_toks=5: .* leave the prompt no room"):
+            Fitness(toy_lm, elsewhere[:1], fast=fast)
 
 
 def test_another_weight_is_another_model(toy_lm):
