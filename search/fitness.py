@@ -10,6 +10,7 @@ task's own filters, ``process_results`` and aggregation turn the answers into a 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import glob
@@ -20,7 +21,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import numpy
 import torch
 from lm_eval.api.metrics import mean
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -435,6 +437,7 @@ class Fitness:
                 self._answerer.tokens_per_batch = prompts_per_batch * self._answerer.longest
         self.cut = self._refuse_or_count_cut()
         self.units = self._units()
+        self._batch_sizes: dict[int | None, int] = {}
         self._tokens: dict[str, list[Tokens]] = {}
         self.cache = cache
         self._context = self._describe() if cache is not None else ""
@@ -550,11 +553,32 @@ class Fitness:
         by_type: dict[str, list[int]] = {}
         for i, request in enumerate(self._requests):
             by_type.setdefault(request.request_type, []).extend([i] * request.repeats)
-        for request_type, numbers in by_type.items():
-            found = getattr(self.lm, request_type)([self._requests[i] for i in numbers], disable_tqdm=True)
-            for i, response in zip(numbers, found, strict=True):
-                responses[i].append(response)
+        with self._batch_size_found_once():
+            for request_type, numbers in by_type.items():
+                found = getattr(self.lm, request_type)([self._requests[i] for i in numbers], disable_tqdm=True)
+                for i, response in zip(numbers, found, strict=True):
+                    responses[i].append(response)
         return responses
+
+    @contextlib.contextmanager
+    def _batch_size_found_once(self) -> Iterator[None]:
+        """Have ``hf`` with batches of ``auto`` try out a length once, and not for every individual anew."""
+        if not isinstance(self.lm, HFLM):
+            yield
+            return
+        detect = self.lm._detect_batch_size
+
+        def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+            length = len(requests[pos][1] + requests[pos][2]) if requests else None
+            if length not in self._batch_sizes:
+                self._batch_sizes[length] = detect(requests, pos)
+            return self._batch_sizes[length]
+
+        self.lm._detect_batch_size = once
+        try:
+            yield
+        finally:
+            del self.lm._detect_batch_size  # the class's own again
 
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""

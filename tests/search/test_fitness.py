@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 import lm_eval
 import torch
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
@@ -535,6 +536,22 @@ def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere
     for fast in (True, False):
         with pytest.raises(UserError, match=r"max_gen_toks=5: .* leave the prompt no room"):
             Fitness(toy_lm, elsewhere[:1], fast=fast)
+
+
+@pytest.mark.parametrize(("task", "metric"), [("toy_plain", "hits"), ("toy_choice", "acc")])
+def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkeypatch, task, metric):
+    tried = []
+    detect = HFLM._detect_batch_size
+    monkeypatch.setattr(HFLM, "_detect_batch_size", lambda self, *args: tried.append(args) or detect(self, *args))
+    for name, value in (("batch_size_per_gpu", "auto"), ("batch_schedule", 1), ("max_batch_size", 4)):
+        monkeypatch.setattr(toy_lm, name, value, raising=False)
+    fitness = Fitness(toy_lm, load_parts(toy_lm, [task], include_path=task_folder), fast=False)
+    measured = [fitness(factors) for factors in individuals(3)]
+    assert len(tried) == 1
+    for factors, one in zip(individuals(3), measured, strict=True):
+        expected = by_the_harness(toy_lm, factors, [task], task_folder, metric)[task]
+        assert one.examples[task] == [expected[number] for number in fitness.parts[0].numbers]
+    assert len(tried) == 4  # simple_evaluate tries as ever
 
 
 def test_another_weight_is_another_model(toy_lm):
