@@ -334,7 +334,7 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_fol
     ("file", "before", "after"),
     [
         ("utils.py", '"hits": shared', '"hits": 1 - shared'),
-        ("utils.py", '"answer": "c"', '"answer": "d"'),
+        ("answer.txt", "c", "d"),
         ("toy_plain.yaml", "repeats: 1", "repeats: 2"),
         ("toy_plain.yaml", 'regex_pattern: "(.*)"', 'regex_pattern: "(.)"'),
     ],
@@ -344,6 +344,12 @@ def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path
     folder = tmp_path / "tasks"
     shutil.copytree(task_folder, folder)
     filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
+    code = (folder / "utils.py").read_text()
+    assert '"c" if i % 2 else "e"' in code
+    (folder / "utils.py").write_text(
+        code.replace('"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
+    )
+    (folder / "answer.txt").write_text("c")
     with (folder / "toy_plain.yaml").open("a") as plain:
         plain.write(f"\nrepeats: 1\n{filters}\n")
     load = lambda: Fitness(toy_lm, load_parts(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
