@@ -92,6 +92,7 @@ class _Prompt:
     until: list[str]
     stops: list[tuple[str, int]]  # each stop, and in how many of the last tokens lm-eval looks for it
     max_new: int
+    cut: bool = False
     past: list[Tokens] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -296,6 +297,40 @@ def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     return None
 
 
+def is_cut(lm: Any, request: Any) -> bool:
+    """Whether ``hf`` cuts a request's prompt from the left, to make it fit the model's window."""
+    if not isinstance(lm, HFLM) or lm.backend != "causal":
+        return False
+    if request.request_type == "generate_until":
+        room = _room_for_prompt(lm, normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"])
+        return len(_encode(lm, request.args[0])) > room
+    if request.request_type == "loglikelihood":
+        context, continuation = request.args
+        pair = lm._encode_pair(context, continuation) if context else ([0], lm.tok_encode(continuation))
+        return sum(map(len, pair)) > lm.max_length + 1  # the last token is not fed
+    return False  # a rolling one goes by windows
+
+
+def _room_for_prompt(lm: HFLM, max_new: int) -> int:
+    """Tokens that a prompt may have beside its answer.
+
+    Raises:
+        UserError: there are none.
+    """
+    if max_new >= lm.max_length:
+        raise UserError(
+            f"max_gen_toks={max_new}: answers of so many tokens leave the prompt no room in the model's "
+            f"{lm.max_length}; take fewer (--gen_kwargs max_gen_toks=N)"
+        )
+    return int(lm.max_length - max_new)
+
+
+def _encode(lm: HFLM, context: str, truncation: bool = False) -> list[int]:
+    ids, _ = lm.tok_batch_encode([context], truncation=truncation)
+    found: list[int] = ids[0].tolist()
+    return found
+
+
 class Answerer:
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
@@ -311,7 +346,7 @@ class Answerer:
 
     Attributes:
         count: what answering has cost so far.
-        too_long: how many prompts do not fit the model's window beside their answer.
+        cut: whether each prompt lost its beginning, as it does not fit the model's window beside its answer.
     """
 
     SHORTEST_PREFIX = 16
@@ -337,7 +372,7 @@ class Answerer:
         self._end_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         self._pad = lm.tokenizer.pad_token_id or 0
         self._prompts = [self._prepare(*request.args) for request in requests]
-        self.too_long = sum(len(p.tokens) + p.max_new > lm.max_length for p in self._prompts)
+        self.cut = [prompt.cut for prompt in self._prompts]
         self._groups = self._share() if share_prefixes else [_Group((), [i]) for i in range(len(self._prompts))]
         for group in self._groups:
             if len(group.members) == 1:  # its last token is what it asks about; all before can be prefilled
@@ -347,12 +382,14 @@ class Answerer:
     def _prepare(self, context: str, arguments: dict[str, Any]) -> _Prompt:
         asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
         max_new = asked["max_gen_toks"]
-        room = self.lm.max_length - max_new  # as HFLM, which cuts what is more from the left
-        ids, _ = self.lm.tok_batch_encode([context], left_truncate_len=room, truncation=self.lm.truncation)
+        room = _room_for_prompt(self.lm, max_new)
+        whole = _encode(self.lm, context)
+        kept = _encode(self.lm, context, truncation=True) if self.lm.truncation else whole
+        kept = kept[-room:]  # as HFLM
         until = handle_stop_sequences(list(asked["until"]), eos=self._end_text)
         encode = self.lm.tokenizer.encode
         stops = [(text, len(encode(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
-        return _Prompt(tuple(ids[0].tolist()), until, stops, max_new)
+        return _Prompt(tuple(kept), until, stops, max_new, cut=len(kept) < len(whole))
 
     def _share(self) -> list[_Group]:
         """Group prompts whose common beginning is at least half of each; in sorted order these are neighbours."""
@@ -397,21 +434,17 @@ class Answerer:
         numbers = range(len(self._prompts))
         return [self.text(i, answers[i]) for i in numbers], [answers[i] for i in numbers]
 
-    @property
-    def groups(self) -> list[list[int]]:
-        """The requests by number, those together whose common beginning is prefilled once."""
-        return [group.members for group in self._groups]
-
     def answer_in_batches(
-        self, drafts: Sequence[Tokens] | None = None, order: Sequence[int] | None = None
+        self, drafts: Sequence[Tokens] | None = None, order: Sequence[Sequence[int]] | None = None
     ) -> Iterator[dict[int, Tokens]]:
         """Answer as ``answer`` does, batch by batch: the number of each request in it, and its answer's tokens.
 
         Args:
             drafts: as for ``answer``.
-            order: numbers of ``groups``, in the order in which they are to be answered; by default the longest first.
+            order: the requests by number, as they are to be answered: some together, then the next; by default the
+                longest first.
         """
-        queue = list(self._batches(self._groups if order is None else [self._groups[g] for g in order]))
+        queue = list(self._batches(self._groups if order is None else self._in_order(order)))
         while queue:
             batch = queue.pop(0)
             answers: dict[int, Tokens] | None = None
@@ -436,6 +469,17 @@ class Answerer:
                 self.count.answers += 1
                 self.count.tokens += len(answers[i])
             yield answers
+
+    def _in_order(self, order: Sequence[Sequence[int]]) -> list[_Group]:
+        """The groups in parts, those together that share a prefix and are asked for together."""
+        group_of = {i: g for g, group in enumerate(self._groups) for i in group.members}
+        parts: list[_Group] = []
+        for together in order:
+            of: dict[int, list[int]] = {}
+            for i in together:
+                of.setdefault(group_of[i], []).append(i)
+            parts += [_Group(self._groups[g].prefix, members) for g, members in of.items()]
+        return parts
 
     def text(self, i: int, answer: Tokens) -> str:
         """Request ``i``'s answer as ``generate_until`` gives it."""

@@ -10,16 +10,18 @@ task's own filters, ``process_results`` and aggregation turn the answers into a 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import glob
 import hashlib
 import json
+import logging
 import math
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,20 @@ import numpy
 import torch
 from lm_eval.api.metrics import mean
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from lpes_eval import plugin, rope
 from lpes_eval.data import draw
-from lpes_eval.errors import UserError
+from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors, write_atomically
-from search.answering import Answerer, Count, Tokens, reason_against
+from search import identity
+from search.answering import Answerer, Count, Tokens, is_cut, reason_against
+from search.identity import fingerprint, packages
 from search.stopping import Race
+
+logger = logging.getLogger(__name__)
 
 POSITIONS = (0.0, 50.0, 100.0)
 LAMBDAS = (0.2, 0.3, 0.5)
@@ -88,6 +95,7 @@ class Part:
         weight: share in the fitness.
         sign: 1 where a higher score is better, -1 where a lower one is.
         position: where the gold item stands, in percent; None for tasks without positions.
+        divided: whether the examples are part of a split of the task's own, picked by number.
     """
 
     name: str
@@ -99,11 +107,19 @@ class Part:
     weight: float
     sign: int
     position: float | None = None
+    divided: bool = False
+
+    @property
+    def stem(self) -> str:
+        """The name that a task has in common with itself at other positions."""
+        by_position = self.position is not None and "_pos_" in self.name
+        return self.name.rpartition("_pos_")[0] if by_position else self.name
 
     @property
     def questions(self) -> list[Any]:
         """What tells an example's question: the same at every position."""
-        return [doc.get("question_id", number) for number, doc in zip(self.numbers, self.docs, strict=True)]
+        named = (doc.get("question_id") for doc in self.docs)
+        return [number if question is None else question for number, question in zip(self.numbers, named, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -162,6 +178,8 @@ def load_parts(
     """
     if not tasks:
         raise UserError("no task was named")
+    if examples is not None and examples < 1:
+        raise UserError(f"{examples} examples: expected 1 or more")
     if positions is not None and len(positions) != len(lambdas):
         raise UserError(f"{len(positions)} positions, but {len(lambdas)} lambdas; give one lambda a position")
     for name, values in (("weights", weights), ("metrics", metrics)):
@@ -285,7 +303,13 @@ def _build(
     task.set_fewshot_seed(seed=prompting.fewshot_random_seed)
     samples = None
     if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
-        samples = list(draw.split(len(task.eval_docs), search_seed).indices(split))[:examples]
+        if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
+            raise UserError(
+                f"{task.task_name}: the {shots} examples before a question come from the split that is evaluated, so a "
+                "search would see held-out questions and their answers; take --num_fewshot 0, or a copy of the task "
+                "with another fewshot_split"
+            )
+        samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     limit = None if samples is not None else examples
     task.build_all_requests(
         limit=limit,
@@ -309,7 +333,50 @@ def _build(
     numbers = samples if samples is not None else list(range(len(docs)))
     higher = task.higher_is_better().get(name, True)
     sign = 1 if higher is None or higher else -1
-    return Part(task.task_name, task, docs, numbers, name, wanted or filters[0], 0.0, sign, _position(task))
+    return Part(
+        task.task_name,
+        task,
+        docs,
+        numbers,
+        name,
+        wanted or filters[0],
+        weight=0.0,
+        sign=sign,
+        position=_position(task),
+        divided=samples is not None,
+    )
+
+
+def _divide(task: Any, split: str, search_seed: int) -> list[int]:
+    """The numbers of a split's examples, in the order drawn. Examples of one ``question_id`` are never parted."""
+    docs = task.eval_docs
+    named = docs["question_id"] if "question_id" in getattr(docs, "column_names", ()) else None
+    if named is None:
+        named = [doc.get("question_id") if isinstance(doc, Mapping) else None for doc in docs]
+    of: dict[Any, list[int]] = {}
+    for number, question in enumerate(named):
+        of.setdefault(number if question is None else question, []).append(number)
+    questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
+    if len(questions) < 2:
+        raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
+    drawn = draw.split(len(questions), search_seed).indices(split)
+    return [number for question in drawn for number in of[questions[question]]]
+
+
+def _shows_what_it_asks(task: Any) -> bool:
+    """Whether the examples that lm-eval puts before a question come from the split of the questions."""
+    config, own = task.config, getattr(task, "fewshot_cfg", None)
+    names = [
+        getattr(config, f"{kind}_split") or kind if getattr(task, f"has_{kind}_docs")() else None
+        for kind in ("training", "validation", "test")
+    ]
+    training, validation, test = names
+    shown = training or validation or test
+    if own is not None and own.split is not None:
+        shown = own.split
+    elif own is not None and own.samples is not None:
+        return False
+    return bool(shown == (test or validation))
 
 
 class Fitness:
@@ -330,6 +397,11 @@ class Fitness:
     Attributes:
         num_layers: layers of the model.
         slow_because: why lm-eval's own loop answers; None where it need not.
+        cut: how many prompts lose their beginning because they do not fit the model, by the part's name.
+        units: the examples, as parts and numbers in ``Part.docs``, those together that ask one question.
+
+    Raises:
+        PromptTooLong: a prompt of a task that comes by position would be cut.
     """
 
     def __init__(
@@ -363,6 +435,9 @@ class Fitness:
             )
             if prompts_per_batch is not None:
                 self._answerer.tokens_per_batch = prompts_per_batch * self._answerer.longest
+        self.cut = self._refuse_or_count_cut()
+        self.units = self._units()
+        self._batch_sizes: dict[int | None, int] = {}
         self._tokens: dict[str, list[Tokens]] = {}
         self.cache = cache
         self._context = self._describe() if cache is not None else ""
@@ -377,18 +452,42 @@ class Fitness:
         """Tokens of these prompts, where they are known."""
         return self._answerer.prompt_tokens if self._answerer is not None else None
 
-    @property
-    def units(self) -> list[list[tuple[Part, int]]]:
-        """The examples, as parts and numbers in ``Part.docs``, those together that are answered together."""
-        assert self._answerer is not None
-        of_request = {id(request): i for i, request in enumerate(self._requests)}
-        group_of = {i: g for g, members in enumerate(self._answerer.groups) for i in members}
-        units: list[list[tuple[Part, int]]] = [[] for _ in self._answerer.groups]
+    def _refuse_or_count_cut(self) -> dict[str, int]:
+        if self._answerer is not None:
+            cut = self._answerer.cut
+        else:
+            cut = [is_cut(self.lm, request) for request in self._requests]
+        found = {part.name: 0 for part in self.parts}
+        asked = (part for part in self.parts for _ in part.task.instances)
+        for part, whether in zip(asked, cut, strict=True):
+            found[part.name] += whether
         for part in self.parts:
-            for request in part.task.instances:
-                if request.idx == 0:
-                    units[group_of[of_request[id(request)]]].append((part, request.doc_id))
-        return units
+            if not (number := found[part.name]):
+                continue
+            said = f"{part.name}: {number} of {len(part.task.instances)} prompts do not fit the model's "
+            said += f"{self.lm.max_length} tokens beside their answer"
+            if part.position is not None:
+                raise PromptTooLong(
+                    f"{said}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
+                    "model with a longer window (--model_args max_length=N, if it has)"
+                )
+            logger.warning("%s; lm-eval cuts them from the left", said)
+        return {name: number for name, number in found.items() if number}
+
+    def _units(self) -> list[list[tuple[Part, int]]]:
+        units: dict[tuple[str, Any], list[tuple[Part, int]]] = {}
+        for part in self.parts:
+            for order, question in enumerate(part.questions):
+                units.setdefault((part.stem, question), []).append((part, order))
+        return list(units.values())
+
+    def in_order(self, order: Sequence[int]) -> list[list[int]]:
+        """The requests, by number, of each unit in ``order``."""
+        of_example: dict[tuple[str, int], list[int]] = {}
+        names = (part.name for part in self.parts for _ in part.task.instances)
+        for i, (name, request) in enumerate(zip(names, self._requests, strict=True)):
+            of_example.setdefault((name, request.doc_id), []).append(i)
+        return [[i for part, order in self.units[u] for i in of_example[part.name, order]] for u in order]
 
     @property
     def count(self) -> Count | None:
@@ -415,6 +514,7 @@ class Fitness:
         """
         values = self._per_layer(factors)
         name = _digest(values)
+        floor = floor if self.why_unbounded() is None else None
         race = _Racing(self, name, rival, floor, error) if rival is not None and floor is not None else None
         if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
             if race is not None and race.lost(known["examples"]):
@@ -423,12 +523,13 @@ class Fitness:
         start = time.perf_counter()
         rope.apply(self.lm.model, values)
         drafts = self._tokens.get(_digest(self._per_layer(parent))) if parent is not None else None
-        if floor is not None and self.why_unbounded() is None:
+        if floor is not None:
             answers, partial = self._answers_while(name, drafts, floor, race)
             if partial is not None:
-                fitness, scores = partial
-                seconds = time.perf_counter() - start
-                return Measured(fitness, scores, {}, seconds, stopped_after=sum(map(bool, answers)))
+                if self.cache is not None and all(answers):  # all were under way when it was given up
+                    self.cache.put(self._context, name, {"examples": self._examples(answers)})
+                asked = race.asked if race is not None else sum(map(bool, answers))
+                return Measured(*partial, {}, time.perf_counter() - start, stopped_after=asked)
         else:
             answers = self._answers(name, drafts)
         examples = self._examples(answers)
@@ -452,11 +553,32 @@ class Fitness:
         by_type: dict[str, list[int]] = {}
         for i, request in enumerate(self._requests):
             by_type.setdefault(request.request_type, []).extend([i] * request.repeats)
-        for request_type, numbers in by_type.items():
-            found = getattr(self.lm, request_type)([self._requests[i] for i in numbers], disable_tqdm=True)
-            for i, response in zip(numbers, found, strict=True):
-                responses[i].append(response)
+        with self._batch_size_found_once():
+            for request_type, numbers in by_type.items():
+                found = getattr(self.lm, request_type)([self._requests[i] for i in numbers], disable_tqdm=True)
+                for i, response in zip(numbers, found, strict=True):
+                    responses[i].append(response)
         return responses
+
+    @contextlib.contextmanager
+    def _batch_size_found_once(self) -> Iterator[None]:
+        """Have ``hf`` with batches of ``auto`` try out a length once, and not for every individual anew."""
+        if not isinstance(self.lm, HFLM):
+            yield
+            return
+        detect = self.lm._detect_batch_size
+
+        def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+            length = len(requests[pos][1] + requests[pos][2]) if requests else None
+            if length not in self._batch_sizes:
+                self._batch_sizes[length] = detect(requests, pos)
+            return self._batch_sizes[length]
+
+        self.lm._detect_batch_size = once
+        try:
+            yield
+        finally:
+            del self.lm._detect_batch_size  # the class's own again
 
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""
@@ -475,16 +597,18 @@ class Fitness:
         tokens: dict[int, Tokens] = {}
         answers: list[Any] = [[] for _ in self._requests]
         checked = 0
-        for batch in self._answerer.answer_in_batches(drafts, race.order if race is not None else None):
+        for batch in self._answerer.answer_in_batches(drafts, self.in_order(race.order) if race is not None else None):
             tokens |= batch
             for i in batch:
                 answers[i] = [self._answerer.text(i, batch[i])] * self._requests[i].repeats
-            if len(tokens) - checked >= len(answers) / CHECKS and len(tokens) < len(answers):
-                checked = len(tokens)
-                if race is not None:
-                    if race.lost(self._examples(answers)):
-                        return answers, race.partial
-                    continue
+            complete = len(tokens) == len(answers)
+            if len(tokens) - checked < len(answers) / CHECKS and not complete:
+                continue
+            checked = len(tokens)
+            if race is not None:  # it looks at question after question, so at the end too: batches decide nothing
+                if race.lost(self._examples(answers)):
+                    return answers, race.partial
+            elif not complete:
                 fitness, scores = self._bound(answers)
                 if fitness < floor - 1e-9:  # sums are rounded
                     return answers, (fitness, scores)
@@ -536,9 +660,7 @@ class Fitness:
 
     def describe(self) -> dict[str, Any]:
         """What is measured, as plain data: equal where the same individual would get the same fitness."""
-        asked = hashlib.sha256()
-        for request in self._requests:
-            asked.update(json.dumps([request.task_name, request.doc_id, request.args], default=str).encode())
+        asked = [[request.task_name, request.doc_id, request.args] for request in self._requests]
         parts = [
             {
                 "task": part.name,
@@ -546,10 +668,17 @@ class Fitness:
                 "metric": f"{part.metric},{part.filter}",
                 "weight": part.weight,
                 "examples": len(part.docs),
+                "config_sha256": identity.sha256(vars(part.task.config)),
+                "code_sha256": identity.code(*_code_of(part.task)),
             }
             for part in self.parts
         ]
-        return {"parts": parts, "requests_sha256": asked.hexdigest(), "model": fingerprint(self.lm.model)}
+        return {
+            "parts": parts,
+            "requests_sha256": identity.sha256([asked, [part.docs for part in self.parts]]),
+            "reading": identity.reading(self.lm),
+            "model": fingerprint(self.lm.model),
+        }
 
     def _describe(self) -> str:
         described = self.describe()
@@ -562,14 +691,15 @@ class _Racing:
     """An individual's race against a rival, over the questions in an order drawn for it alone.
 
     Attributes:
-        order: the order, as numbers of the answerer's groups.
-        asked: prompts behind it when it was given up.
+        order: the order, as numbers of ``Fitness.units``.
+        asked: prompts that it took to give it up; others may have been answered in the same batch.
         partial: fitness and scores of these.
     """
 
     def __init__(self, fitness: Fitness, name: str, rival: Examples, floor: float, error: float) -> None:
         self._parts, self._rival, self._floor = fitness.parts, rival, floor
         self._units = fitness.units
+        self._prompts = list(map(len, fitness.in_order(range(len(self._units)))))
         # What each unit can add to the fitness: a share of every part's mean for each of its examples.
         share = {part.name: part.weight * part.sign / len(part.docs) for part in self._parts}
         sums = [[share[part.name] for part, _ in unit] for unit in self._units]
@@ -596,7 +726,7 @@ class _Racing:
                 self._seen.setdefault(part.name, []).append(examples[part.name][order])
             self._race.take(number, self._value(unit, examples))
             self._next += 1
-            self.asked += len(unit)
+            self.asked += self._prompts[number]
             if self._race.lost and len(self._seen) == len(self._parts) and self._next < len(self.order):
                 scores = {part.name: float(mean(self._seen[part.name])) for part in self._parts}
                 so_far = sum(part.weight * part.sign * scores[part.name] for part in self._parts)
@@ -609,11 +739,13 @@ class FitnessCache:
     """Every example's score under factors that were measured before, in a folder that searches share.
 
     An entry is a small JSON file, replaced whole, so any number of processes may read and write at once. Its name is a
-    hash of everything that the scores depend on: model, factors, requests, task and package versions.
+    hash of what the scores depend on: factors, model, tokenizer, requests with their documents, the tasks' settings and
+    source files, package versions. What a task's code reads from elsewhere is not in it.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
+        self._warned = False
 
     def _path(self, context: str, name: str) -> Path:
         key = hashlib.sha256(f"{context}\n{name}".encode()).hexdigest()
@@ -622,41 +754,28 @@ class FitnessCache:
     def get(self, context: str, name: str) -> dict[str, Any] | None:
         """What is known about factors ``name`` (their digest); a file that cannot be read counts as not there."""
         try:
-            entry: dict[str, Any] = json.loads(self._path(context, name).read_bytes())
+            entry = json.loads(self._path(context, name).read_bytes())
         except (OSError, ValueError):
             return None
-        return entry if entry.get("context") == context and entry.get("factors") == name else None
+        if not isinstance(entry, dict) or (entry.get("context"), entry.get("factors")) != (context, name):
+            return None
+        return entry
 
     def put(self, context: str, name: str, entry: Mapping[str, Any]) -> None:
-        """Keep an entry."""
+        """Keep an entry; where the folder cannot be written to, say so once and keep nothing."""
         text = json.dumps({"context": context, "factors": name, **entry}, default=lambda number: number.item())  # numpy
-        write_atomically(self._path(context, name), text + "\n")
+        try:
+            write_atomically(self._path(context, name), text + "\n")
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s: what is measured cannot be kept for other searches (%s)", self._folder, error)
+            self._warned = True
 
 
-def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
-    """What tells a model from others: its configuration, precision and device, and a sample of every weight."""
-    config: Any = model.config
-    weights = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 256)][:256].float().cpu()
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + sample.numpy().tobytes())
-    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    described = json.dumps(settings, sort_keys=True, default=str)
-    return {
-        "weights_sha256": weights.hexdigest(),
-        "config_sha256": hashlib.sha256(described.encode()).hexdigest(),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "device": next(model.parameters()).device.type,
-        "attention": str(getattr(config, "_attn_implementation", None)),
-    }
-
-
-def packages() -> dict[str, str]:
-    """Versions that answers and scores may depend on."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("lpes-eval", "lm-eval", "transformers", "torch")}
+def _code_of(task: Any) -> list[Any]:
+    """Whatever a task's scores are computed by."""
+    metrics = getattr(task, "_metric_fn_list", {})
+    return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
 
 
 def _digest(per_layer: Sequence[float]) -> str:

@@ -63,7 +63,7 @@ class Bet:
 
 
 class Race:
-    """An individual against the least fit parent, unit by unit: a unit is what is answered together.
+    """An individual against the least fit parent, unit by unit: a unit is a question at all positions.
 
     Args:
         lows: the least that each unit can add to an individual's fitness.

@@ -57,7 +57,8 @@ def task_folder(tmp_path_factory):
                         "answer": "c" if i % 2 else "e",
                         "gold": i % 3,
                     })
-                return {"test": Dataset.from_list(rows)}
+                shown = [{**row, "text": row["text"].upper()} for row in rows]
+                return {"test": Dataset.from_list(rows), "train": Dataset.from_list(shown)}
 
             def process_results(doc, results):
                 shared = len(set(results[0]) & set("0123456789abcdef")) / 16
@@ -70,6 +71,7 @@ def task_folder(tmp_path_factory):
         task: {name}
         custom_dataset: !function utils.load
         test_split: test
+        fewshot_split: train
         output_type: generate_until
         doc_to_text: text
         doc_to_target: answer

@@ -1,18 +1,22 @@
 """The fitness against ``lm_eval.simple_evaluate``, example by example; answers against ``HFLM.generate_until``."""
 
+import logging
 import random
+import shutil
 
 import pytest
 
 pytest.importorskip("torch")
 import lm_eval
 import torch
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.data import draw
-from lpes_eval.errors import UserError
+from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
+from search import fitness as fitness_module
 from search.answering import AHEAD, Answerer, _Prompt, reason_against
 from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
 
@@ -31,7 +35,7 @@ def by_the_harness(lm, factors, names, folder, metric, **options):
     """Every example's score by ``simple_evaluate``: task -> example number -> score."""
     rope.apply(lm.model, factors)
     total = 12
-    samples = {name: list(draw.split(total).indices("search")) for name in names}
+    samples = {name: sorted(draw.split(total).indices("search")) for name in names}
     results = lm_eval.simple_evaluate(
         model=lm,
         tasks=list(names),
@@ -174,7 +178,8 @@ def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder):
     for split in ("search", "held_out"):
         (part,) = load_parts(toy_lm, ["toy_plain"], split=split, include_path=task_folder)
         numbers[split] = set(part.numbers)
-        assert {request.doc["question_id"] for request in part.task.instances} == numbers[split]
+        assert [request.doc["question_id"] for request in part.task.instances] == part.numbers
+        assert part.divided
     assert numbers["search"]
     assert numbers["held_out"]
     assert not numbers["search"] & numbers["held_out"]
@@ -325,6 +330,236 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_fol
         fewer(factors)
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("utils.py", '"hits": shared', '"hits": 1 - shared'),
+        ("answer.txt", "c", "d"),
+        ("toy_plain.yaml", "repeats: 1", "repeats: 2"),
+        ("toy_plain.yaml", 'regex_pattern: "(.*)"', 'regex_pattern: "(.)"'),
+    ],
+    ids=["process_results", "reference answers", "repeats", "filter"],
+)
+def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path, file, before, after):
+    folder = tmp_path / "tasks"
+    shutil.copytree(task_folder, folder)
+    filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
+    code = (folder / "utils.py").read_text()
+    assert '"c" if i % 2 else "e"' in code
+    (folder / "utils.py").write_text(
+        code.replace('"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
+    )
+    (folder / "answer.txt").write_text("c")
+    with (folder / "toy_plain.yaml").open("a") as plain:
+        plain.write(f"\nrepeats: 1\n{filters}\n")
+    load = lambda: Fitness(toy_lm, load_parts(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
+    described = load().describe()
+    assert load().describe() == described
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after))
+    assert load().describe() != described
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_max_length", 1000), ("add_bos_token", True), ("truncation", True), ("max_gen_toks", 300)]
+)
+def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
+    toy_lm, task_folder, monkeypatch, name, value
+):
+    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
+    monkeypatch.setattr(owner, name, value)
+    assert fitness.describe() != before
+
+
+def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
+    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
+        assert fitness.describe()["model"] != before["model"]
+    assert fitness.describe() == before
+    tokenizer = type(toy_lm.tokenizer).from_pretrained(toy_lm.tokenizer.name_or_path)
+    monkeypatch.setattr(toy_lm, "tokenizer", tokenizer)
+    assert fitness.describe() == before
+    tokenizer.add_tokens(["red0 "])
+    assert fitness.describe()["reading"] != before["reading"]
+
+
+def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
+    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
+    described = []
+    for switch in switches:
+        fitness = Fitness(toy_lm, parts, **switch)
+        described.append(fitness.describe())
+        fitness([1.0, 1.5, 1.2])
+        described.append(fitness.describe())
+    assert all(other == described[0] for other in described)
+
+
+def test_a_cache_folder_that_cannot_be_used_is_said_once_and_ends_nothing(toy_lm, task_folder, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
+    fitness = Fitness(toy_lm, [part], cache=FitnessCache(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "search.fitness"):
+        first, second = fitness([1.0, 1.5, 1.2]), fitness([1.0, 1.5, 1.3])
+    assert first.examples.keys() == second.examples.keys() == {"toy_plain"}
+    said = [record.getMessage() for record in caplog.records if record.name == "search.fitness"]
+    assert len(said) == 1
+    assert "cannot be kept for other searches" in said[0]
+
+
+def test_a_cache_entry_that_is_none_counts_as_not_there(tmp_path):
+    cache = FitnessCache(tmp_path)
+    cache.put("context", "factors", {"examples": {}})
+    (file,) = tmp_path.glob("*/*.json")
+    assert cache.get("context", "factors")
+    for damaged in ("[]", "null", "{", ""):
+        file.write_text(damaged)
+        assert cache.get("context", "factors") is None
+
+
+@pytest.mark.parametrize("split", ["search", "held_out"])
+def test_no_examples_are_refused_and_not_taken_for_all(toy_lm, task_folder, tmp_path, split):
+    for tasks, options in ((["toy_plain"], {"include_path": task_folder}), (["kv_retrieval"], {})):
+        for examples in (0, -1):
+            with pytest.raises(UserError, match=f"{examples} examples: expected 1 or more"):
+                load_parts(toy_lm, tasks, split=split, examples=examples, **options)
+    lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
+    with pytest.raises(UserError, match="toy_plain has no two questions"):
+        load_parts(toy_lm, ["toy_plain"], split=split, include_path=lonely)
+
+
+def edited(task_folder, tmp_path, before, after):
+    """A copy of the toy tasks with other code."""
+    folder = tmp_path / "tasks"
+    shutil.copytree(task_folder, folder)
+    text = (folder / "utils.py").read_text()
+    assert before in text
+    (folder / "utils.py").write_text(text.replace(before, after))
+    return str(folder)
+
+
+def test_a_question_is_in_one_split_only_at_whatever_position_it_stands(toy_lm, task_folder, tmp_path):
+    folder = edited(task_folder, tmp_path, '"question_id": i,', '"question_id": "abcd"[i % 4],')
+    questions, numbers = {}, {}
+    for split in ("search", "held_out"):
+        parts = load_parts(toy_lm, ["toy"], split=split, include_path=folder)
+        assert len({tuple(part.questions) for part in parts}) == 1
+        questions[split], numbers[split] = set(parts[0].questions), set(parts[0].numbers)
+    assert questions["search"] | questions["held_out"] == set("abcd")
+    assert not questions["search"] & questions["held_out"]
+    assert numbers["search"] | numbers["held_out"] == set(range(12))
+    (few,) = load_parts(toy_lm, ["toy_plain"], include_path=folder, examples=2)
+    assert len(few.docs) == 2
+    nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=nameless)
+    assert part.questions == part.numbers == sorted(draw.split(12).search)
+
+
+def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):
+    """toy_choice has a test split only, so lm-eval would take its examples from there."""
+    with pytest.raises(UserError, match=r"toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"):
+        load_parts(toy_lm, ["toy_choice"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    held_out = load_parts(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
+    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    prompts = [request.args[0] for request in part.task.instances]
+    assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
+    assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
+
+
+def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitness_module, "BOUNDED", {"luck"})
+    parts = load_parts(toy_lm, ["toy"], metrics=["luck"], include_path=task_folder)
+    ways = [
+        {},
+        {"tokens_per_batch": 1},
+        {"tokens_per_batch": 300},
+        {"share_prefixes": False, "tokens_per_batch": 1},
+        {"share_prefixes": False},
+        {"cache": FitnessCache(tmp_path / "known")},
+        {"cache": FitnessCache(tmp_path / "new")},
+    ]
+    fitnesses = [Fitness(toy_lm, parts, **way) for way in ways]
+    tried = list(individuals(12, seed=4))
+    measured = [fitnesses[-2](factors) for factors in tried]
+    rival = max(measured, key=lambda one: one.fitness)
+    decided = set()
+    for factors, full in zip(tried, measured, strict=True):
+        runs = [fitness(factors, None, rival.fitness, rival.examples, 0.4) for fitness in fitnesses]
+        outcomes = [(run.stopped_after, run.fitness, run.scores, run.examples) for run in runs]
+        assert all(outcome == outcomes[0] for outcome in outcomes)
+        if not runs[0].stopped_after:
+            assert runs[0].examples == full.examples
+        decided.add(runs[0].stopped_after)
+    assert len(decided) > 2  # some given up, at different times, and some not
+    assert 0 in decided
+    again = Fitness(toy_lm, parts, cache=FitnessCache(tmp_path / "new"))
+    monkeypatch.setattr(again, "_answers", lambda *_: pytest.fail("was asked again"))
+    for factors, full in zip(tried, measured, strict=True):  # one batch had answered them all
+        assert again(factors).examples == full.examples
+
+
+def test_the_examples_of_a_question_are_a_unit_at_all_positions_whoever_shares_a_prefix(toy_lm, task_folder):
+    parts = load_parts(toy_lm, ["toy", "toy_plain"], include_path=task_folder)
+    units = [
+        [[(part.name, order) for part, order in unit] for unit in Fitness(toy_lm, parts, share_prefixes=share).units]
+        for share in (True, False)
+    ]
+    assert units[0] == units[1]
+    positions = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
+    n = len(parts[0].docs)
+    assert units[0] == [[(name, k) for name in positions] for k in range(n)] + [[("toy_plain", k)] for k in range(n)]
+
+
+def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
+    toy_lm, task_folder, monkeypatch, caplog
+):
+    at_positions = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    elsewhere = load_parts(toy_lm, ["toy_plain", "toy_choice"], include_path=task_folder)
+    for fast in (True, False):
+        assert Fitness(toy_lm, elsewhere, fast=fast).cut == Fitness(toy_lm, elsewhere[:1], fast=fast).cut == {}
+    lengths = sorted(len(toy_lm.tok_encode(request.args[0])) for request in elsewhere[0].task.instances)
+    assert lengths[0] < lengths[-1]
+    monkeypatch.setattr(toy_lm, "_max_length", lengths[-1] + 5 - 1)  # its answers have up to 5 tokens
+    too_long = sum(length == lengths[-1] for length in lengths)
+    for fast in (True, False):
+        caplog.clear()
+        fitness = Fitness(toy_lm, elsewhere[:1], fast=fast)
+        assert fitness.cut == {"toy_plain": too_long}
+        assert f"toy_plain: {too_long} of {len(lengths)} prompts do not fit" in caplog.text
+        with pytest.raises(PromptTooLong, match=r"toy_pos_0: . of 5 prompts do not fit the model's .* tokens"):
+            Fitness(toy_lm, at_positions, fast=fast)
+    expected = by_the_harness(toy_lm, [1.0, 1.2, 1.4], ["toy_plain"], task_folder, "hits")["toy_plain"]
+    found = Fitness(toy_lm, elsewhere[:1])([1.0, 1.2, 1.4]).examples["toy_plain"]
+    assert found == [expected[number] for number in elsewhere[0].numbers]
+    monkeypatch.setattr(toy_lm, "_max_length", lengths[0])  # the choices are words behind the prompts
+    assert Fitness(toy_lm, elsewhere[1:]).cut["toy_choice"] > 0
+    monkeypatch.setattr(toy_lm, "_max_length", 5)
+    for fast in (True, False):
+        with pytest.raises(UserError, match=r"max_gen_toks=5: .* leave the prompt no room"):
+            Fitness(toy_lm, elsewhere[:1], fast=fast)
+
+
+@pytest.mark.parametrize(("task", "metric"), [("toy_plain", "hits"), ("toy_choice", "acc")])
+def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkeypatch, task, metric):
+    tried = []
+    detect = HFLM._detect_batch_size
+    monkeypatch.setattr(HFLM, "_detect_batch_size", lambda self, *args: tried.append(args) or detect(self, *args))
+    for name, value in (("batch_size_per_gpu", "auto"), ("batch_schedule", 1), ("max_batch_size", 4)):
+        monkeypatch.setattr(toy_lm, name, value, raising=False)
+    fitness = Fitness(toy_lm, load_parts(toy_lm, [task], include_path=task_folder), fast=False)
+    measured = [fitness(factors) for factors in individuals(3)]
+    assert len(tried) == 1
+    for factors, one in zip(individuals(3), measured, strict=True):
+        expected = by_the_harness(toy_lm, factors, [task], task_folder, metric)[task]
+        assert one.examples[task] == [expected[number] for number in fitness.parts[0].numbers]
+    assert len(tried) == 4  # simple_evaluate tries as ever
+
+
 def test_another_weight_is_another_model(toy_lm):
     before = fingerprint(toy_lm.model)
     assert fingerprint(toy_lm.model) == before
@@ -387,6 +622,7 @@ def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
         (100, 0.5, "acc"),
     ]
     assert parts[0].questions == parts[1].questions == parts[2].questions
+    assert not any(part.divided for part in parts)  # the task itself hands out a split
     held_out = load_parts(
         toy_lm, ["kv_retrieval"], split="held_out", positions=None, metadata={"num_keys": 4}, examples=2
     )
