@@ -119,13 +119,8 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
     add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
     add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
-    add(
-        "--control_points",
-        type=_at_least(2),
-        default=4,
-        metavar="N",
-        help="control points of the curve (Table 7: 2 to 5)",
-    )
+    add("--control_points", type=_at_least(2), default=4, metavar="N",
+        help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=_at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", default="1.5", metavar="Y|wide|FILE",
@@ -147,9 +142,8 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--gradient_batch", type=_at_least(1), default=32, metavar="N", help="examples a step")
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add(
-        "--tokens_per_batch", type=_at_least(1), metavar="N", help="with --batch_size auto; halved when memory runs out"
-    )
+    add("--tokens_per_batch", type=_at_least(1), metavar="N",
+        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
         help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
         "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
@@ -461,10 +455,7 @@ def load(args: argparse.Namespace) -> Search:
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "epochs")
 """Flags that decide what a search finds, whatever the optimiser."""
 SETTINGS_OF = {
-    "ga": (
-        *("mutations", "crossovers", "start"),
-        *("population", "parents", "crossover_tries", "max_dx", "max_dy"),
-    ),
+    "ga": ("mutations", "crossovers", "start", "population", "parents", "crossover_tries", "max_dx", "max_dy"),
     "cma-es": ("mutations", "crossovers", "start"),
     "random": ("mutations", "crossovers"),
     "gradient": ("learning_rate", "epoch_samples", "gradient_batch", "start"),

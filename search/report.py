@@ -190,7 +190,7 @@ def progress(search: Search, journal: Journal, to_beat: Mapping[str, Entry]) -> 
             if tally.note:
                 print(tally.note, flush=True)
             best = tally.best["fitness"] if tally.best else 0.0
-            took = seconds(entry["seconds"]) if new else "known"
+            took = seconds(entry["seconds"]) if new and entry["seconds"] > 0 else "known"
             print(
                 f"{tally.place}  individual {tally.asked}  {individual.origin:9}  fitness {entry['fitness']:.4f}  "
                 f"best {best:.4f}  {took}  left {tally.eta}",

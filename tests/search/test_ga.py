@@ -140,12 +140,14 @@ def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_el
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--metrics", "luck"]
     flags += ["--tokens_per_batch", "1", "--early_stopping", "probable", "--early_stopping_error", "0.5"]
     flags += ["--early_stopping_check", "100"]
-    assert command(*flags, "--no_cache", output=tmp_path / "one")[0] == 0
+    status, out, _ = command(*flags, "--no_cache", output=tmp_path / "one")
+    assert status == 0
     journal = [json.loads(line) for line in (tmp_path / "one" / "journal.jsonl").read_text().splitlines()]
     stopped = [entry for entry in journal if "stopped_after" in entry]
     assert stopped
     in_full = {entry["key"].removeprefix("check "): entry for entry in journal if entry["origin"] == "check"}
     assert in_full.keys() == {entry["key"] for entry in stopped}
+    assert f"given up, now in full: {len(stopped)} of {len(stopped)} ..." in out
     lost = sum(in_full[entry["key"]]["fitness"] >= entry["floor"] for entry in stopped)
     assert all(set(entry["scores"]) == {"toy_pos_0", "toy_pos_50", "toy_pos_100"} for entry in journal)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in journal)
