@@ -7,14 +7,16 @@ search has not seen. Everything is kept in one folder, from which a search that 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import logging
+import math
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,7 +31,7 @@ from search.journal import Journal
 from search.optimizer import CMAES, Y_START, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
 
 if TYPE_CHECKING:
-    from search.fitness import Fitness, Measured
+    from search.fitness import Fitness, Measured, Part
 
 OPTIMIZERS = ("ga", "cma-es", "random", "gradient")
 
@@ -64,7 +66,7 @@ what it writes to the output folder:
   summary.md      what was found, and how baseline, PI and these factors do on held-out examples
   report.json     the same as data
   *.png           convergence, the curve over the layers, scores by position
-  journal.jsonl   every individual evaluated; state.json, settings.json and arguments.json: to go on from
+  journal.jsonl   every individual evaluated; state.json, settings.json, arguments.json and held_out.json: to go on from
 
 More in docs/search.md: what a search costs, and how to choose examples and weights.
 """
@@ -89,14 +91,14 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=_numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=_whole, default=200, metavar="N", help="search examples used, at most")
+    add("--examples", type=_at_least(1), default=200, metavar="N", help="search examples used, at most")
     add("--search_seed", type=_whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
         help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
 
     add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
-    add("--num_fewshot", type=_whole, metavar="N", help="examples before the question")
+    add("--num_fewshot", type=_at_least(0), metavar="N", help="examples before the question")
     add("--fewshot_seed", type=_whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
     add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
     add("--fewshot_as_multiturn", nargs="?", type=_truth, const=True, metavar="BOOL",
@@ -117,35 +119,37 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
     add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
     add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
-    add("--control_points", type=_whole, default=4, metavar="N", help="control points of the curve (Table 7: 2 to 5)")
+    add("--control_points", type=_at_least(2), default=4, metavar="N",
+        help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
-    add("--skip", type=_whole, default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
+    add("--skip", type=_at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", default="1.5", metavar="Y|wide|FILE",
         help="what the search sets out from: the same Y in every layer (Eq. 8); wide, for a first population of many "
         "curves; or the control points of a factors file")  # fmt: skip
-    add("--population", type=_whole, default=32, metavar="N", help="N_ps, size of the initial population")
-    add("--parents", type=_whole, default=12, metavar="N", help="N_pa, individuals that become parents")
-    add("--epochs", type=_whole, default=20, metavar="T", help="T, generations after the initial one")
-    add("--mutations", type=_whole, default=16, metavar="N", help="N_mu, offspring by mutation a generation")
-    add("--crossovers", type=_whole, default=4, metavar="N", help="N_cr, offspring by crossover a generation")
-    add("--crossover_tries", type=_whole, default=4, metavar="N", help="N_ct, attempts at a valid crossover")
+    add("--population", type=_at_least(1), default=32, metavar="N", help="N_ps, size of the initial population")
+    add("--parents", type=_at_least(1), default=12, metavar="N", help="N_pa, individuals that become parents")
+    add("--epochs", type=_at_least(0), default=20, metavar="T", help="T, generations after the initial one")
+    add("--mutations", type=_at_least(0), default=16, metavar="N", help="N_mu, offspring by mutation a generation")
+    add("--crossovers", type=_at_least(0), default=4, metavar="N", help="N_cr, offspring by crossover a generation")
+    add("--crossover_tries", type=_at_least(1), default=4, metavar="N", help="N_ct, attempts at a valid crossover")
     add("--max_dx", type=float, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
     add("--max_dy", type=float, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
     add("--seed", type=_whole, default=0, metavar="N", help="of the search's random numbers")
 
     add = parser.add_argument_group("gradient descent (App. C; one factor a layer, --epochs of it)").add_argument
     add("--learning_rate", type=float, default=1e-5, metavar="X", help="Adam's")
-    add("--epoch_samples", type=_whole, default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
-    add("--gradient_batch", type=_whole, default=32, metavar="N", help="examples a step")
+    add("--epoch_samples", type=_at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
+    add("--gradient_batch", type=_at_least(1), default=32, metavar="N", help="examples a step")
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--tokens_per_batch", type=_whole, metavar="N", help="with --batch_size auto; halved when memory runs out")
+    add("--tokens_per_batch", type=_at_least(1), metavar="N",
+        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
         help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
         "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=_share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
-    add("--early_stopping_check", type=_whole, default=0, metavar="N",
+    add("--early_stopping_check", type=_at_least(0), default=0, metavar="N",
         help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
     add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
@@ -157,7 +161,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
     add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
     add("--dry_run", action="store_true", help="print the plan and stop")
-    add("--held_out_examples", type=_whole, default=500, metavar="N",
+    add("--held_out_examples", type=_at_least(0), default=500, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
     return parser
@@ -243,7 +247,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         except FileNotFoundError:
             raise UserError(f"{args.resume}: holds no search to go on with (arguments.json is missing)") from None
         except ValueError:
-            raise UserError(f"{path}: damaged; give the search's own command again instead of --resume") from None
+            kept = None
+        if not isinstance(kept, dict):
+            raise UserError(f"{path}: damaged; give the search's own command again instead of --resume")
         folder = args.resume
         args = build_parser().parse_args([])
         args.__dict__.update(kept, output=folder)
@@ -254,12 +260,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if isinstance(args.start, str) and args.start != "wide":
         args.start = _start(args)
     if args.output is None:
-        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip(
-            "_"
-        )  # of a pattern or a path, what names a folder
+        # Of a pattern or a path, what can name a folder.
+        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
         args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
+    if args.early_stopping_check and not args.early_stopping:
+        raise UserError("--early_stopping_check: nothing is given up that could be checked; add --early_stopping")
     return args
 
 
@@ -314,6 +321,7 @@ class Search:
         fitness: measures factors on the search examples.
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
+        held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
         entries: the journal's, once it is open.
         lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
     """
@@ -323,6 +331,7 @@ class Search:
     fitness: Fitness
     optimizer: Optimizer
     settings: dict[str, Any]
+    held_out: Sequence[Part] = ()
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     lost: list[bool] = field(default_factory=list)
 
@@ -347,6 +356,10 @@ class Search:
             options["unscaled_layers"] = list(range(self.args.skip))
         return Factors.from_uniform(factor, **options)
 
+    def pi(self, factor: float) -> str:
+        """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
+        return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
+
     def key(self, individual: Individual) -> str:
         """What individuals with the same factors have in common."""
         return self.factors(individual).digest()
@@ -357,9 +370,11 @@ class Search:
         floor = self.optimizer.threshold if self.args.early_stopping else None
         rival = None
         if self.by_chance and (least_fit_parent := self.optimizer.rival) is not None:
-            rival = self.entries[self.key(Individual(least_fit_parent, ""))]["examples"]
+            rival = self.entries.get(self.key(Individual(least_fit_parent, "")), {}).get("examples")
         error = self.args.early_stopping_error
-        entry = self.entry_of(self.fitness(self.factors(individual), parent, floor, rival, error))
+        factors = self.factors(individual)
+        entry = self.entry_of(self.fitness(factors, parent, floor, rival, error), factors)
+        entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
         return entry | {"floor": floor} if "stopped_after" in entry else entry
 
     @property
@@ -372,16 +387,28 @@ class Search:
         given_up = [entry for entry in journal.entries.values() if "stopped_after" in entry]
         drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
         found = []
-        for entry in drawn:
-            individual = Individual.from_dict(entry)
+        for number, entry in enumerate(drawn, 1):
+            factors = self.factors(Individual.from_dict(entry))
             if (key := f"check {entry['key']}") not in journal.entries:
-                measured = self.entry_of(self.fitness(self.factors(individual)))
+                print(f"  given up, now in full: {number} of {len(drawn)} ...", flush=True)
+                measured = self.entry_of(self.fitness(factors), factors)
                 journal.record(key, {"generation": None, "origin": "check", **measured})
             found.append(journal.entries[key]["fitness"] >= entry["floor"])
         return found
 
-    def entry_of(self, measured: Measured) -> dict[str, Any]:
-        """What the journal keeps of a measurement; every example's score only where others are held against it."""
+    def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
+        """What the journal keeps of a measurement; every example's score only where others are held against it.
+
+        Raises:
+            UserError: the fitness is not finite, so nothing can be held against it.
+        """
+        if not math.isfinite(measured.fitness):
+            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
+            raise UserError(
+                f"the fitness of factors {', '.join(f'{s:g}' for s in factors.per_layer(self.num_layers))} is "
+                f"{measured.fitness}, by {bad or 'its weights'}; take a metric that is always finite (--metrics) or, "
+                "if the model overflows, a wider dtype (--model_args dtype=float32)"
+            )
         entry: dict[str, Any] = {
             "fitness": measured.fitness,
             "scores": measured.scores,
@@ -396,7 +423,7 @@ class Search:
     def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
         """Measure factors that are no individual, unless the journal knows them."""
         if (key := factors.digest()) not in journal.entries:
-            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.fitness(factors))})
+            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.fitness(factors), factors)})
         return journal.entries[key]
 
 
@@ -406,6 +433,7 @@ def load(args: argparse.Namespace) -> Search:
 
     lm = load_model(args)
     parts = load_parts(lm, args.tasks, metadata=metadata_of(args), examples=args.examples, **task_options(args))
+    held_out = load_held_out(args, lm)
     cache = None if args.no_cache else FitnessCache(cache_folder())
     fitness = Fitness(lm, parts, cache=cache, **speed_options(args))
     if args.early_stopping and (reason := fitness.why_unbounded()) is not None:
@@ -413,22 +441,46 @@ def load(args: argparse.Namespace) -> Search:
     if args.early_stopping and args.optimizer in ("cma-es", "gradient"):
         raise UserError(f"--early_stopping: {args.optimizer} needs every individual's fitness; leave it out")
     optimizer = make_optimizer(args, fitness)
-    names = ["optimizer", "curve", "control_points", "continuous", "skip", "seed"]
-    names += ["epochs", "learning_rate", "epoch_samples", "gradient_batch"]
-    if args.optimizer != "gradient":
-        names[-3:] = ["mutations", "crossovers"]
-    if args.optimizer != "random":
-        names += ["start"]
+    names = [*SETTINGS, *SETTINGS_OF[args.optimizer]]
     if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
         names += ["early_stopping", "early_stopping_error"]
-    if args.optimizer == "ga":
-        names += ["population", "parents", "crossover_tries", "max_dx", "max_dy"]
     settings = {
         "search": {name: getattr(args, name) for name in names},
         "fitness": fitness.describe(),
         "packages": packages(),
     }
-    return Search(args, lm, fitness, optimizer, settings)
+    return Search(args, lm, fitness, optimizer, settings, held_out)
+
+
+SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "epochs")
+"""Flags that decide what a search finds, whatever the optimiser."""
+SETTINGS_OF = {
+    "ga": ("mutations", "crossovers", "start", "population", "parents", "crossover_tries", "max_dx", "max_dy"),
+    "cma-es": ("mutations", "crossovers", "start"),
+    "random": ("mutations", "crossovers"),
+    "gradient": ("learning_rate", "epoch_samples", "gradient_batch", "start"),
+}
+"""Flags that decide it for one optimiser."""
+
+
+def load_held_out(args: argparse.Namespace, lm: Any) -> list[Part]:
+    """The tasks on held-out examples, at every position that they have: before the search, as they may be refused."""
+    from search.fitness import load_parts
+
+    if not args.held_out_examples:
+        return []
+    options = {**task_options(args), "positions": None}
+    try:
+        return load_parts(
+            lm,
+            args.tasks,
+            split="held_out",
+            metadata=metadata_of(args),
+            examples=args.held_out_examples,
+            **options,
+        )
+    except UserError as error:
+        raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -464,6 +516,11 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
             seed=args.seed,
         )
     as_many = args.mutations + 2 * args.crossovers  # a control evaluates as many a generation as the algorithm does
+    if args.optimizer == "cma-es" and as_many < 4:
+        raise UserError(
+            f"--mutations {args.mutations} --crossovers {args.crossovers}: CMA-ES needs 4 individuals a generation or "
+            f"more, and mutations and twice the crossovers are {as_many}"
+        )
     if args.optimizer == "random":
         return RandomSearch(space, N=as_many, T=args.epochs, seed=args.seed)
     if args.optimizer == "cma-es":
@@ -564,6 +621,7 @@ def run(args: argparse.Namespace) -> int:
         search.entries = journal.entries
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
         write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
+        loop.restore(search.optimizer, journal, search.key)
         for note in journal.notes:
             print(f"note: {note}", flush=True)
         to_beat = {
@@ -577,8 +635,11 @@ def run(args: argparse.Namespace) -> int:
         write_factors(search, found, best)
         print(f"\nFactors found: {args.output / 'factors.json'}", flush=True)
         search.lost = search.check_given_up(journal) if args.early_stopping_check else []
-        held_out = evaluate_held_out(search, found) if args.held_out_examples else None
-        report.write(search, journal, to_beat, best, found, held_out)
+        held_out = None
+        report.write(search, journal, to_beat, best, found, held_out)  # the search's, whatever becomes of the rest
+        if search.held_out:
+            held_out = evaluate_held_out(search, found)
+            report.write(search, journal, to_beat, best, found, held_out)
         print(report.summary(search, journal, to_beat, best, found, held_out), flush=True)
     return 0
 
@@ -586,6 +647,9 @@ def run(args: argparse.Namespace) -> int:
 def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
     """The factors file. It holds no time and no path, so the same search always writes the same bytes."""
     args = search.args
+    settings = dict(search.settings["search"])
+    if args.curve == "free":
+        del settings["control_points"]  # there is one on every layer, whatever the flag says
     factors = Factors.from_curve(
         found.curve[0],  # type: ignore[index]
         found.curve[1],  # type: ignore[index]
@@ -595,7 +659,7 @@ def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
             "model": model_name(args),
             "task": ",".join(args.tasks),
             "fitness": {"value": best["fitness"], "scores": best["scores"]},
-            "search": search.settings["search"] | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
+            "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
             "seed": args.seed,
             "packages": search.settings["packages"],
         },
@@ -639,32 +703,27 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure baseline, PI at the mean of the found factors (section 4.1), and the found factors."""
     from lpes_eval.scoring import statistics
     from search import report
-    from search.fitness import Fitness, load_parts
+    from search.fitness import Fitness
 
-    args = search.args
-    options = {**task_options(args), "positions": None}
-    parts = load_parts(
-        search.lm,
-        args.tasks,
-        split="held_out",
-        metadata=metadata_of(args),
-        examples=args.held_out_examples,
-        **options,
-    )
+    args, parts = search.args, list(search.held_out)
     fitness = Fitness(search.lm, parts, cache=search.fitness.cache, **speed_options(args))
     scaled = found.per_layer()[args.skip :]
     mean = sum(scaled) / len(scaled)
-    spared = f" from layer {args.skip}" if args.skip else ""  # PI leaves the same layers alone, and says so
     factors = {
         "baseline": search.uniform(1.0),
-        f"PI {mean:.3f}{spared}": search.uniform(mean),
+        search.pi(mean): search.uniform(mean),
         FOUND: found,
     }
+    kept = _Kept(args.output / "held_out.json", fitness.describe())
     measured: dict[str, Measured] = {}
     for name, values in factors.items():
+        if (known := kept.get(values)) is not None:
+            measured[name] = known
+            continue
         print(f"  held-out examples: {name}, {fitness.prompts} prompts ...", flush=True)
         start = time.perf_counter()
         measured[name] = fitness(values, factors["baseline"])
+        kept.put(values, measured[name])
         print(f"    {report.seconds(time.perf_counter() - start)}", flush=True)
     comparisons = {}
     for task, members in groups(parts).items():
@@ -680,6 +739,36 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
         numbers = {part.name: part.numbers for part in parts}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
     return HeldOut(parts, factors, measured, comparisons)
+
+
+class _Kept:
+    """The held-out measurements of a search's folder: going on with a finished search measures none again.
+
+    Args:
+        path: a JSON file; one that cannot be read counts as not there.
+        told: what is measured; measurements of anything else are dropped.
+    """
+
+    def __init__(self, path: Path, told: dict[str, Any]) -> None:
+        self._path = path
+        self._data: dict[str, Any] = {"told": json.loads(json.dumps(told)), "measured": {}}
+        try:
+            found = json.loads(path.read_bytes())
+            if found["told"] == self._data["told"] and isinstance(found["measured"], dict):
+                self._data = found
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    def get(self, factors: Factors) -> Measured | None:
+        from search.fitness import Measured
+
+        found = self._data["measured"].get(factors.digest())
+        return found and Measured(**found)
+
+    def put(self, factors: Factors, measured: Measured) -> None:
+        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds")}
+        self._data["measured"][factors.digest()] = entry
+        write_atomically(self._path, json.dumps(self._data, default=lambda number: number.item()) + "\n")  # numpy
 
 
 HELD_OUT_NUMBERS = "held_out_samples.json"
@@ -700,20 +789,31 @@ def groups(parts: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _matrix(parts: Sequence[Any], examples: dict[str, list[Any]]) -> Any:
-    """Scores of shape (questions, positions); None where an example has no score of its own."""
+    """Scores of shape (questions, positions), a question's examples averaged; None where not all have finite ones."""
     from lpes_eval.scoring import statistics
 
-    if not all(isinstance(value, int | float) for part in parts for value in examples[part.name]):
+    if not all(_is_finite(value) for part in parts for value in examples[part.name]):
         return None
-    scores = {part.name: dict(zip(part.questions, map(float, examples[part.name]), strict=True)) for part in parts}
+    scores: dict[str, dict[Any, float]] = {}
+    for part in parts:
+        of_question: dict[Any, list[float]] = {}
+        for question, value in zip(part.questions, examples[part.name], strict=True):
+            of_question.setdefault(question, []).append(float(value))
+        scores[part.name] = {question: sum(values) / len(values) for question, values in of_question.items()}
     return statistics.question_matrix(scores)[2]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def reproduce_command(args: argparse.Namespace, parts: Sequence[Any]) -> str:
     """The lm_eval command that gives the factors file's scores on the held-out examples of ``parts``."""
     model_args = {**args.model_args, "factors": str(args.output / "factors.json")}
-    command = ["lm_eval", "--model", "lpes", "--model_args", ",".join(f"{k}={v}" for k, v in model_args.items())]
-    command += ["--tasks", ",".join(args.tasks)]
+    command = ["lm_eval", "--model", "lpes", "--model_args", _as_lm_eval_reads_it(model_args)]
+    # A pattern stands here for tasks alone, to lm_eval also for their groups, which it then refuses.
+    fitting = {name: fnmatch.filter([part.name for part in parts], name) for name in args.tasks}
+    command += ["--tasks", ",".join(task for name in args.tasks for task in fitting[name] or [name])]
     for flag in ("device", "num_fewshot", "include_path", "system_instruction"):
         if (value := getattr(args, flag)) is not None:
             command += [f"--{flag}", str(value)]
@@ -740,12 +840,29 @@ def reproduce_command(args: argparse.Namespace, parts: Sequence[Any]) -> str:
     return shlex.join(command)
 
 
+def _as_lm_eval_reads_it(arguments: dict[str, Any]) -> str:
+    """``key=value,key=value``, or JSON where that would be read as something else."""
+    from lm_eval._cli.utils import key_val_to_dict
+
+    text = ",".join(f"{key}={value}" for key, value in arguments.items())
+    try:
+        return text if "{" not in text and key_val_to_dict(text) == arguments else json.dumps(arguments)
+    except ValueError:
+        return json.dumps(arguments)
+
+
 def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}")
+    return values
 
 
 def _whole(text: str) -> int:
@@ -755,14 +872,27 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, not {text!r}") from None
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if (value := _whole(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, not {value}")
+        return value
+
+    return read
+
+
 def _share(text: str) -> float:
-    if not 0 < (value := float(text)) < 1:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {text}")
     return value
 
 
 def _size(text: str) -> int | str:
-    return text if text == "auto" else _whole(text)
+    return text if text == "auto" else _at_least(1)(text)
 
 
 def _truth(text: str) -> bool:

@@ -7,6 +7,7 @@ model's own code. The paper finds that this makes the model worse.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ class GradientDescent(Optimizer):
         loss: gives the gradient.
         unscaled: layers before these that are left alone.
         T: epochs.
-        samples: examples an epoch.
+        samples: examples an epoch, at most: it takes whole batches.
         batch: examples a step.
         learning_rate: Adam's.
         start: what it sets out from; by default Eq. 8.
@@ -125,11 +126,22 @@ class GradientDescent(Optimizer):
         self._s = [y for _, y in start or space.start()]
         self._m, self._v, self._t = [0.0] * space.L, [0.0] * space.L, 0
         self._last: tuple[Individual, float] | None = None
+        self._asking_seconds = 0.0
 
     @property
     def max_evaluations(self) -> int:
         """The start, and the end of each epoch."""
         return self._T + 1
+
+    @property
+    def epoch_samples(self) -> int:
+        """Examples an epoch: whole batches of them."""
+        return self._steps * self._batch
+
+    @property
+    def asking_seconds(self) -> float:
+        """How long the last epoch's passes through the model took."""
+        return self._asking_seconds
 
     @property
     def best(self) -> tuple[Individual, float]:
@@ -142,10 +154,12 @@ class GradientDescent(Optimizer):
         before = self._points()
         if self._i == 0:
             return [[Individual(before, "start")]]
+        began = time.perf_counter()
         for _ in range(self._steps):
             numbers = [self._loss.draw(self._rng.random(), self._rng.random()) for _ in range(self._batch)]
             _, gradient = self._loss([1.0] * self._unscaled + self._s, numbers)
             self._step(gradient[self._unscaled :])
+        self._asking_seconds = time.perf_counter() - began
         return [[Individual(self._points(), "gradient", (before,))]]
 
     def _step(self, gradient: Sequence[float]) -> None:

@@ -2,7 +2,8 @@
 
 =================  =================================================================================================
 ``settings.json``  what the search is: whoever goes on with it must bring the same
-``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun
+``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun; a key's last line
+                   counts
 ``state.json``     the optimiser between two generations, replaced whole
 ``.lock``          held while a process works here; the system frees it however the process ends
 =================  =================================================================================================
@@ -78,6 +79,11 @@ class Journal:
         self._file.close()
         self._lock.release()
 
+    @property
+    def individuals(self) -> dict[str, dict[str, Any]]:
+        """The entries of individuals: what else is measured is of no generation."""
+        return {key: entry for key, entry in self.entries.items() if entry.get("generation") is not None}
+
     def record(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what was found for ``key``: when this returns it is on the disk.
 
@@ -102,11 +108,18 @@ class Journal:
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = json.loads(path.read_bytes())
+            state = json.loads(path.read_bytes())
         except ValueError:
-            self.notes.append(f"{path} is damaged: the generations so far are drawn again, from the journal")
+            state = None
+        if not isinstance(state, dict):
+            self.leave_state("is damaged")
             return None
         return state
+
+    def leave_state(self, why: str) -> None:
+        """Note that the state is not gone on from."""
+        path = self.folder / "state.json"
+        self.notes.append(f"{path} {why}: the generations so far are drawn again, from the journal")
 
     def _check_settings(self) -> None:
         path = self.folder / "settings.json"
@@ -136,7 +149,7 @@ class Journal:
                 if not line.endswith(b"\n"):
                     raise ValueError("no end")
                 entry = json.loads(line)
-                self.entries.setdefault(entry["key"], entry)
+                self.entries[entry["key"]] = entry
             except (ValueError, KeyError, TypeError):
                 if number < len(lines):
                     raise UserError(

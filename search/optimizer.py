@@ -21,10 +21,8 @@ Points = tuple[tuple[float, float], ...]
 """(P_0, ..., P_d): one pair (P_k^x, P_k^y) a control point."""
 
 Y_LOW, Y_START, Y_HIGH = 1.0, 1.5, 2.0  # Eq. 8 and 9
-X_STEPS, Y_STEPS = (
-    1,
-    10,
-)  # Table 9: grid steps in one unit. Steps are counted as integers, so nothing drifts off the grid.
+X_STEPS, Y_STEPS = 1, 10
+"""Table 9: grid steps in one unit. Steps are counted as integers, so nothing drifts off the grid."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,7 @@ class Optimizer:
         self._i = 0
         self._broods: list[list[Individual]] | None = None  # asked for and not yet told
         self._best: tuple[Individual, float] | None = None
+        self._told_so_far = 0
         self._seed = seed
         self._rng = Random(seed)
 
@@ -158,6 +157,16 @@ class Optimizer:
         if self._best is None:
             raise ValueError("no best individual: nothing has been told yet")
         return self._best
+
+    @property
+    def told_so_far(self) -> int:
+        """Individuals whose fitness was told, those of earlier runs included."""
+        return self._told_so_far
+
+    @property
+    def asking_seconds(self) -> float:
+        """How long the model worked for the individuals that ``ask()`` gives, before they are evaluated."""
+        return 0.0
 
     @property
     def max_evaluations(self) -> int:
@@ -200,6 +209,7 @@ class Optimizer:
             survivors[P] = f
         self._learn(survivors, fitness)
         self._broods = None
+        self._told_so_far += len(fitness)
         self._i += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -210,11 +220,13 @@ class Optimizer:
             "broods": self._broods and [[individual.to_dict() for individual in brood] for brood in self._broods],
             "best": self._best and [self._best[0].to_dict(), self._best[1]],
             "rng": [version, list(words), gauss],
+            "told_so_far": self._told_so_far,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state_dict()``'s data, in an instance made with the same arguments."""
         self._i = state["generation"]
+        self._told_so_far = state.get("told_so_far", 0)
         broods, best = state["broods"], state["best"]
         self._broods = broods and [[Individual.from_dict(data) for data in brood] for brood in broods]
         self._best = (Individual.from_dict(best[0]), best[1]) if best else None
@@ -337,17 +349,8 @@ class GeneticAlgorithm(Optimizer):
 
     def _wide_origin(self) -> list[Individual]:
         """What the initial population has besides its first individual, but for the mutants that fill it up."""
-        halves = [
-            0.5,
-            0.0,
-            0.25,
-            0.75,
-            0.125,
-            0.375,
-            0.625,
-            0.875,
-            1.0,
-        ]  # however few are taken, they are spread evenly
+        # However few are taken, they are spread evenly.
+        halves = [0.5, 0.0, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 1.0]
         ys = [Y_LOW + (Y_HIGH - Y_LOW) * part for part in halves]
         uniform = [self.space.line(y, y) for y in ys]
         slopes = [line for y in ys if y > Y_LOW for line in (self.space.line(Y_LOW, y), self.space.line(y, Y_LOW))]
@@ -466,7 +469,7 @@ class CMAES(Optimizer):
         seed: int = 0,
     ) -> None:
         super().__init__(space, T, seed)
-        _check_settings(N=(2 if N is None else N, 2))
+        _check_settings(N=(4 if N is None else N, 4))  # of fewer only one is selected, and cmaes divides by 0
         if not sigma > 0:
             raise UserError(f"sigma={sigma}: expected a number above 0")
         if not 0 <= seed < 2**32:
@@ -544,13 +547,14 @@ class CMAES(Optimizer):
             UserError: it now asks for other individuals than it did: another version of ``cmaes`` or numpy.
         """
         self._start()
-        self._i, self._broods, self._best, self._told = 0, None, None, []
+        self._i, self._broods, self._best, self._told, self._told_so_far = 0, None, None, [], 0
         for fitness in state["told"]:
             self.ask()
             self.tell(fitness)
         if state["broods"] is not None:
             self.ask()
-        if super().state_dict() != {key: value for key, value in state.items() if key != "told"}:
+        now = super().state_dict()
+        if any(now[key] != value for key, value in state.items() if key != "told"):
             raise UserError(
                 "CMA-ES no longer asks for what it asked for: cmaes or numpy has changed; start a new search"
             )

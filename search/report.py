@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors, write_atomically
-from search.optimizer import Individual
+from search.optimizer import Y_START, Individual
 
 if TYPE_CHECKING:
     from search.ga import HeldOut, Search
@@ -67,39 +67,63 @@ def plan(search: Search) -> str:
     if args.early_stopping:
         chance = "cannot" if not search.by_chance else f"hardly can (error {args.early_stopping_error:g})"
         lines.append(f"Given up     what {chance} become a parent, while it is measured")
-    total = optimizer.max_evaluations + 2
+    total = optimizer.max_evaluations + 2 + args.early_stopping_check
     lines += [
         f"Answers      {how}",
         f"In all       at most {total * fitness.prompts:,} prompts"
         + (f", {total * tokens:,} tokens" if tokens is not None else "")
         + "; equal factors are measured once",
-        f"Output       {args.output}",
     ]
+    if args.early_stopping_check:
+        lines[-1] += f"; {args.early_stopping_check * fitness.prompts:,} of these to check what was given up"
+    if args.optimizer == "gradient":
+        samples = optimizer.epoch_samples  # type: ignore[attr-defined]
+        lines.append(
+            f"             and {args.epochs} x {samples:,} examples forwards and backwards: an epoch is "
+            f"{samples // args.gradient_batch} whole batches of {args.gradient_batch}"
+        )
+    if search.held_out:
+        asked = sum(len(part.task.instances) for part in search.held_out)
+        lines.append(f"             and {3 * asked:,} held-out prompts at the end: {asked:,}, under three factors")
+    lines.append(f"Output       {args.output}")
     return "\n".join(lines) + "\n"
 
 
 def scores(search: Search, entry: Entry) -> str:
-    """An entry's scores, position by position."""
+    """An entry's scores, position by position; with the task's name where there are several."""
+    from search.ga import groups
+
+    parts = search.fitness.parts
+    several = len(groups(parts)) > 1
     return "  ".join(
-        f"{part.position:g}%: {entry['scores'][part.name]:.3f}"
-        if part.position is not None
-        else f"{part.name}: {entry['scores'][part.name]:.3f}"
-        for part in search.fitness.parts
+        f"{label(part) if several or part.position is None else f'{part.position:g}%'}: "
+        f"{entry['scores'][part.name]:.3f}"
+        for part in parts
     )
+
+
+def _shown(search: Search, name: str) -> str:
+    """What there is to beat, under the name that a person reads: of PI also its factor."""
+    return search.pi(Y_START) if name == "PI" else name
 
 
 def to_beat(search: Search, entries: Mapping[str, Entry], journal: Journal) -> str:
     """The fitness of the plain model and of PI, and how long the search may take at their pace."""
     lines = ["To beat:"]
     for name, entry in entries.items():
-        lines.append(f"  {name:9} fitness {entry['fitness']:.4f}   {scores(search, entry)}")
-    known = len(journal.entries) - len(entries)
+        lines.append(f"  {_shown(search, name):9} fitness {entry['fitness']:.4f}   {scores(search, entry)}")
+    optimizer, known = search.optimizer, len(journal.individuals)
     if known > 0:
         lines.append(f"  {known} individuals are already in the journal and will not be evaluated again")
     paces = [entry["seconds"] for entry in entries.values() if entry["seconds"] > 0]
-    if paces:
-        left = max(0, search.optimizer.max_evaluations - known)
-        lines.append(f"At most {seconds(min(paces) * left)} to go at this pace; drafts make later individuals faster.")
+    left = optimizer.max_evaluations - max(known, optimizer.told_so_far)
+    if optimizer.done:
+        lines.append("The search itself is at its end.")
+    elif paces and left > 0:
+        also = "drafts make later individuals faster, and equal factors are measured once"
+        if search.args.optimizer == "gradient":
+            also = "the passes for the gradient come on top"
+        lines.append(f"About {seconds(statistics.fmean(paces) * left)} to go at this pace; {also}.")
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +132,7 @@ class _Tally:
 
     def __init__(self, search: Search, to_beat: Mapping[str, Entry], before: Sequence[Entry] = ()) -> None:
         self.search, self.to_beat = search, to_beat
-        self.before = [entry for entry in before if entry["generation"] is not None]  # by a run that was interrupted
+        self.before = [entry for entry in before if entry.get("generation") is not None]  # an interrupted run's
         self.asked, self.measured, self.spent = 0, 0, 0.0
         self.first: list[float] = []  # the fitness of the initial population
         self.note = ""
@@ -117,9 +141,10 @@ class _Tally:
     def add(self, entry: Entry, new: bool) -> None:
         if self.asked == 0:  # generations that were completed are not asked for again
             generation = self.search.optimizer.generation
-            self.asked = sum(earlier["generation"] < generation for earlier in self.before)
+            earlier = sum(entry["generation"] < generation for entry in self.before)
+            self.asked = self.search.optimizer.told_so_far or earlier
         self.asked += 1
-        if new:
+        if new and entry["seconds"] > 0:  # a cache knows others, which says nothing about those to come
             self.measured += 1
             self.spent += entry["seconds"]
         if self.best is None or entry["fitness"] > self.best["fitness"]:
@@ -140,7 +165,7 @@ class _Tally:
         if self.measured == 0:
             return "-"
         left = self.search.optimizer.max_evaluations - self.asked
-        return "at most " + seconds(left * self.spent / self.measured)  # some of them will be known
+        return "about " + seconds(left * self.spent / self.measured)
 
     @property
     def pace(self) -> str:
@@ -165,7 +190,7 @@ def progress(search: Search, journal: Journal, to_beat: Mapping[str, Entry]) -> 
             if tally.note:
                 print(tally.note, flush=True)
             best = tally.best["fitness"] if tally.best else 0.0
-            took = seconds(entry["seconds"]) if new else "known"
+            took = seconds(entry["seconds"]) if new and entry["seconds"] > 0 else "known"
             print(
                 f"{tally.place}  individual {tally.asked}  {individual.origin:9}  fitness {entry['fitness']:.4f}  "
                 f"best {best:.4f}  {took}  left {tally.eta}",
@@ -199,7 +224,11 @@ def _table(tally: _Tally, last: Entry | None) -> Any:
     table.add_column("fitness", justify="right")
     for part in search.fitness.parts:
         table.add_column(label(part), justify="right")
-    rows = [*tally.to_beat.items(), ("best so far", tally.best), ("this one", last)]
+    rows = [
+        *((_shown(search, name), entry) for name, entry in tally.to_beat.items()),
+        ("best so far", tally.best),
+        ("this one", last),
+    ]
     for name, entry in rows:
         if entry is not None:
             values = [f"{entry['scores'][part.name]:.3f}" for part in search.fitness.parts]
@@ -222,21 +251,21 @@ def summary(
     held_out: HeldOut | None,
 ) -> str:
     """The summary, in Markdown that also reads well as it is."""
-    from search.ga import FOUND, groups, reproduce_command
+    from search.ga import FOUND, groups, metadata_of, reproduce_command
 
     args, fitness = search.args, search.fitness
     lines = [
         f"# Search on {', '.join(args.tasks)}",
         "",
         f"Model: {args.model_args.get('pretrained', 'the reference model')}. Optimizer: {args.optimizer}, seed "
-        f"{args.seed}, search sample {args.search_seed}.",
+        f"{args.seed}, search sample {metadata_of(args)['search_seed']}.",
         "",
         "Factors, layer by layer: " + ", ".join(f"{s:.3f}" for s in found.per_layer()),
         "",
         f"## On the search examples ({fitness.prompts} prompts)",
         "",
     ]
-    rows = {**to_beat, FOUND: best}
+    rows = {**{_shown(search, name): entry for name, entry in to_beat.items()}, FOUND: best}
     header = ["", "fitness", *(label(part) for part in fitness.parts)]
     table = [
         [name, f"{entry['fitness']:.4f}", *(f"{entry['scores'][part.name]:.3f}" for part in fitness.parts)]
@@ -244,7 +273,7 @@ def summary(
     ]
     lines += _markdown(header, table)
     count = fitness.count
-    individuals = [entry for entry in journal.entries.values() if entry["generation"] is not None]
+    individuals = list(journal.individuals.values())
     stopped = sum("stopped_after" in entry for entry in individuals)
     lines += ["", f"{len(individuals)} individuals with different factors; {stopped} of them were given up early."]
     if stopped and search.by_chance:
@@ -270,7 +299,11 @@ def summary(
     if held_out is None:
         return "\n".join(lines) + "\n"
     for task, members in groups(held_out.parts).items():
-        lines += ["", f"## {task}: held-out examples ({len(members[0].docs)} questions)", ""]
+        examples, questions = len(members[0].docs), len(set(members[0].questions))
+        asked = f"{questions} question" + "s" * (questions != 1)
+        if questions < examples:
+            asked = f"{examples} examples of {asked}"
+        lines += ["", f"## {task}: held-out examples ({asked})", ""]
         header = ["", "mean", *(f"{part.position:g} %" for part in members if part.position is not None)]
         table = []
         for name, measured in held_out.measured.items():
@@ -279,14 +312,25 @@ def summary(
         lines += [*_markdown(header, table), ""]
         for (other_task, name), comparison in held_out.comparisons.items():
             if other_task == task:
-                mean, worst = comparison.mean, comparison.worst
-                lines.append(
-                    f"- {FOUND} minus {name}, paired by question: {mean.difference:+.4f}, 95 % interval "
-                    f"[{mean.low:+.4f}, {mean.high:+.4f}]; worst position {worst.difference:+.4f} "
-                    f"[{worst.low:+.4f}, {worst.high:+.4f}]"
-                )
+                text = f"- {FOUND} minus {name}, paired by question: {_with_interval(comparison.mean)}"
+                if len(members) > 1:
+                    text += f"; worst position {_with_interval(comparison.worst, short=True)}"
+                lines.append(text)
+        if questions < examples:
+            lines.append(
+                "- Examples that share a question are averaged before they are paired, and every question counts the "
+                "same; the table counts every example."
+            )
     lines += ["", "The same scores from lm_eval itself:", "", "    " + reproduce_command(args, held_out.parts)]
     return "\n".join(lines) + "\n"
+
+
+def _with_interval(difference: Any, short: bool = False) -> str:
+    """A difference and its interval, which one question does not give."""
+    if not math.isfinite(difference.low):
+        return f"{difference.difference:+.4f}" + ("" if short else ", without an interval, as one question gives none")
+    interval = f"[{difference.low:+.4f}, {difference.high:+.4f}]"
+    return f"{difference.difference:+.4f}{' ' if short else ', 95 % interval '}{interval}"
 
 
 def write(
@@ -300,13 +344,16 @@ def write(
     """``summary.md``, ``report.json`` and the pictures."""
     folder = search.args.output
     write_atomically(folder / "summary.md", summary(search, journal, to_beat, best, found, held_out))
-    individuals = [entry for entry in journal.entries.values() if entry["generation"] is not None]
+    individuals = list(journal.individuals.values())
     stopped = [entry for entry in individuals if "stopped_after" in entry]
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": found.per_layer(),
         "best": without_examples(best),
-        "to_beat": {name: without_examples(entry) for name, entry in to_beat.items()},
+        "to_beat": {
+            name: {field: entry[field] for field in ("key", "fitness", "scores", "seconds")}
+            for name, entry in to_beat.items()
+        },
         "evaluated": len(individuals),
         "stopped_early": len(stopped),
         "prompts": len(individuals) * search.fitness.prompts
@@ -333,13 +380,22 @@ def write(
             }
             for (task, name), comparison in held_out.comparisons.items()
         ]
-    write_atomically(folder / "report.json", json.dumps(data, indent=2) + "\n")
+    write_atomically(folder / "report.json", json.dumps(_plain(data), indent=2, allow_nan=False) + "\n")
     _draw(search, [entry for entry in individuals if entry not in stopped], to_beat, found, held_out)
 
 
 def without_examples(entry: Entry) -> dict[str, Any]:
     """An entry of the journal without the scores of single examples."""
     return {name: value for name, value in entry.items() if name != "examples"}
+
+
+def _plain(data: Any) -> Any:
+    """The same data with null for what JSON has no number for."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -378,7 +434,7 @@ def _draw(
         )
         axes.plot(generations, bests, drawstyle="steps-post", color="C0", label="fittest so far")
         for number, (name, entry) in enumerate(to_beat.items(), 1):
-            axes.axhline(entry["fitness"], color=f"C{number}", linestyle="--", linewidth=1, label=name)
+            axes.axhline(entry["fitness"], color=f"C{number}", linestyle="--", linewidth=1, label=_shown(search, name))
 
     per_layer = found.per_layer()
     with _figure(folder / "curve.png", "layer", "factor") as axes:
@@ -400,7 +456,7 @@ def _draw(
 
 def _standard_error(values: Sequence[Any]) -> float:
     """The mean's standard error; 0, which draws no bar, where the examples' scores are not plain numbers."""
-    if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
+    if len(values) < 2 or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         return 0.0
     return statistics.stdev(values) / math.sqrt(len(values))
 

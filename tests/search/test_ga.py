@@ -5,10 +5,12 @@ import json
 import logging
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +18,18 @@ pytest.importorskip("torch")
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from lpes_eval.errors import UserError
-from search import ga
+from lpes_eval.errors import PromptTooLong, UserError
+from search import ga, report
 from search.optimizer import CMAES, GeneticAlgorithm, RandomSearch
 
 REPOSITORY = Path(__file__).parents[2]
 Layers = namedtuple("Layers", "num_layers")  # of a fitness, what the optimisers but gradient descent need to know
 SMALL = ["--population", "5", "--parents", "3", "--epochs", "2", "--mutations", "3", "--crossovers", "1"]
+
+
+def part_at(task, position):
+    """As much of a ``Part`` as its name and position need."""
+    return SimpleNamespace(name=f"{task}_pos_{position}", position=float(position), numbers=[0], docs=[{}])
 
 
 @pytest.fixture
@@ -34,7 +41,8 @@ def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     def run(*flags, output=tmp_path / "out"):
         argv = [*flags]
         if "--resume" not in flags:
-            argv += ["--tasks", "toy", "--include_path", task_folder, "--control_points", "3", "--output", str(output)]
+            argv += [] if "--tasks" in flags else ["--tasks", "toy"]
+            argv += ["--include_path", task_folder, "--control_points", "3", "--output", str(output)]
         status = ga.main(argv)
         printed = capsys.readouterr()
         return status, printed.out, printed.err
@@ -57,7 +65,9 @@ def test_a_search_writes_factors_that_beat_what_it_was_told_to_beat(command, tmp
     journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     individuals = [entry["fitness"] for entry in journal if entry["origin"] != "baseline"]
     assert report["best"]["fitness"] == max(individuals)
-    assert len({entry["key"] for entry in journal}) == len(journal)
+    assert [entry["origin"] for entry in journal[:3]] == ["baseline", "PI", "start"]
+    assert journal[1]["key"] == journal[2]["key"]  # PI at 1.5 is an individual from when it is asked for
+    assert len({entry["key"] for entry in journal}) == len(journal) - 1
     assert set(report["held_out"]) == {"baseline", f"PI {sum(found.per_layer()) / 3:.3f}", "found factors"}
     numbers = json.loads((folder / "held_out_samples.json").read_text())
     assert len(numbers["toy_pos_0"]) == 4
@@ -88,11 +98,17 @@ def test_the_same_command_and_resume_end_with_the_same_bytes_and_measure_nothing
 
 
 def test_the_first_individual_may_be_the_fittest(command, tmp_path, monkeypatch):
-    """It has the factors of PI at 1.5, which were measured before there was any individual."""
+    """It has the factors of PI at 1.5, which were measured before there was any individual, and is counted as one."""
     flags = ["--population", "1", "--parents", "1", "--epochs", "0", "--held_out_examples", "0"]
     assert command(*flags)[0] == 0
     assert factors_file.load(tmp_path / "out" / "factors.json").per_layer() == [1.5, 1.5, 1.5]
-    assert len((tmp_path / "out" / "journal.jsonl").read_text().splitlines()) == 2
+    entries = [json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines()]
+    assert [(entry["origin"], entry["generation"]) for entry in entries] == [
+        ("baseline", None),
+        ("PI", None),
+        ("start", 0),
+    ]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["evaluated"] == 1
 
 
 def test_early_stopping_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path, monkeypatch):
@@ -124,12 +140,14 @@ def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_el
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--metrics", "luck"]
     flags += ["--tokens_per_batch", "1", "--early_stopping", "probable", "--early_stopping_error", "0.5"]
     flags += ["--early_stopping_check", "100"]
-    assert command(*flags, "--no_cache", output=tmp_path / "one")[0] == 0
+    status, out, _ = command(*flags, "--no_cache", output=tmp_path / "one")
+    assert status == 0
     journal = [json.loads(line) for line in (tmp_path / "one" / "journal.jsonl").read_text().splitlines()]
     stopped = [entry for entry in journal if "stopped_after" in entry]
     assert stopped
     in_full = {entry["key"].removeprefix("check "): entry for entry in journal if entry["origin"] == "check"}
     assert in_full.keys() == {entry["key"] for entry in stopped}
+    assert f"given up, now in full: {len(stopped)} of {len(stopped)} ..." in out
     lost = sum(in_full[entry["key"]]["fitness"] >= entry["floor"] for entry in stopped)
     assert all(set(entry["scores"]) == {"toy_pos_0", "toy_pos_50", "toy_pos_100"} for entry in journal)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in journal)
@@ -149,7 +167,8 @@ def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_el
     assert command("--resume", str(tmp_path / "one"))[0] == 0
     assert (tmp_path / "one" / "factors.json").read_bytes() == factors
     # with a cache that knows what would have been the answer
-    assert command(*[f for f in flags if f not in ("--early_stopping", "probable")], output=tmp_path / "all")[0] == 0
+    patient = [f for f in flags[:-2] if f not in ("--early_stopping", "probable")]
+    assert command(*patient, output=tmp_path / "all")[0] == 0
     assert command(*flags, output=tmp_path / "two")[0] == 0
     assert (tmp_path / "two" / "factors.json").read_bytes() == factors
     again = [json.loads(line) for line in (tmp_path / "two" / "journal.jsonl").read_text().splitlines()]
@@ -213,6 +232,7 @@ def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_pa
         (["--preset", "quick"], GeneticAlgorithm, 12 + 4 * (6 + 2 * 2)),
         (["--preset", "quick", "--optimizer", "random"], RandomSearch, 5 * (6 + 2 * 2)),
         (["--preset", "quick", "--optimizer", "cma-es"], CMAES, 5 * (6 + 2 * 2)),
+        (["--optimizer", "cma-es", "--mutations", "2", "--crossovers", "1", "--epochs", "0"], CMAES, 4),
         (["--preset", "quick", "--epochs", "1"], GeneticAlgorithm, 12 + 1 * (6 + 2 * 2)),
     ],
 )
@@ -280,6 +300,11 @@ def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
         ga.make_optimizer(ga.parse(["--skip", "31"]), Layers(32))
 
 
+def test_too_few_individuals_for_cma_es_are_refused_in_words_of_the_command():
+    with pytest.raises(UserError, match="--mutations 1 --crossovers 1: CMA-ES needs 4 individuals a generation"):
+        ga.make_optimizer(ga.parse(["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"]), Layers(32))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -288,11 +313,19 @@ def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
         (["--model_args", "factors=x.json"], "makes its own factors"),
         (["--search_seed", "1.5"], "--search_seed: expected a whole number, not '1.5'"),
         (["--batch_size", "many"], "--batch_size: expected a whole number, not 'many'"),
+        (["--batch_size", "0"], "--batch_size: expected at least 1, not 0"),
+        (["--tokens_per_batch", "-5"], "--tokens_per_batch: expected at least 1, not -5"),
+        (["--examples", "0"], "--examples: expected at least 1, not 0"),
+        (["--held_out_examples", "-2"], "--held_out_examples: expected at least 0, not -2"),
+        (["--num_fewshot", "-1"], "--num_fewshot: expected at least 0, not -1"),
+        (["--positions", "0,50,x"], "--positions: expected numbers with commas between them, not '0,50,x'"),
+        (["--early_stopping_error", "x"], "--early_stopping_error: expected a number between 0 and 1, not x"),
         (["--gen_kwargs", "do_sample"], "expected key=value or a JSON object"),
         (["--fewshot_as_multiturn"], "add --apply_chat_template"),
         (["--limit", "5"], "--limit is a flag of lm_eval that a search does not take: --examples"),
         (["--model", "hf"], "--model is a flag of lm_eval that a search does not take: a search always runs"),
         (["--taskz", "a"], "unrecognized arguments: --taskz"),
+        (["--early_stopping_check", "3"], "--early_stopping_check: nothing is given up that could be checked"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_status_2(flags, message, capsys):
@@ -330,6 +363,21 @@ def test_flags_of_lm_eval_are_read_as_lm_eval_reads_them_and_handed_back_to_it()
     assert again.system_instruction == "be brief"
     assert again.seed == [0, 1234, 1234, 5]
     assert again.model_args == {**theirs.model_args, "factors": "o/factors.json"}
+
+
+def test_nested_model_arguments_are_handed_back_to_lm_eval_as_json():
+    from lm_eval._cli.harness import HarnessCLI
+
+    model_args = {"pretrained": "a/b", "max_memory": {"0": "10GiB", "cpu": "30GiB"}, "revision": "1"}
+    args = ga.parse(["--model_args", json.dumps(model_args), "--output", "o"])
+    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(ga.reproduce_command(args, []))[1:]])
+    assert again.model_args == {**model_args, "factors": "o/factors.json"}
+
+
+def test_a_pattern_is_handed_to_lm_eval_as_the_tasks_that_it_stands_for():
+    args = ga.parse(["--tasks", "kv_50*,mdqa_pos", "--output", "o"])
+    parts = [part_at("kv_50", 0), part_at("kv_50", 100), part_at("mdqa", 0)]
+    assert "--tasks kv_50_pos_0,kv_50_pos_100,mdqa_pos " in ga.reproduce_command(args, parts) + " "
 
 
 @pytest.mark.parametrize(
@@ -378,7 +426,6 @@ def test_a_resumed_search_remembers_its_best_and_its_place(command, tmp_path, mo
 def test_the_live_display_shows_what_there_is_to_beat_and_the_best_so_far(toy_lm, task_folder):
     from rich.console import Console
 
-    from search import report
     from search.fitness import Fitness, load_parts
 
     args = ga.parse(["--control_points", "3"])
@@ -394,6 +441,208 @@ def test_the_live_display_shows_what_there_is_to_beat_and_the_best_so_far(toy_lm
     assert "generation 0/20" in shown
     assert "individual 2 of at most 512" in shown
     assert "7.5 prompts/s" in shown  # 15 prompts each
-    assert "at most 17 min" in shown  # 510 more of 2 s each
+    assert "about 17 min" in shown  # 510 more of 2 s each
     for name, fitness_shown in (("baseline", "0.1250"), ("best so far", "0.5000"), ("this one", "0.3750")):
         assert any(name in line and fitness_shown in line for line in shown.splitlines())
+
+
+def test_a_search_whose_journal_lost_its_best_individual_evaluates_it_again(command, tmp_path):
+    assert command(*SMALL, "--held_out_examples", "0")[0] == 0
+    folder = tmp_path / "out"
+    factors = (folder / "factors.json").read_bytes()
+    lines = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    best = max(range(3, len(lines)), key=lambda k: json.loads(lines[k])["fitness"])
+    assert json.loads(factors)["origin"]["fitness"]["value"] == json.loads(lines[best])["fitness"]
+    (folder / "journal.jsonl").write_bytes(b"".join(lines[:best] + lines[best + 1 :]))
+    status, out, _ = command("--resume", str(folder))
+    assert status == 0
+    assert "state.json knows individuals that the journal does not: the generations so far are drawn again" in out
+    assert (folder / "factors.json").read_bytes() == factors
+    assert len((folder / "journal.jsonl").read_bytes().splitlines()) == len(lines)
+
+
+@pytest.mark.parametrize("state", ['{"gener', "{}", "[]"])
+def test_a_damaged_state_is_said_to_be_and_costs_nothing(command, tmp_path, monkeypatch, state):
+    assert command(*SMALL, "--held_out_examples", "0")[0] == 0
+    factors = (tmp_path / "out" / "factors.json").read_bytes()
+    (tmp_path / "out" / "state.json").write_text(state)
+    monkeypatch.setattr(ga.Search, "evaluate", lambda *_: pytest.fail("evaluated again"))
+    status, out, _ = command("--resume", str(tmp_path / "out"))
+    assert status == 0
+    assert out.count("state.json is damaged: the generations so far are drawn again, from the journal") == 1
+    assert (tmp_path / "out" / "factors.json").read_bytes() == factors
+
+
+def test_damaged_arguments_are_no_default_search(tmp_path, capsys):
+    (tmp_path / "arguments.json").write_text("[]")
+    assert ga.main(["--resume", str(tmp_path)]) == 2
+    assert "arguments.json: damaged" in capsys.readouterr().err
+
+
+def test_held_out_examples_that_are_refused_are_refused_before_the_search(command, tmp_path, monkeypatch):
+    from search import fitness
+
+    load_parts = fitness.load_parts
+
+    def refusing(lm, tasks, **options):
+        if options.get("split") == "held_out":
+            raise PromptTooLong("toy, question 7: 1100 prompt tokens, at most 1000")
+        return load_parts(lm, tasks, **options)
+
+    monkeypatch.setattr(fitness, "load_parts", refusing)
+    status, _, err = command(*SMALL)
+    assert status == 2
+    assert "held-out examples: toy, question 7: 1100 prompt tokens, at most 1000; or leave these out" in err
+    assert not (tmp_path / "out").exists()
+    assert command(*SMALL, "--held_out_examples", "0")[0] == 0
+
+
+def test_what_the_search_found_is_reported_even_if_the_held_out_evaluation_fails(command, tmp_path, monkeypatch):
+    def failing(search, found):
+        raise UserError("no")
+
+    monkeypatch.setattr(ga, "evaluate_held_out", failing)
+    assert command(*SMALL, "--held_out_examples", "4")[0] == 2
+    assert "held_out" not in json.loads((tmp_path / "out" / "report.json").read_text())
+    assert "On the search examples" in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_going_on_with_a_finished_search_measures_nothing_even_without_a_cache(command, tmp_path, monkeypatch):
+    assert command(*SMALL, "--held_out_examples", "4", "--no_cache")[0] == 0
+    files = [tmp_path / "out" / name for name in ("summary.md", "report.json")]
+    before = [file.read_text() for file in files]
+    monkeypatch.setattr("search.fitness.Fitness.__call__", lambda *_: pytest.fail("measured again"))
+    status, out, _ = command("--resume", str(tmp_path / "out"))
+    assert status == 0
+    assert "The search itself is at its end." in out
+    assert "to go at this pace" not in out
+    assert json.loads(files[1].read_text()) == json.loads(before[1])
+    held_out = lambda text: text[text.index("## toy: held-out") :]  # noqa: E731
+    assert held_out(files[0].read_text()) == held_out(before[0])
+
+
+def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(command, monkeypatch):
+    from search.fitness import Measured
+
+    scores = {"toy_pos_0": 0.5, "toy_pos_50": float("inf"), "toy_pos_100": 0.5}
+    monkeypatch.setattr("search.fitness.Fitness.__call__", lambda *_: Measured(float("inf"), scores, {}, 0.1))
+    status, _, err = command(*SMALL, "--held_out_examples", "0")
+    assert status == 2
+    assert err.splitlines()[-1].startswith("search: error: the fitness of factors 1, 1, 1 is inf, by toy_pos_50 (inf)")
+
+
+def test_pi_as_the_best_individual_is_counted_drawn_and_remembered(command, tmp_path, monkeypatch):
+    from search.fitness import Fitness, Measured
+
+    def measured(self, factors, *_):
+        values = self._per_layer(factors)
+        fitness = 1.0 if values == [1.5] * 3 else 0.1 + sum(values) / 100
+        return Measured(fitness, {part.name: fitness for part in self.parts}, {}, 0.5)
+
+    monkeypatch.setattr(Fitness, "__call__", measured)
+    _, undisturbed, _ = command(*SMALL, "--held_out_examples", "0", output=tmp_path / "whole")
+    journal = [json.loads(line) for line in (tmp_path / "whole" / "journal.jsonl").read_text().splitlines()]
+    of_a_generation = [entry for entry in journal if entry["generation"] is not None]
+    found = json.loads((tmp_path / "whole" / "report.json").read_text())
+    assert found["evaluated"] == len(of_a_generation) == len({entry["key"] for entry in journal}) - 1
+    assert max(entry["fitness"] for entry in of_a_generation) == found["best"]["fitness"] == 1.0
+    assert set(found["to_beat"]["PI"]) == {"key", "fitness", "scores", "seconds"}
+    assert "PI 1.500" in undisturbed
+
+    evaluate = ga.Search.evaluate
+
+    def interrupted(self, individual):
+        if self.optimizer.generation == 2:
+            raise KeyboardInterrupt
+        return evaluate(self, individual)
+
+    monkeypatch.setattr(ga.Search, "evaluate", interrupted)
+    command(*SMALL, "--held_out_examples", "0")
+    monkeypatch.setattr(ga.Search, "evaluate", evaluate)
+    _, resumed, _ = command("--resume", str(tmp_path / "out"))
+    place = lambda text: [x.split("  left")[0] for x in text.splitlines() if x.startswith("generation 2")]  # noqa: E731
+    assert place(resumed) == place(undisturbed)
+
+
+def test_individuals_that_a_cache_knew_say_nothing_about_the_time_to_go():
+    optimizer = SimpleNamespace(max_evaluations=10, generation=0, told_so_far=0)
+    search = SimpleNamespace(optimizer=optimizer, fitness=SimpleNamespace(prompts=4))
+    tally = report._Tally(search, {})
+    for _ in range(4):
+        tally.add({"fitness": 0.5, "seconds": 0.0}, True)
+    assert tally.eta == "-"
+    tally.add({"fitness": 0.5, "seconds": 3.0}, True)
+    assert tally.eta == "about 15.0 s"
+
+
+def test_the_plan_counts_held_out_prompts_and_checks(command, monkeypatch):
+    monkeypatch.setattr("search.fitness.BOUNDED", {"luck"})
+    flags = ["--metrics", "luck", "--early_stopping", "--early_stopping_check", "3", "--held_out_examples", "4"]
+    _, out, _ = command(*SMALL, *flags, "--dry_run")
+    assert f"at most {15 * (5 + 2 * 5 + 2 + 3)} prompts" in out
+    assert "45 of these to check what was given up" in out
+    assert "and 24 held-out prompts at the end" in out  # two positions, three factors
+
+
+def test_scores_of_several_tasks_by_position_are_told_apart():
+    parts = [part_at(task, position) for task in ("kv", "mdqa") for position in (0, 100)]
+    search = SimpleNamespace(fitness=SimpleNamespace(parts=parts))
+    entry = {"scores": {part.name: 0.5 for part in parts}}
+    assert report.scores(search, entry) == "kv 0 %: 0.500  kv 100 %: 0.500  mdqa 0 %: 0.500  mdqa 100 %: 0.500"
+    search.fitness.parts = parts[:2]
+    assert report.scores(search, entry) == "0%: 0.500  100%: 0.500"
+
+
+def test_examples_of_one_question_are_paired_by_their_mean(command, tmp_path, monkeypatch):
+    from search.fitness import Part
+
+    monkeypatch.setattr(Part, "questions", property(lambda part: [number % 3 for number in part.numbers]))
+    flags = ["--population", "2", "--parents", "1", "--epochs", "0", "--held_out_examples", "7"]
+    assert command(*flags, "--tasks", "toy_plain")[0] == 0
+    folder = tmp_path / "out"
+    kept = json.loads((folder / "held_out.json").read_text())
+    numbers = json.loads((folder / "held_out_samples.json").read_text())["toy_plain"]
+    rows = [measured["examples"]["toy_plain"] for measured in kept["measured"].values()]
+    means = [
+        [statistics.fmean(v for v, n in zip(row, numbers, strict=True) if n % 3 == q) for q in range(3)] for row in rows
+    ]
+    difference = json.loads((folder / "report.json").read_text())["differences"][0]
+    assert difference["questions"] == 3
+    assert difference["mean"] == pytest.approx(statistics.fmean(means[2]) - statistics.fmean(means[0]))
+    summary = (folder / "summary.md").read_text()
+    assert "7 examples of 3 questions" in summary
+    assert "Examples that share a question are averaged" in summary
+    assert "worst position" not in summary  # a task without positions has none
+
+
+def test_one_held_out_question_gives_no_interval_and_valid_json(command, tmp_path):
+    flags = ["--population", "1", "--parents", "1", "--epochs", "0", "--held_out_examples", "1"]
+    assert command(*flags, "--metadata", "search_seed=3")[0] == 0
+    found = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert found["differences"][0]["interval"] == [None, None]
+    summary = (tmp_path / "out" / "summary.md").read_text()
+    assert "without an interval, as one question gives none; worst position" in summary
+    assert "nan" not in summary
+    assert "(1 question)" in summary
+    assert "search sample 3" in summary
+
+
+def test_free_factors_name_no_control_points(command, tmp_path):
+    flags = ["--population", "1", "--parents", "1", "--epochs", "0", "--held_out_examples", "0", "--curve", "free"]
+    assert command(*flags)[0] == 0
+    assert "control_points" not in factors_file.load(tmp_path / "out" / "factors.json").origin["search"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "names"),
+    [
+        ("ga", "mutations crossovers start population parents crossover_tries max_dx max_dy"),
+        ("cma-es", "mutations crossovers start"),
+        ("random", "mutations crossovers"),
+        ("gradient", "learning_rate epoch_samples gradient_batch start"),
+    ],
+)
+def test_a_search_is_known_by_the_flags_that_decide_what_it_finds(optimizer, names):
+    """In this order, as searches that are there already have them."""
+    always = "optimizer curve control_points continuous skip seed epochs"
+    assert [*ga.SETTINGS, *ga.SETTINGS_OF[optimizer]] == f"{always} {names}".split()

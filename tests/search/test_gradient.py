@@ -1,6 +1,7 @@
 """Gradient descent on the factors, against finite differences."""
 
 import json
+import time
 
 import pytest
 
@@ -105,9 +106,25 @@ def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_pat
     assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
     journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     found = json.loads((tmp_path / "factors.json").read_text())
-    assert [entry["origin"] for entry in journal] == ["baseline", "PI", "gradient", "gradient"]
+    assert [entry["origin"] for entry in journal] == ["baseline", "PI", "start", "gradient", "gradient"]
     assert found["origin"]["fitness"]["value"] == journal[-1]["fitness"]  # the last epoch, not the fittest
     assert found["unscaled_layers"] == [0]
+
+
+def test_the_time_and_the_examples_of_the_gradients_are_in_the_plan_and_in_the_seconds(
+    toy_lm, task_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(ga, "load_model", lambda args: toy_lm)
+    step = GradientDescent._step
+    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
+    flags = ["--optimizer", "gradient", "--epochs", "1", "--epoch_samples", "5", "--gradient_batch", "2"]
+    flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache"]
+    assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "and 1 x 4 examples forwards and backwards: an epoch is 2 whole batches of 2" in out
+    assert "the passes for the gradient come on top" in out
+    journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert journal[-1]["seconds"] > 1
 
 
 def test_it_needs_reference_answers(toy_lm, task_folder):

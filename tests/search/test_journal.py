@@ -89,6 +89,30 @@ def test_without_its_state_a_search_is_drawn_again_from_the_journal(undisturbed,
     assert (tmp_path / "state.json").read_bytes() == (undisturbed / "state.json").read_bytes()
 
 
+def test_an_individual_whose_line_was_deleted_is_evaluated_again(undisturbed, tmp_path):
+    """As the error about a damaged line says, whichever it was: the first generation's, the best one's or the last."""
+    lines = (undisturbed / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    best = max(range(len(lines)), key=lambda k: json.loads(lines[k])["fitness"])
+    for gone in {0, best, len(lines) - 1}:
+        folder = tmp_path / str(gone)
+        folder.mkdir()
+        for name in ("settings.json", "state.json"):
+            (folder / name).write_bytes((undisturbed / name).read_bytes())
+        (folder / "journal.jsonl").write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
+        assert finish(folder) == (0, "")
+        assert sorted((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)) == sorted(lines)
+        for name in ("state.json", "factors.json"):
+            assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_the_last_line_of_a_key_counts(tmp_path):
+    with Journal(tmp_path, {}) as journal:
+        journal.record("a", {"generation": None, "fitness": 1.0})
+        journal.record("a", {"generation": 0, "fitness": 1.0})
+    with Journal(tmp_path, {}) as journal:
+        assert journal.individuals == {"a": {"key": "a", "generation": 0, "fitness": 1.0}}
+
+
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     with Journal(tmp_path, {"seed": 0}):
         code, err = finish(tmp_path)

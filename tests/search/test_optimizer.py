@@ -349,6 +349,7 @@ def test_cma_es_that_would_ask_differently_is_refused():
         (lambda: GeneticAlgorithm(Space(L=32), M_x=-1), "M_x=-1"),
         (lambda: RandomSearch(Space(L=32), N=0), "N=0"),
         (lambda: CMAES(Space(L=32), sigma=0.0), "sigma=0"),
+        (lambda: CMAES(Space(L=32), N=3), "N=3"),
         (lambda: CMAES(Space(L=32), seed=2**32), "from 0 to 4294967295"),
     ],
 )

@@ -17,6 +17,10 @@ def factors(individual):
     return Factors.from_curve("bezier", individual.points, num_layers=L)
 
 
+def key(individual):
+    return factors(individual).digest()
+
+
 def evaluate(individual):
     time.sleep(0.001)
     return {"fitness": -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(factors(individual).per_layer()))}
@@ -26,7 +30,10 @@ def main(folder, seed):
     ga = GeneticAlgorithm(Space(L), N_ps=12, N_pa=4, T=8, N_mu=6, N_cr=3, seed=seed)
     with Journal(folder, {"seed": seed}) as journal:
         print("at work", flush=True)
-        best, entry = loop.run(ga, evaluate, journal, key=lambda individual: factors(individual).digest())
+        loop.restore(ga, journal, key)
+        for note in journal.notes:
+            print(note, flush=True)
+        best, entry = loop.run(ga, evaluate, journal, key)
     origin = {"fitness": entry["fitness"], "seed": seed}
     Factors.from_curve("bezier", best.points, num_layers=L, origin=origin).save(Path(folder) / "factors.json")
 
