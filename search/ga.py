@@ -776,15 +776,14 @@ HELD_OUT_NUMBERS = "held_out_samples.json"
 
 def own_split(part: Any) -> bool:
     """Whether the task itself hands out the held-out examples; any other task's were picked by number."""
-    return bool(part.numbers == list(range(len(part.docs))))
+    return not part.divided
 
 
 def groups(parts: Sequence[Any]) -> dict[str, list[Any]]:
     """Parts that are one task at several positions, under the name they share; any other part by itself."""
     found: dict[str, list[Any]] = {}
     for part in parts:
-        name = part.name.rpartition("_pos_")[0] if part.position is not None and "_pos_" in part.name else part.name
-        found.setdefault(name, []).append(part)
+        found.setdefault(part.stem, []).append(part)
     return found
 
 

@@ -138,7 +138,7 @@ def test_early_stopping_asks_less_and_finds_the_same_factors_to_the_byte(command
 def test_improbable_individuals_are_given_up_and_the_outcome_hangs_on_nothing_else(command, tmp_path, monkeypatch):
     monkeypatch.setattr("search.fitness.BOUNDED", {"luck"})
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--metrics", "luck"]
-    flags += ["--tokens_per_batch", "1", "--early_stopping", "probable", "--early_stopping_error", "0.5"]
+    flags += ["--early_stopping", "probable", "--early_stopping_error", "0.5"]
     flags += ["--early_stopping_check", "100"]
     status, out, _ = command(*flags, "--no_cache", output=tmp_path / "one")
     assert status == 0
