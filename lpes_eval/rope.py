@@ -554,7 +554,8 @@ class _Kept:
     def __init__(self, source: _RotaryForward) -> None:
         self._source = source
         self._never = False  # this family's tables are none of cosines and sines
-        self._made_for: tuple[torch.dtype, Any] | None = None  # the dtype asked for, and the attention scaling
+        self._dtype: torch.dtype | None = None  # that was asked for, whatever the family answers
+        self._scaling: Any = None
         self._frequencies = torch.empty(0)
         self._positions = torch.empty(0, dtype=torch.long)
         self._tables = torch.empty(0)  # (2U, N, d): U tables of cosines, then U of sines
@@ -588,10 +589,10 @@ class _Kept:
     def _outdated(self, dtype: torch.dtype) -> bool:
         """Whether what the tables were made of is no longer so. Numbers are compared: a tensor may change in place."""
         rotary: Any = self._source.module
-        now, then = rotary.inv_freq, self._frequencies
-        if self._made_for != (dtype, getattr(rotary, "attention_scaling", None)):
+        if dtype is not self._dtype or getattr(rotary, "attention_scaling", None) != self._scaling:
             return True
-        return now.dtype != then.dtype or now.device != then.device or not torch.equal(now, then)
+        now, then = rotary.inv_freq, self._frequencies
+        return now.dtype is not then.dtype or now.device.type != "cpu" or not torch.equal(now, then)
 
     def _make(self, dtype: torch.dtype, end: int, number: int) -> bool:
         source = self._source
@@ -608,7 +609,8 @@ class _Kept:
                 return False
             self._tables = torch.cat([part for kind in zip(*tables, strict=True) for part in kind])
             self._frequencies = rotary.inv_freq.detach().clone()
-        self._positions, self._made_for = positions, (dtype, getattr(rotary, "attention_scaling", None))
+        self._positions, self._dtype = positions, dtype
+        self._scaling = getattr(rotary, "attention_scaling", None)
         return True
 
 
