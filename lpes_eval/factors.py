@@ -220,13 +220,16 @@ def load(path: str | Path) -> Factors:
 def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
-    ``reference`` stands for the factors that are shipped with the reference model.
+    ``reference`` stands for the factors that are shipped with the reference model. A list may also be an array or a
+    tensor of one dimension.
 
     Raises:
         FactorsError: as ``load``, or for a value of another type.
     """
     if isinstance(value, Factors):
         return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if value == REFERENCE:
         return load(Path(__file__).parent / "reference" / "base" / "factors.json")
     if isinstance(value, str):
@@ -245,14 +248,25 @@ def parse(value: Any) -> Factors:
     )
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that whoever reads, even after a crash, finds the old file or the new one."""
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write ``content`` to ``path`` so that whoever reads, even after a crash, finds the old file or the new one.
+
+    A link stays a link, and the file that it names is written. What is no file, such as a pipe or ``/dev/stdout``,
+    cannot be replaced, and is written to as it stands.
+    """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

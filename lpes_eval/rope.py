@@ -19,42 +19,54 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
+from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors, parse
 
 BATCHED_LIMIT = 1 << 22
 """Tables of all factors are computed at once up to this many elements (16 MiB of float32 angles); beyond it each layer
 computes its own when its turn comes, so that a very long prompt never holds more than one layer's table."""
 
+METHOD = "_peer_method"
+"""The attribute by which a peer method (``lpes_eval.peers``) marks a module of the model that it is in: its name."""
+
 _ATTRIBUTE = "_layer_rope"
 _POSITION_EMBEDDINGS = "position_embeddings"
+_REPLICATE = "_replicate_for_data_parallel"
 
 
-def apply(model: nn.Module, factors: Factors | Sequence[float] | float | str | Path | Tensor) -> None:
+def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor) -> None:
     """Give every decoder layer of ``model`` its own factor, in place of any factors applied before.
 
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
             dtype and with any attention implementation; also one wrapped by PEFT.
         factors: one number > 0 a layer; or a factors object or file, or one number for all layers; or a float tensor
-            of shape (layers,), through which gradients flow and whose values count at each forward.
+            of shape (layers,), through which gradients flow and whose values count at each forward. Gradient
+            checkpointing must then be non-reentrant (``use_reentrant=False``): the other kind goes backward once a
+            layer, the second time through a graph that the first has freed.
 
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers.
         UnsupportedModel: a model whose layers cannot be given factors; the message says why.
+        UserError: a peer method (``lpes_eval.peers``) is in the model.
+
+    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
 
     Keys in a cache are already rotated. A cache that was filled before this call is refused when it is next used
     (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it.
     """
     decoder = find_decoder(model)
+    if (method := method_in(model)) is not None:
+        raise UserError(f"the model has {method} in it, which rotates queries and keys its own way; detach it first")
     live = factors if isinstance(factors, Tensor) else None
     if live is not None and live.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(live.shape)}; expected one number a layer")
@@ -63,7 +75,7 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | float | str | P
     if previous is not None:
         if previous.factors == values and previous.live is live:
             return
-        previous.detach()
+        previous.detach(decoder.module)
     decoder.module.__dict__[_ATTRIBUTE] = _LayerRope(decoder, values, live)
 
 
@@ -71,7 +83,7 @@ def remove(model: nn.Module) -> None:
     """Undo ``apply`` exactly: no hook, attribute or changed number is left. Without applied factors, do nothing."""
     for module in model.modules():
         if (rope := module.__dict__.get(_ATTRIBUTE)) is not None:
-            rope.detach()
+            rope.detach(module)
             del module.__dict__[_ATTRIBUTE]
 
 
@@ -81,6 +93,11 @@ def applied(model: nn.Module) -> list[float] | None:
         if (rope := module.__dict__.get(_ATTRIBUTE)) is not None:
             return list(rope.factors)
     return None
+
+
+def method_in(model: nn.Module) -> str | None:
+    """The name of the peer method (``lpes_eval.peers``) that is in the model, or None."""
+    return next((module.__dict__[METHOD] for module in model.modules() if METHOD in module.__dict__), None)
 
 
 # -- finding the places ----------------------------------------------------------------------------------------------
@@ -191,7 +208,12 @@ def _takes_position_embeddings(layer: nn.Module) -> bool:
 
 
 class _LayerRope:
-    """One set of factors, hooked into one decoder."""
+    """One set of factors in one decoder.
+
+    What it puts into the modules are objects, methods and partial functions, never closures: a deep copy or a pickle
+    of the model takes them along, each with its own module. It refers to no module itself, so that a copy of one layer
+    is a copy of one layer.
+    """
 
     def __init__(self, decoder: Decoder, factors: tuple[float, ...], live: Tensor | None = None) -> None:
         self.live = live
@@ -206,42 +228,58 @@ class _LayerRope:
             self.distinct = list(factors)
             self.slots = list(decoder.rotates_as)
         self.some_plain = None in self.slots
-        self.widths: dict[nn.Module, int] = {}  # of a table's row, before its halves are joined
-        self.caches: WeakSet[Cache] = WeakSet()
-        self._latest: Callable[[], Cache | None] = lambda: None  # the one that most calls come with
-        self._detached = False
-        self._replaced: list[tuple[nn.Module, Any]] = []
-        self._divisors: dict[torch.device, Tensor] = {}
+        self.detached = False
         self._handles: list[Any] = []
-        self._enclose(decoder.module, self._check_cache, self._note_cache)
+        self._begin()
+        if "forward" in decoder.module.__dict__:
+            self._handles.append(decoder.module.register_forward_pre_hook(self.check_cache, with_kwargs=True))
+            self._handles.append(decoder.module.register_forward_hook(self.note_cache))
+        else:
+            _DecoderForward(decoder.module, self).put()
         if not self.distinct:
             return
         for rotary in decoder.rotaries:
             if _keeps_its_frequencies(rotary):
-                self.widths[rotary] = rotary.inv_freq.numel()
-                self._replace_forward(rotary, self._tabulate_alone(rotary))
+                _RotaryForward(rotary, self).put()
             else:
-                self._handles.append(rotary.register_forward_hook(self._tabulate(rotary), with_kwargs=True))
-        if decoder.rotaries:
-            for h, layer in enumerate(decoder.layers):
-                self._enclose(layer, self._pick(h))
+                self._answer_for(rotary, None)
+        for h, layer in enumerate(decoder.layers if decoder.rotaries else ()):
+            if "forward" in layer.__dict__:
+                hook = functools.partial(_pick, h)
+                self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                _LayerForward(layer, h).put()
         for h, rotaries in decoder.own.items():
             if self.slots[h] is not None:
                 for rotary in rotaries:
-                    self._handles.append(rotary.register_forward_hook(self._tabulate(rotary, h), with_kwargs=True))
+                    self._answer_for(rotary, h)
+
+    def _begin(self) -> None:
+        """What belongs to one model and is not copied with it."""
+        self.caches: WeakSet[Cache] = WeakSet()
+        self._latest: Callable[[], Cache | None] = lambda: None  # the one that most calls come with
+        self._divisors: dict[torch.device, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("caches", "_latest", "_divisors")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors in force now, one a layer."""
         return self._factors if self.live is None else tuple(self.live.tolist())
 
-    def detach(self) -> None:
-        self._detached = True
+    def detach(self, root: nn.Module) -> None:
+        """Take it out of the decoder ``root``."""
+        self.detached = True
         for handle in self._handles:
             handle.remove()
-        for module, forward in self._replaced:
-            if module.__dict__.get("forward") is forward:  # else somebody has wrapped it, and it only passes on
-                del module.forward
+        for module in root.modules():
+            if (forward := _ours(module)) is not None:  # else somebody has wrapped it, and it only passes on
+                forward.take_back()
         for cache in list(self.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
             if cache.get_seq_length() > 0:
@@ -249,72 +287,16 @@ class _LayerRope:
         self.caches.clear()
         self._latest = lambda: None
 
-    # -- a module's forward
-
-    def _replace_forward(self, module: nn.Module, forward: Any) -> None:
-        module.forward = forward
-        self._replaced.append((module, forward))
-
-    def _enclose(self, module: nn.Module, before: Callable, after: Callable | None = None) -> None:
-        """Call ``before`` and ``after`` around a module's forward, with the arguments of hooks.
-
-        PyTorch calls a module with hooks a longer way, which a small model's decoding step feels (1 to 3 % of it). So
-        they are hooks only where the module's forward is somebody else's already, who may put back what was there.
-        """
-        if "forward" in module.__dict__:
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            if after is not None:
-                self._handles.append(module.register_forward_hook(after))
-            return
-        forward = type(module).forward
-
-        @functools.wraps(forward)
-        def enclosed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            args, kwargs = before(module, args, kwargs) or (args, kwargs)
-            output = forward(module, *args, **kwargs)
-            if after is not None:
-                after(module, args, output)
-            return output
-
-        self._replace_forward(module, MethodType(enclosed, module))  # a method, so that a deep copy calls its own
-
     # -- rotary tables
 
-    def _tabulate(self, rotary: nn.Module, h: int | None = None) -> Callable:
-        """A hook that answers for a rotary module with all layers' tables, or with those of layer ``h`` alone."""
-        forward, names = _undecorated(type(rotary))
+    def _answer_for(self, rotary: nn.Module, h: int | None) -> None:
+        hook = functools.partial(self._answer, h, _Code(type(rotary)))
+        self._handles.append(rotary.register_forward_hook(hook, with_kwargs=True))
 
-        def hook(rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
-            tables = _Tables(self, rotary, forward, _named(names, args, kwargs), output)
-            return tables if h is None else tables.of(h)
-
-        return hook
-
-    def _tabulate_alone(self, rotary: nn.Module) -> Callable:
-        """A forward that makes all layers' tables at once, in place of the model's own table that no layer may need.
-
-        In decoding, where a table is one row, the calls are the cost; this way there are as many as without factors,
-        or none where tables are kept.
-        """
-        own, (forward, names) = rotary.forward, _undecorated(type(rotary))
-        kept = _Kept(self, rotary, forward)
-
-        def tabulate(*args: Any, **kwargs: Any) -> Any:
-            if self._detached:
-                return own(*args, **kwargs)
-            return _Tables(self, rotary, forward, _named(names, args, kwargs), None, own, kept)
-
-        return tabulate
-
-    def _pick(self, h: int) -> Callable:
-        def hook(layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            tables = kwargs.get(_POSITION_EMBEDDINGS)
-            if type(tables) is _Tables and len(args) == 1:  # as most families call their layers: (hidden_states, ...)
-                kwargs[_POSITION_EMBEDDINGS] = tables.of(h)
-                return args, kwargs
-            return tuple(_resolve(a, h) for a in args), {name: _resolve(a, h) for name, a in kwargs.items()}
-
-        return hook
+    def _answer(self, h: int | None, code: _Code, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+        """A rotary module's answer: the tables of all layers, or those of layer ``h`` alone."""
+        tables = _Tables(self, rotary, code, code.named(args, kwargs), output)
+        return tables if h is None else tables.of(h)
 
     def divisors(self, device: torch.device) -> Tensor:
         """The distinct factors on ``device``, shaped to divide positions: (U, 1)."""
@@ -326,32 +308,184 @@ class _LayerRope:
 
     # -- caches: keys in them are rotated already
 
-    def _check_cache(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def check_cache(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Refuse a cache that was filled under other factors. As the arguments of a hook before the forward."""
         # A cache meets its first, uncompiled forward before any compiled one.
-        if torch.compiler.is_compiling() or self._detached:
+        if torch.compiler.is_compiling() or self.detached:
             return
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("past_key_values") if not args else _cache_in((*args, *kwargs.values()))
         if not isinstance(cache, Cache):
             return
         if self.live is None and (cache is self._latest() or cache in self.caches):
             return
-        if cache.__dict__.get(_ATTRIBUTE) != self.factors and cache.get_seq_length() > 0:
+        mark = cache.__dict__.get(_ATTRIBUTE)
+        if (mark is None or mark.factors != self.factors) and cache.get_seq_length() > 0:
             raise CacheError(
                 f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated under "
                 "other layer factors than those now in force; start with an empty cache"
             )
-        self._own(cache)
+        self.own(cache)
 
-    def _note_cache(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if not torch.compiler.is_compiling() and not self._detached:
-            cache = getattr(output, "past_key_values", None)
+    def note_cache(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """Remember the cache that a forward returns. As the arguments of a hook after the forward."""
+        if not torch.compiler.is_compiling() and not self.detached:
+            cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
             if isinstance(cache, Cache) and cache is not self._latest() and cache not in self.caches:
-                self._own(cache)
+                self.own(cache)
 
-    def _own(self, cache: Cache) -> None:
-        cache.__dict__[_ATTRIBUTE] = self.factors  # a deep copy of the cache carries it along
+    def own(self, cache: Cache) -> None:
+        """Note that the cache's keys are rotated under these factors."""
+        cache.__dict__[_ATTRIBUTE] = _Mark(self.factors, self, cache)
         self.caches.add(cache)
         self._latest = weakref.ref(cache)
+
+
+def _cache_in(values: tuple) -> Cache | None:
+    return next((value for value in values if isinstance(value, Cache)), None)
+
+
+class _Mark:
+    """On a cache: the factors that its keys are rotated under. A copy of the cache is made known to the same model."""
+
+    def __init__(self, factors: tuple[float, ...], rope: _LayerRope | None = None, cache: Cache | None = None) -> None:
+        self.factors = factors
+        self._rope = weakref.ref(rope) if rope is not None else lambda: None
+        self._cache = weakref.ref(cache) if cache is not None else lambda: None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Mark:
+        rope, copied = self._rope(), memo.get(id(self._cache()))
+        if rope is None or not isinstance(copied, Cache):
+            return _Mark(self.factors)
+        rope.caches.add(copied)
+        return _Mark(self.factors, rope, copied)
+
+    def __reduce__(self) -> tuple:
+        return _Mark, (self.factors,)
+
+
+# -- in place of a module's forward ----------------------------------------------------------------------------------
+
+
+class _Forward:
+    """What stands in for a module's forward.
+
+    PyTorch calls a module with hooks a longer way, which a small model's decoding step feels (1 to 3 % of it). So they
+    are hooks only where the module's forward is somebody else's already, who may put back what was there.
+    """
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def put(self) -> None:
+        """Put it there: a method, which torch.compile does not tell from that of other factors; with the signature."""
+        own: Any = type(self).call
+        function: Any = FunctionType(own.__code__, own.__globals__, own.__name__, None, own.__closure__)
+        function.__wrapped__ = type(self.module).forward
+        self.module.__dict__["forward"] = MethodType(function, self)
+        self.module.__dict__[_REPLICATE] = self.replicate
+
+    def take_back(self) -> None:
+        for name in ("forward", _REPLICATE):
+            self.module.__dict__.pop(name, None)
+
+    def on(self, module: nn.Module) -> _Forward:
+        """The same for another module."""
+        raise NotImplementedError
+
+    def replicate(self) -> nn.Module:
+        """The module's replica on another device, as ``DataParallel`` asks for it, with its own forward."""
+        replica = type(self.module)._replicate_for_data_parallel(self.module)
+        if _ours(replica) is self:
+            self.on(replica).put()
+        return replica
+
+
+def _ours(module: nn.Module) -> _Forward | None:
+    """What stands in for the module's forward, where nobody else has put something there."""
+    forward = getattr(module.__dict__.get("forward"), "__self__", None)
+    return forward if isinstance(forward, _Forward) else None
+
+
+class _DecoderForward(_Forward):
+    """The decoder's: caches are looked at before and after."""
+
+    __slots__ = ("rope",)
+
+    def __init__(self, module: nn.Module, rope: _LayerRope) -> None:
+        super().__init__(module)
+        self.rope = rope
+
+    def on(self, module: nn.Module) -> _Forward:
+        return _DecoderForward(module, self.rope)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        self.rope.check_cache(self.module, args, kwargs)
+        output = type(self.module).forward(self.module, *args, **kwargs)
+        self.rope.note_cache(self.module, args, output)
+        return output
+
+
+class _LayerForward(_Forward):
+    """Layer ``h``'s: it picks its own table."""
+
+    __slots__ = ("h",)
+
+    def __init__(self, module: nn.Module, h: int) -> None:
+        super().__init__(module)
+        self.h = h
+
+    def on(self, module: nn.Module) -> _Forward:
+        return _LayerForward(module, self.h)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _pick(self.h, self.module, args, kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+class _RotaryForward(_Forward):
+    """A rotary module's: it makes all layers' tables at once, in place of the model's own that no layer may need.
+
+    In decoding, where a table is one row, the calls are the cost; this way there are as many as without factors, or
+    none where tables are kept.
+    """
+
+    __slots__ = ("code", "kept", "rope", "width")
+
+    def __init__(self, module: Any, rope: _LayerRope) -> None:
+        super().__init__(module)
+        self.rope = rope
+        self.code = _Code(type(module))
+        self.width = module.inv_freq.numel()  # of a table's row, before its halves are joined
+        self.kept = _Kept(self)
+
+    def on(self, module: nn.Module) -> _Forward:
+        return _RotaryForward(module, self.rope)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.rope.detached:
+            return self.own(*args, **kwargs)
+        return _Tables(self.rope, self.module, self.code, self.code.named(args, kwargs), None, self)
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own table."""
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def _pick(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of layer ``h`` with its own tables in them."""
+    tables = kwargs.get(_POSITION_EMBEDDINGS)
+    if type(tables) is _Tables and len(args) == 1:  # as most families call their layers: (hidden_states, ...)
+        kwargs[_POSITION_EMBEDDINGS] = tables.of(h)
+        return args, kwargs
+    return tuple(_resolve(a, h) for a in args), {name: _resolve(a, h) for name, a in kwargs.items()}
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
 
 
 _LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
@@ -362,6 +496,23 @@ def _keeps_its_frequencies(rotary: Any) -> bool:
     """Whether a rotary module answers for any length from the same frequencies, and nobody has changed its forward."""
     lasting = getattr(rotary, "rope_type", None) in ("default", "linear", "llama3", "yarn")
     return lasting and torch.is_tensor(getattr(rotary, "inv_freq", None)) and "forward" not in rotary.__dict__
+
+
+class _Code:
+    """A rotary class's own forward without what transformers wraps around it; a copy looks it up in the class."""
+
+    __slots__ = ("forward", "kind", "names")
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        self.kind = kind
+        self.forward, self.names = _undecorated(kind)
+
+    def __reduce__(self) -> tuple:
+        return _Code, (self.kind,)
+
+    def named(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """A call's arguments by name."""
+        return dict(zip(self.names, args, strict=False)) | kwargs
 
 
 def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
@@ -396,81 +547,99 @@ class _Kept:
     """All factors' tables of the first positions, made once: from then on a row is looked up, not computed.
 
     For one sequence of consecutive positions on the CPU. There it saves a small model more time than the factors cost;
-    elsewhere, to look at the positions would be to wait for the device.
+    elsewhere, to look at the positions would be to wait for the device. They are made anew when the model's dtype, its
+    frequencies or its attention scaling is another, also where those were changed in place.
     """
 
-    def __init__(self, rope: _LayerRope, rotary: Any, forward: Callable) -> None:
-        self._rope, self._rotary, self._forward = rope, rotary, forward
-        self._frequencies: Tensor | None = None  # what the tables were made of
+    def __init__(self, source: _RotaryForward) -> None:
+        self._source = source
+        self._never = False  # this family's tables are none of cosines and sines
+        self._dtype: torch.dtype | None = None  # that was asked for, whatever the family answers
+        self._scaling: Any = None
+        self._frequencies = torch.empty(0)
         self._positions = torch.empty(0, dtype=torch.long)
         self._tables = torch.empty(0)  # (2U, N, d): U tables of cosines, then U of sines
 
+    def __getstate__(self) -> _RotaryForward:
+        return self._source  # a copy makes its own tables
+
+    def __setstate__(self, source: _RotaryForward) -> None:
+        _Kept.__init__(self, source)
+
     def tables(self, call: dict[str, Any]) -> list | None:
         """What ``_compute`` gives for this call, bit for bit, or None where it has to be computed."""
-        ids, number = call["position_ids"], len(self._rope.distinct)
-        if len(call) != 2 or ids.device.type != "cpu" or self._rope.live is not None or torch.compiler.is_compiling():
+        rope = self._source.rope
+        ids, number = call["position_ids"], len(rope.distinct)
+        if self._never or len(call) != 2 or ids.device.type != "cpu" or rope.live is not None:
             return None
         shape = ids.shape
-        if len(shape) != 2 or shape[0] != 1 or not shape[1] or ids.dtype != torch.long:
+        if torch.compiler.is_compiling() or len(shape) != 2 or shape[0] != 1 or not shape[1] or ids.dtype != torch.long:
             return None
         length = shape[1]
         first = ids.item() if length == 1 else ids[0, 0].item()
         end = first + length
-        others = self._rotary.inv_freq is not self._frequencies or call["x"].dtype != self._tables.dtype
-        if first < 0 or ((others or end > len(self._positions)) and not self._make(call["x"].dtype, end, number)):
+        dtype = call["x"].dtype
+        if first < 0 or ((end > len(self._positions) or self._outdated(dtype)) and not self._make(dtype, end, number)):
             return None
         if length > 1 and not torch.equal(ids[0], self._positions[first:end]):
             return None
         rows = self._tables.narrow(1, first, length).chunk(2 * number)
         return list(zip(rows[:number], rows[number:], strict=True))
 
+    def _outdated(self, dtype: torch.dtype) -> bool:
+        """Whether what the tables were made of is no longer so. Numbers are compared: a tensor may change in place."""
+        rotary: Any = self._source.module
+        if dtype is not self._dtype or getattr(rotary, "attention_scaling", None) != self._scaling:
+            return True
+        now, then = rotary.inv_freq, self._frequencies
+        return now.dtype is not then.dtype or now.device.type != "cpu" or not torch.equal(now, then)
+
     def _make(self, dtype: torch.dtype, end: int, number: int) -> bool:
+        source = self._source
+        rotary: Any = source.module
         end = max(256, 1 << (end - 1).bit_length())
-        if 2 * number * end * 2 * self._rope.widths[self._rotary] > BATCHED_LIMIT:
+        if 2 * number * end * 2 * source.width > BATCHED_LIMIT:
             return False
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(end)
             call = {"x": torch.empty(1, dtype=dtype), "position_ids": positions[None]}
-            tables = _compute(self._rotary, self._forward, call, self._rope.divisors(positions.device), number)
+            tables = _compute(rotary, source.code.forward, call, source.rope.divisors(positions.device), number)
             if not isinstance(tables[0], tuple):
+                self._never = True
                 return False
             self._tables = torch.cat([part for kind in zip(*tables, strict=True) for part in kind])
-        self._positions, self._frequencies = positions, self._rotary.inv_freq
+            self._frequencies = rotary.inv_freq.detach().clone()
+        self._positions, self._dtype = positions, dtype
+        self._scaling = getattr(rotary, "attention_scaling", None)
         return True
-
-
-def _named(names: tuple[str, ...], args: tuple, kwargs: dict) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return dict(zip(names, args, strict=False)) | kwargs
 
 
 class _Tables:
     """What a rotary module answers in one forward, for every layer: (cos, sin) tuples or complex rotations."""
 
-    __slots__ = ("_batched", "_call", "_forward", "_last", "_made", "_own", "_rope", "_rotary")
+    __slots__ = ("_batched", "_call", "_forward", "_last", "_made", "_rope", "_rotary", "_source")
 
     def __init__(
         self,
         rope: _LayerRope,
-        rotary: Any,
-        forward: Callable,
+        rotary: nn.Module,
+        code: _Code,
         call: dict,
         plain: Any,
-        own: Callable | None = None,
-        kept: _Kept | None = None,
+        source: _RotaryForward | None = None,
     ) -> None:
-        self._rope, self._rotary, self._forward, self._call = rope, rotary, forward, call
-        self._made, self._own = plain, own
+        self._rope, self._rotary, self._forward, self._call = rope, rotary, code.forward, call
+        self._made, self._source = plain, source
         self._last: tuple[int, Any] | None = None
-        self._batched: list | None = kept.tables(call) if kept is not None else None
+        self._batched: list | None = source.kept.tables(call) if source is not None else None
         if self._batched is None:
-            if plain is None:
-                size = 2 * call["position_ids"].numel() * rope.widths[rotary]
+            if source is not None:
+                size = 2 * call["position_ids"].numel() * source.width
             else:
                 size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
             number = len(rope.distinct)
             if number * size <= BATCHED_LIMIT:
-                self._batched = _compute(rotary, forward, call, rope.divisors(call["x"].device), number)
+                self._batched = _compute(rotary, code.forward, call, rope.divisors(call["x"].device), number)
         if self._batched is None or rope.some_plain:
             call["x"] = call["x"].new_empty(1)  # its dtype and device are all that is asked of it
         else:
@@ -479,8 +648,8 @@ class _Tables:
     @property
     def _plain(self) -> Any:
         """The model's own table, made when a layer first asks for it."""
-        if self._made is None and self._own is not None:
-            self._made = self._own(**self._call)
+        if self._made is None and self._source is not None:
+            self._made = self._source.own(**self._call)
         return self._made
 
     def of(self, h: int) -> Any:
@@ -500,28 +669,53 @@ class _Tables:
         """The cosines and the sines, for models that cut both before their layers see them (Gemma 4)."""
         return iter((_Part(self, 0), _Part(self, 1)))
 
+    def to(self, device: Any, *_: Any, **__: Any) -> _Sent:
+        """The tables on another device, as accelerate asks for them where it has put a layer there."""
+        return _Sent(self, device)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Tables that go to another device, each when its layer asks for it."""
+
+    tables: _Tables
+    device: Any
+
+    def of(self, h: int) -> Any:
+        table = self.tables.of(h)
+        return tuple(t.to(self.device) for t in table) if isinstance(table, tuple) else table.to(self.device)
+
+    def __iter__(self) -> Iterator[_Part]:
+        return iter((_Part(self, 0), _Part(self, 1)))
+
+    def to(self, device: Any, *_: Any, **__: Any) -> _Sent:
+        return _Sent(self.tables, device)
+
 
 @dataclass(frozen=True)
 class _Part:
     """The cosines or the sines of a table, or a slice of them, for whichever layer it will be."""
 
-    tables: _Tables
+    tables: _Tables | _Sent
     part: int
     index: Any = ...
 
     def __getitem__(self, index: Any) -> _Part:
         return _Part(self.tables, self.part, index)
 
+    def to(self, device: Any, *_: Any, **__: Any) -> _Part:
+        return _Part(self.tables.to(device), self.part, self.index)
+
     def of(self, h: int) -> Tensor:
         return self.tables.of(h)[self.part][self.index]
 
 
 def _resolve(argument: Any, h: int) -> Any:
-    if isinstance(argument, _Tables):
+    if isinstance(argument, _Tables | _Sent):
         return argument.of(h)
     if isinstance(argument, tuple) and any(isinstance(value, _Part) for value in argument):
         return tuple(value.of(h) for value in argument)
-    if isinstance(argument, dict) and any(isinstance(v, _Tables | tuple) for v in argument.values()):
+    if isinstance(argument, dict) and any(isinstance(v, _Tables | _Sent | tuple) for v in argument.values()):
         return {name: _resolve(value, h) for name, value in argument.items()}
     return argument
 

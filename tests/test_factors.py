@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pkgutil
 import subprocess
 import sys
@@ -10,14 +11,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lpes_eval
 from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
-from lpes_eval.factors import Factors, load, parse
+from lpes_eval.factors import Factors, load, parse, write_atomically
 
 SCHEMA = json.loads(Path(module.__file__).with_name("factors.schema.json").read_text())
 GOOD = {"format": "lpes-factors", "version": 1, "factors": [1.0, 1.5, 2.0, 1.2]}
@@ -289,6 +292,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert load(path) == Factors.from_uniform(1.5)
     assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_an_array_is_a_list():
+    assert parse(np.array([1.0, 1.5])) == parse(torch.tensor([1.0, 1.5])) == Factors.from_list([1.0, 1.5])
+    assert parse(np.float32(1.5)) == Factors.from_uniform(1.5)
+    for wrong in (np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])):
+        with pytest.raises(FactorsError, match="expected"):
+            parse(wrong)
+
+
+def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
+    old, link, pipe = tmp_path / "old", tmp_path / "link", tmp_path / "pipe"
+    old.write_text("old")
+    link.symlink_to("old")
+    os.mkfifo(pipe)
+    write_atomically(link, "new")
+    assert (link.is_symlink(), old.read_text()) == (True, "new")
+    (tmp_path / "dangling").symlink_to(tmp_path / "folder" / "file")
+    write_atomically(tmp_path / "dangling", b"bytes")
+    assert (tmp_path / "folder" / "file").read_bytes() == b"bytes"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "link", "pipe", "dangling", "folder"}
 
 
 def test_the_factors_command_shows_one_line_a_layer(tmp_path, capsys):

@@ -1,16 +1,23 @@
 """Layer factors in one family (Llama), in every way a model is run; tests/test_families.py takes all families."""
 
 import copy
+import inspect
+import io
 
+import numpy as np
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import lpes_eval
 from lpes_eval import rope
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
+from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
+from lpes_eval.peers.buckets import Buckets
+from lpes_eval.peers.ms_poe import MsPoE, Settings
+from lpes_eval.support import tiny_config, tiny_model
 
 FACTORS = [1.0, 1.3, 1.7, 1.3]
 SIZES = {
@@ -104,6 +111,118 @@ def test_a_copy_of_a_model_with_factors_runs_on_its_own_weights(model, ids):
         for weight in model.parameters():
             weight.zero_()
     assert torch.equal(logits(copied, ids), expected)
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
+
+
+def copied(model):
+    return copy.deepcopy(model)
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def wrap_forwards(model):
+    for module in (model.model, model.model.layers[1], model.model.rotary_emb):
+        add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))
+
+
+@pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["tables kept", "hooks"])
+@pytest.mark.parametrize(("again", "wrapped"), [(copied, False), (copied, True), (saved_and_loaded, False)])
+def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options, again, wrapped):
+    model = llama(**options)
+    if wrapped:  # by accelerate, which cannot be pickled
+        wrap_forwards(model)
+    plain = logits(model, ids)
+    lpes_eval.apply(model, FACTORS)
+    expected, first, second = logits(model, ids), again(model), again(model)
+    lpes_eval.apply(model, [1.9] * 4)
+    assert torch.equal(logits(first, ids), expected)
+    lpes_eval.remove(model)
+    assert torch.equal(logits(first, ids), expected)
+    assert rope.applied(first) == FACTORS
+    lpes_eval.remove(first)
+    assert torch.equal(logits(first, ids), plain)
+    assert not any(rope._REPLICATE in module.__dict__ for module in first.modules())
+    assert torch.equal(logits(second, ids), expected)
+
+
+def test_a_copy_rotates_by_its_own_frequencies_and_refuses_its_own_caches(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    logits(model, ids[:1])  # tables are kept
+    other = copy.deepcopy(model)
+    halve(other)
+    assert not torch.allclose(logits(other, ids[:1]), logits(model, ids[:1]), atol=1e-2)
+    filled = model(ids, use_cache=True).past_key_values
+    lpes_eval.remove(other)
+    model(ids[:, :1], past_key_values=filled)
+    filled = model(ids, use_cache=True).past_key_values
+    lpes_eval.remove(model)
+    with pytest.raises(CacheError):
+        model(ids[:, :1], past_key_values=filled)
+
+
+def test_a_copy_of_one_layer_is_one_layer(model):
+    lpes_eval.apply(model, FACTORS)
+    seen = {}
+    layer = copy.deepcopy(model.model.layers[1], seen)
+    modules = [value for value in seen.values() if isinstance(value, torch.nn.Module)]
+    assert {id(module) for module in modules} == {id(module) for module in layer.modules()}
+
+
+def replicated(model):
+    """What ``torch.nn.parallel.replicate`` does, for one more device that is the same."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            setattr(replica, name, replicas[child])
+        for name, weight in module._parameters.items():
+            setattr(replica, name, None if weight is None else weight.detach() * 2)
+    return replicas[model]
+
+
+def test_a_data_parallel_replica_runs_its_own_weights(model, ids):
+    twice = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twice.parameters():
+            weight.mul_(2)
+    lpes_eval.apply(twice, FACTORS)
+    lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(replicated(model), ids), logits(twice, ids))
+    lpes_eval.remove(twice)
+    assert not torch.equal(logits(replicated(model), ids), logits(twice, ids))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["tables kept", "hooks"])
+@pytest.mark.parametrize("limit", [rope.BATCHED_LIMIT, 0])
+def test_a_layer_on_another_device_gets_its_table_there(ids, first, options, limit, monkeypatch):
+    """Whether accelerate places the model before the factors are applied or after; ``meta`` is the other device."""
+    monkeypatch.setattr(rope, "BATCHED_LIMIT", limit)
+    model, found = llama(**options), {}
+    last = model.model.layers[3]
+    if first:
+        lpes_eval.apply(model, FACTORS)
+    for module in (last, model.model.norm, model.lm_head):
+        add_hook_to_module(module.to("meta"), AlignDevicesHook(execution_device="meta"))
+    if not first:
+        lpes_eval.apply(model, FACTORS)
+    last.self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: found.update(tables=kwargs["position_embeddings"]), with_kwargs=True
+    )
+    assert logits(model, ids).device.type == "meta"
+    assert [part.device.type for part in found["tables"]] == ["meta", "meta"]
+
+
+def test_who_asks_what_a_forward_takes_is_told_of_the_models_own(model):
+    expected = {name: inspect.signature(module.forward) for name, module in model.named_modules()}
+    lpes_eval.apply(model, FACTORS)
+    assert {name: inspect.signature(module.forward) for name, module in model.named_modules()} == expected
 
 
 @pytest.mark.parametrize("places", [("model",), ("model.layers.0", "model.layers.2"), ("model.rotary_emb",)])
@@ -227,6 +346,51 @@ def test_kept_tables_follow_the_model_into_another_dtype_and_to_other_frequencie
         assert torch.equal(logits(model, ids[:1]), expected)
 
 
+@pytest.mark.parametrize("change", ["inv_freq", "inv_freq.data", "attention_scaling"])
+def test_kept_tables_see_what_changes_in_place(ids, change):
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 64}
+    model = llama(rope_parameters=yarn)
+    lpes_eval.apply(model, FACTORS)
+    before, rotary = logits(model, ids[:1]), model.model.rotary_emb
+    if change == "attention_scaling":
+        rotary.attention_scaling = 1.5
+    else:
+        frequencies = rotary.inv_freq.data if change == "inv_freq.data" else rotary.inv_freq
+        frequencies.mul_(0.5)
+    changed = logits(model, ids[:1])
+    assert not torch.equal(changed, before)
+    lpes_eval.remove(model)
+    lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(model, ids[:1]), changed)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "decoding"),
+    [
+        ("llama", torch.bfloat16, []),
+        ("olmo2", torch.bfloat16, []),  # its tables are float32 whatever is asked for
+        ("deepseek_v2", torch.float32, [1] * 5),  # complex tables are computed, a row a step, and not kept
+        ("llama4_text", torch.float32, [1] * 5),
+    ],
+)
+def test_a_decoding_step_computes_no_more_than_its_row(family, dtype, decoding, monkeypatch):
+    model, lengths, compute = tiny_model(tiny_config(family)).to(dtype), [], rope._compute
+
+    def counted(rotary, forward, call, *args):
+        lengths.append(call["position_ids"].shape[-1])
+        return compute(rotary, forward, call, *args)
+
+    monkeypatch.setattr(rope, "_compute", counted)
+    lpes_eval.apply(model, [1.1, 1.3, 1.7, 1.5])
+    tokens = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+        lengths.clear()
+        for _ in range(5):
+            model(tokens[:, :1], past_key_values=cache)
+    assert lengths == decoding
+
+
 def test_no_positions_have_empty_tables(model):
     lpes_eval.apply(model, FACTORS)
     tables = model.model.rotary_emb(torch.zeros(1, 0, 64), torch.zeros(1, 0, dtype=torch.long))
@@ -324,6 +488,18 @@ def test_a_compiled_model_answers_the_same(model, ids):
     assert torch.allclose(logits(compiled, ids, use_cache=False), eager, atol=1e-4)
 
 
+def test_other_factors_of_the_same_pattern_compile_nothing_anew(model, ids):
+    compiled = []
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=lambda graph, _: compiled.append(graph) or graph.forward)
+    for factors in (FACTORS, [1.0, 1.2, 1.9, 1.2], FACTORS):
+        lpes_eval.apply(model, factors)
+        eager = logits(model, ids, use_cache=False)
+        found = logits(fast, ids, use_cache=False)
+        assert torch.allclose(found, eager, atol=1e-4)
+    assert len(compiled) == 1
+
+
 def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
     model.save_pretrained(tmp_path)
     places = {f"model.layers.{h}": "cpu" if h % 2 else "disk" for h in range(4)}
@@ -419,6 +595,28 @@ def test_a_cache_filled_under_other_factors_is_refused(model, ids):
             model(ids[:, :1], past_key_values=last)
 
 
+def test_a_copy_of_a_cache_is_refused_where_the_cache_is(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        copied = copy.deepcopy(copy.deepcopy(cache))
+        lpes_eval.remove(model)
+        for each in (cache, copied):
+            with pytest.raises(CacheError, match="changed or removed"):
+                model(ids[:, :1], past_key_values=each)
+
+
+def test_a_cache_in_a_tuple_is_known_again(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    base = model.model
+    with torch.no_grad():
+        _, cache = base(ids, use_cache=True, return_dict=False)
+        base(ids[:, :1], past_key_values=cache)
+        lpes_eval.apply(model, [1.5] * 4)
+        with pytest.raises(CacheError):
+            base(ids[:, :1], past_key_values=cache)
+
+
 def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
     cache = StaticCache(config=model.config, max_cache_len=64)
     with torch.no_grad():
@@ -439,6 +637,24 @@ def test_wrong_factors_leave_the_model_as_it_was(model, ids):
         with pytest.raises(FactorsError):
             lpes_eval.apply(model, wrong)
     assert torch.equal(logits(model, ids), before)
+
+
+@pytest.mark.parametrize("method", [Buckets, lambda model: MsPoE(model, Settings(skip=1))])
+def test_a_model_with_a_peer_method_in_it_is_refused(model, ids, method):
+    there = method(model)
+    expected = logits(model, ids)
+    with pytest.raises(UserError, match=r"^the model has (Ms-PoE|Attention Buckets) in it"):
+        lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(model, ids), expected)
+    there.detach()
+    lpes_eval.apply(model, FACTORS)
+
+
+def test_factors_may_be_an_array(model):
+    lpes_eval.apply(model, np.array(FACTORS))
+    assert rope.applied(model) == FACTORS
+    with pytest.raises(FactorsError, match="factors are for 3 layers"):
+        lpes_eval.apply(model, np.ones(3))
 
 
 def test_a_model_without_rotary_positions_is_refused_with_the_reason():

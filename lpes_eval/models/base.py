@@ -54,3 +54,32 @@ class RotaryLM(HFLM):
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
+
+
+def real(name: str, given: Any) -> float:
+    """A number that the user gave for the argument ``name``.
+
+    Raises:
+        UserError: something else.
+    """
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        return float(given)
+    except (TypeError, ValueError):
+        raise UserError(f"{name}={given}: expected a number") from None
+
+
+def count(name: str, given: Any) -> int:
+    """A whole number, 0 or more, that the user gave for the argument ``name``.
+
+    Raises:
+        UserError: something else.
+    """
+    try:
+        value = real(name, given)
+    except UserError:
+        value = -1.0
+    if value < 0 or not value.is_integer():
+        raise UserError(f"{name}={given}: expected a whole number, 0 or more")
+    return int(value)

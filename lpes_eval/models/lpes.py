@@ -5,13 +5,14 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from lpes_eval.errors import FactorsError
+from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.models.base import RotaryLM
 
 
@@ -28,17 +29,24 @@ class LPES(RotaryLM):
     Raises:
         FactorsError: factors that cannot be read, or are for another number of layers; before any weight is loaded.
         UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
+        UserError: no ``factors``, and a model that is handed over loaded has some in it.
     """
 
     def __init__(self, pretrained: Any = None, factors: Any = None, **kwargs: Any) -> None:
         self.factors = factors_file.parse(factors) if factors is not None else None
         self._factors_given = factors
+        if factors is None and isinstance(pretrained, nn.Module) and rope.applied(pretrained) is not None:
+            raise UserError(
+                "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
+                "or give factors="
+            )
         if pretrained is None:
             pretrained, revision = _model_of(self.factors)
             if revision is not None:
                 kwargs.setdefault("revision", revision)
         super().__init__(pretrained=pretrained, **kwargs)
         if self.factors is not None:
+            self.check(self.model)
             self.set_factors(self.factors)
 
     def set_factors(self, factors: Any) -> None:
@@ -88,7 +96,9 @@ class LPES(RotaryLM):
         try:
             self.factors.per_layer(depth)
         except FactorsError as error:
-            raise FactorsError(f"factors={self._factors_given}: {error}") from None
+            given = self._factors_given
+            source = f"factors={given}" if isinstance(given, str | Path | int | float) else "factors"
+            raise FactorsError(f"{source}: {error}") from None
 
 
 def _model_of(factors: factors_file.Factors | None) -> tuple[str, str | None]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpes_eval.errors import UserError
-from lpes_eval.models.base import RotaryLM
+from lpes_eval.models.base import RotaryLM, count, real
 from lpes_eval.peers import ms_poe
 
 Request = tuple[tuple[str, str], list[int], list[int]]
@@ -46,12 +45,9 @@ class MsPoE(RotaryLM):
         threshold: Any = ms_poe.THRESHOLD,
         **kwargs: Any,
     ) -> None:
-        try:
-            self.settings = ms_poe.Settings(float(min), float(max), int(skip), float(threshold))
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"min={min},max={max},skip={skip},threshold={threshold}: expected four numbers") from None
+        self.settings = ms_poe.Settings(
+            real("min", min), real("max", max), count("skip", skip), real("threshold", threshold)
+        )
         super().__init__(pretrained, **kwargs)
         self.method = ms_poe.MsPoE(self.model, self.settings)
         self._contexts: dict[tuple[int, ...], int] = {}

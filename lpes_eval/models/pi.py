@@ -5,10 +5,15 @@ lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tas
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
+from lpes_eval import rope
 from lpes_eval.errors import FactorsError, UserError
-from lpes_eval.factors import Factors
+from lpes_eval.factors import MAX_LAYERS, Factors
+from lpes_eval.models.base import count
 from lpes_eval.models.lpes import LPES
 
 FACTOR = 1.5
@@ -26,7 +31,7 @@ class PI(LPES):
         **kwargs: what ``hf`` takes.
 
     Raises:
-        UserError: ``factors``, which belongs to ``lpes``, or a ``skip`` that is no number.
+        UserError: ``factors``, which belongs to ``lpes``, or a ``skip`` that is no number of layers, or leaves none.
         FactorsError: a factor that is not a number > 0.
         UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
     """
@@ -35,9 +40,17 @@ class PI(LPES):
         if "factors" in kwargs:
             raise UserError("pi takes factor=NUMBER for all layers; factors=FILE is for lpes")
         try:
-            value, unscaled = float(factor), range(int(skip))
+            value = float(factor)
         except (TypeError, ValueError):
-            raise FactorsError(f"factor={factor},skip={skip}: expected a number > 0 and a number of layers") from None
-        given = {"uniform": value} | ({"unscaled_layers": list(unscaled)} if unscaled else {})
-        super().__init__(pretrained, factors=Factors.from_dict(given, source=f"factor={factor}"), **kwargs)
+            raise FactorsError(f"factor={factor}: expected a number > 0") from None
+        self.skip = count("skip", skip)
+        left_alone = tuple(range(min(self.skip, MAX_LAYERS)))
+        uniform = Factors.from_dict({"uniform": value}, source=f"factor={factor}")
+        super().__init__(pretrained, factors=replace(uniform, unscaled_layers=left_alone), **kwargs)
         self._factors_given = factor
+
+    def check(self, skeleton: nn.Module) -> None:
+        """Check that there are layers left after those that are skipped."""
+        depth = len(rope.find_decoder(skeleton).layers)
+        if self.skip >= depth:
+            raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")

@@ -427,8 +427,8 @@ class Interception:
         attentions = check(model, name)
         if rope.applied(model) is not None:
             raise UserError(f"{name}: the model has layer factors; take them back first (lpes_eval.remove)")
-        if any(_ATTRIBUTE in attention.__dict__ for attention in attentions.values()):
-            raise UserError(f"{name}: another method is in this model's attention; detach it first")
+        if (other := rope.method_in(model)) is not None:
+            raise UserError(f"{name}: another method is in this model, {other}; detach it first")
         self.method, self.name = method, name
         self._model = model
         self._kind = getattr(model.config, "model_type", type(model).__name__)
@@ -436,10 +436,7 @@ class Interception:
         self._attentions = {h: attention for h, attention in attentions.items() if h in wanted}
         self._layouts: dict[int, int] = {}
         self._token = next(_TOKENS)  # what tells this method's caches from others'; plain, so that caches can be copied
-        self._caches: WeakSet[Cache] = WeakSet()
-        self._tables: list[Table] = []
-        self._pending: dict[int, _Pending] = {}
-        self._padding: Tensor | None = None
+        self._begin()
         self._plain: dict[int, Any] = {}
         self._step: Callable[[int, nn.Module, Tensor, Tensor, _Pending | None], tuple[Tensor, Tensor] | None] | None
         self._step = None
@@ -453,6 +450,23 @@ class Interception:
             self.detach()
             raise
 
+    def _begin(self) -> None:
+        """What belongs to one model, or one forward, and is not copied with it."""
+        self._caches: WeakSet[Cache] = WeakSet()
+        self._tables: list[Table] = []
+        self._pending: dict[int, _Pending] = {}
+        self._padding: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of the model takes along."""
+        passing = ("_caches", "_tables", "_pending", "_padding")
+        return {name: value for name, value in self.__dict__.items() if name not in passing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the copy, which has met no cache yet."""
+        self.__dict__.update(state)
+        self._begin()
+
     @property
     def layers(self) -> tuple[int, ...]:
         """Numbers of the layers that the method is in, ascending."""
@@ -460,6 +474,7 @@ class Interception:
 
     def detach(self) -> None:
         """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
+        self._model.__dict__.pop(rope.METHOD, None)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -475,6 +490,7 @@ class Interception:
 
     def _hook(self) -> None:
         AttentionInterface.register(_NAME, _dispatch)
+        self._model.__dict__[rope.METHOD] = self.name
         decoder = rope.find_decoder(self._model)
         self._handles.append(decoder.module.register_forward_pre_hook(self._start, with_kwargs=True))
         self._handles.append(decoder.module.register_forward_hook(self._finish, always_call=True))
@@ -487,7 +503,9 @@ class Interception:
             ours.__dict__["_attn_implementation_internal"] = _NAME
             attention.config = ours
             attention.__dict__[_ATTRIBUTE] = (self, h)
-            self._handles.append(attention.register_forward_pre_hook(self._enter(h, attention), with_kwargs=True))
+            names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
+            enter = functools.partial(self._enter, h, names)  # no closure: a copy of the model enters its own
+            self._handles.append(attention.register_forward_pre_hook(enter, with_kwargs=True))
 
     def _release(self, h: int) -> None:
         attention = self._attentions.pop(h)
@@ -512,27 +530,24 @@ class Interception:
         call = dict(zip(names, args, strict=False)) | kwargs
         self._tables.append(Table(rotary, call, *output))
 
-    def _enter(self, h: int, attention: nn.Module) -> Callable:
-        names = tuple(inspect.signature(type(attention).forward).parameters)[1:]
-
-        def hook(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            given = dict(zip(names, args, strict=False)) | kwargs
-            if self._off or h not in self._attentions or given.get("position_embeddings") is None:
-                return None
-            cos, sin = given["position_embeddings"]
-            table = self._table_of(cos, sin)
-            if self._identity:
-                given["position_embeddings"] = table.identity()
-            cache, proxy = None, None
-            for name, value in given.items():
-                if isinstance(value, Cache):
-                    cache, proxy = value, _NoUpdate(value)
-                    given[name] = proxy
-                    break
-            self._pending[h] = _Pending(table, cache, proxy)
-            return (), given
-
-        return hook
+    def _enter(
+        self, h: int, names: tuple[str, ...], attention: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if self._off or h not in self._attentions or given.get("position_embeddings") is None:
+            return None
+        cos, sin = given["position_embeddings"]
+        table = self._table_of(cos, sin)
+        if self._identity:
+            given["position_embeddings"] = table.identity()
+        cache, proxy = None, None
+        for name, value in given.items():
+            if isinstance(value, Cache):
+                cache, proxy = value, _NoUpdate(value)
+                given[name] = proxy
+                break
+        self._pending[h] = _Pending(table, cache, proxy)
+        return (), given
 
     def _table_of(self, cos: Tensor, sin: Tensor) -> Table:
         """The rotary call that made what a layer was handed; moved tensors (several devices) are told by content."""

@@ -14,7 +14,6 @@ takes, and their caches are then joined. With one base, the model's own, it is t
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -29,7 +28,6 @@ from lpes_eval.peers.attention import Table, bases_for, forward_of, own_base
 
 NAME = "Attention Buckets"
 Combine = Literal["probabilities", "logits"]
-_ATTRIBUTE = "_attention_buckets"
 
 
 def check_combine(combine: str) -> None:
@@ -69,28 +67,23 @@ class Buckets:
         self._model: Any = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
         if rope.applied(model) is not None:
             raise UserError(f"{NAME}: the model has layer factors; take them back first (lpes_eval.remove)")
-        if _ATTRIBUTE in self._model.__dict__:
-            raise UserError(f"{NAME}: it is in the model already; detach it first")
+        if (other := rope.method_in(model)) is not None:
+            found = "it is in the model already" if other == NAME else f"another method is in the model, {other}"
+            raise UserError(f"{NAME}: {found}; detach it first")
         self._part: Sequence[float] = ()
         self.parts = 1
         self._original = self._model.forward
         self._shadowed = self._model.__dict__.get("forward")
-        signature = inspect.signature(self._original)
-
-        @functools.wraps(self._original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind_partial(*args, **kwargs)
-            return self._forward(bound.arguments | bound.arguments.pop("kwargs", {}))
-
-        self._model.forward = forward
-        self._model.__dict__[_ATTRIBUTE] = self
+        self.names = tuple(inspect.signature(self._original).parameters)
+        self._model.forward = _Forward(self)
+        self._model.__dict__[rope.METHOD] = NAME
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
 
     def detach(self) -> None:
         """Leave the model exactly as it was. A cache with N rows for each row of the input is of no use to it."""
         self._handle.remove()
-        self._model.__dict__.pop(_ATTRIBUTE, None)
+        self._model.__dict__.pop(rope.METHOD, None)
         if self._shadowed is None:
             self._model.__dict__.pop("forward", None)
         else:
@@ -98,7 +91,13 @@ class Buckets:
 
     # -- one forward
 
-    def _forward(self, call: dict[str, Any]) -> Any:
+    @property
+    def original(self) -> Any:
+        """The forward of the model without the method."""
+        return self._original
+
+    def forward(self, call: dict[str, Any]) -> Any:
+        """The combined prediction, for the arguments of the model's forward by name."""
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
         cache = call.get("past_key_values")
@@ -170,6 +169,23 @@ class Buckets:
                 f"the key-value cache holds {held.shape[0]} rows, and {NAME} with {len(self.bases)} bases needs "
                 f"{len(self.bases) * rows.shape[0]}; start with an empty cache, without beam search"
             )
+
+
+class _Forward:
+    """In place of the model's forward: an object, so that a copy of the model runs its own."""
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: Buckets) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method.forward(dict(zip(self._method.names, args, strict=False)) | kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the model's own forward, which generation looks at."""
+        return inspect.signature(self._method.original)
 
 
 def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lpes_eval.errors import UserError
+from lpes_eval.factors import write_atomically
 
 BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """Those of Attention Buckets (arXiv 2312.04455), which MoICE takes over. The router sees the query of the first."""
@@ -182,17 +182,7 @@ def write(router: Router, file: str | Path) -> None:
 
 def write_bytes(file: str | Path, content: bytes) -> None:
     """Write a file atomically."""
-    file = Path(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(file, content)
 
 
 def find(path: str | Path) -> Path:

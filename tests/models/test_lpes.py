@@ -8,6 +8,7 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import lpes_eval
 from lpes_eval import reference
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
@@ -81,6 +82,23 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="gpt2"):
         LPES(pretrained=str(tmp_path), factors=1.5)
+
+
+def test_a_loaded_model_that_has_factors_is_not_taken_for_the_plain_one():
+    loaded = LPES(factors=1.5)
+    with pytest.raises(UserError, match=r"^pretrained: the model has layer factors in it; take them back"):
+        LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
+    other = LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=1.2)
+    assert other.get_model_info()["factors"]["per_layer"] == [1.2] * 6
+    lpes_eval.remove(loaded.model)
+    assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer).get_model_info()["factors"] is None
+
+
+def test_factors_for_another_depth_are_named_in_a_few_words():
+    loaded = LPES()
+    for pretrained in (None, loaded.model):
+        with pytest.raises(FactorsError, match=r"^factors: the factors are for 99 layers, the model has 6"):
+            LPES(pretrained=pretrained, tokenizer=loaded.tokenizer, factors=Factors.from_list([1.0] * 99))
 
 
 def test_any_model_that_hf_takes_runs_without_factors(tmp_path):

@@ -1,5 +1,8 @@
 """What the peers share: attention taken over and given back, and rotary tables for other factors and bases."""
 
+import copy
+import inspect
+
 import pytest
 import torch
 from peer_checks import LENGTH, distance, generated, inputs
@@ -7,7 +10,12 @@ from transformers import DynamicCache
 
 import lpes_eval
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
+from lpes_eval.peers import moice
+from lpes_eval.peers import router as routers
 from lpes_eval.peers.attention import Interception, bases_for, check, frequencies, own_base
+from lpes_eval.peers.buckets import Buckets
+from lpes_eval.peers.ms_poe import MsPoE, Settings
+from lpes_eval.peers.router import Router
 from lpes_eval.support import tiny_config, tiny_model
 
 FAMILIES = (
@@ -208,3 +216,39 @@ def test_frequencies_that_are_not_powers_of_the_base_are_noticed():
     model.model.rotary_emb.inv_freq = frequencies(10500.0, model.model.rotary_emb.inv_freq)
     with pytest.raises(UnsupportedModel, match="not powers of its rope_theta, 10000"):
         own_base(model, "test")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Buckets,
+        lambda model: MsPoE(model, Settings(min=2, max=20, skip=1, threshold=1.5)),
+        lambda model: moice.apply(model, Router(routers.describe(model.config, None), seed=1)),
+    ],
+    ids=["Attention Buckets", "Ms-PoE", "MoICE"],
+)
+def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(method):
+    model = tiny_model(tiny_config("llama"))
+    plain = generated(model)
+    there = method(model)
+    expected = generated(model)
+    assert distance(expected.logits, plain.logits) > 1e-3
+    copied = copy.deepcopy(model)
+    assert inspect.signature(copied.forward) == inspect.signature(type(copied).forward.__get__(copied))
+    there.detach()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    found = generated(copied)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert distance(found.logits, expected.logits) == 0
+
+
+def test_two_methods_exclude_each_other():
+    for first, second in ((Buckets, MsPoE), (MsPoE, Buckets)):
+        model = tiny_model(tiny_config("llama"))
+        there = first(model)
+        with pytest.raises(UserError, match="another method is in"):
+            second(model)
+        there.detach()
+        second(model)

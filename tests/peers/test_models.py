@@ -154,9 +154,18 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     for arguments in ({"min": "a"}, {"min": 2}, {"threshold": 0}):
         with pytest.raises(UserError, match="expected"):
             MsPoE(**arguments)
-    for arguments in ({"factor": "x"}, {"factor": 0}, {"skip": "some"}):
+    for arguments in ({"factor": "x"}, {"factor": 0}):
         with pytest.raises(FactorsError, match="expected"):
             PI(**arguments)
+    for kind in (PI, MsPoE):
+        for skip in ("some", -3, 1.7, True):
+            with pytest.raises(UserError, match=rf"^skip={skip}: expected a whole number, 0 or more$"):
+                kind(skip=skip)
+        for skip in (6, 99, 10**9):
+            with pytest.raises(UserError, match=rf"^skip={skip}: the model has 6 layers, of which none would be left$"):
+                kind(skip=skip)
+    with pytest.raises(UserError, match=r"^threshold=much: expected a number$"):
+        MsPoE(threshold="much")
     with pytest.raises(UserError, match="factors=FILE is for lpes"):
         PI(factors=1.2)
     with pytest.raises(UserError, match="combine=max"):
@@ -193,6 +202,10 @@ def test_answers_of_other_settings_are_cached_apart():
 
 
 def test_a_model_that_is_loaded_already_is_checked_too():
+    loaded = PI(skip=2.0)
+    assert loaded.layer_factors == [1.0, 1.0, *[1.5] * 4]
+    with pytest.raises(UserError, match=r"^skip=6: the model has 6 layers"):
+        PI(pretrained=loaded.model, tokenizer=loaded.tokenizer, skip=6)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=1000))
     for kind in (MsPoE, AttentionBuckets):
         with pytest.raises(UnsupportedModel, match="gpt2"):
