@@ -29,7 +29,8 @@ SMALL = ["--population", "5", "--parents", "3", "--epochs", "2", "--mutations", 
 
 def part_at(task, position):
     """As much of a ``Part`` as its name and position need."""
-    return SimpleNamespace(name=f"{task}_pos_{position}", position=float(position), numbers=[0], docs=[{}])
+    name = f"{task}_pos_{position}"
+    return SimpleNamespace(name=name, stem=task, position=float(position), numbers=[0], docs=[{}], divided=False)
 
 
 @pytest.fixture
