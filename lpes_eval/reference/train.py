@@ -116,13 +116,15 @@ REFERENCE = (
 """The shipped model: ``RECORDS``, then two layers more, and articles: one, then up to two, eight, and last five in a
 context. From step 4,200 on subjects are targets, without which the model did not learn to tell articles apart."""
 
-_SMOKE = Recipe(layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4)
+_SMOKE = Recipe(
+    layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4, threads=1
+)
 SMOKE = (
     _SMOKE,
     replace(_SMOKE, steps=12, mixed=0.5),
     replace(_SMOKE, steps=18, layers=3, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, articles=0.5, documents=2),
 )
-"""A run of seconds that goes through every phase."""
+"""A run of seconds that goes through every phase; of one thread, as two slow each other down on a busy machine."""
 
 
 def levels(recipe: Recipe) -> list[tuple[int, int]]:
