@@ -170,6 +170,9 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
             for key in [*before, *(key for key in now if key not in before)]
             for phrase in _differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
         ]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [phrase for i, (old, new) in pairs for phrase in _differences(old, new, f"{name}[{i}]")]
     return [] if before == now else [f"{name} was {json.dumps(before)}, is now {json.dumps(now)}"]
 
 

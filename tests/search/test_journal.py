@@ -122,6 +122,14 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     assert finish(tmp_path)[0] == 0  # and allowed again once the first has left
 
 
+def test_a_difference_in_a_list_is_named_by_its_place(tmp_path):
+    parts = [{"task": "a", "version": 1}, {"task": "b", "version": 1}]
+    with Journal(tmp_path, {"parts": parts}):
+        pass
+    with pytest.raises(UserError, match=r"other settings \(parts\[1\]\.version was 1, is now 2\)"):
+        Journal(tmp_path, {"parts": [parts[0], {"task": "b", "version": 2}]}).__enter__()
+
+
 def test_changed_settings_are_refused_and_every_difference_is_named(tmp_path):
     before = {"model": {"name": "a", "layers": 32}, "seed": 0, "ga": {"T": 20, "N_ps": 32}}
     with Journal(tmp_path, before):
