@@ -268,7 +268,9 @@ def _choose(
             # There, but not in the group. Whoever gives a pattern has said which ones are meant.
             siblings = [t for t in manager.all_tasks if name in manager.all_groups and spelled.fullmatch(t)]
             if not siblings:
-                known = ", ".join(f"{p:g}" for p in sorted(p for p in at.values() if p is not None))
+                outside = (re.fullmatch(re.escape(stem) + r"_pos_(\d+)", t) for t in manager.all_tasks)
+                there = {p for p in at.values() if p is not None} | {float(m[1]) for m in outside if m}
+                known = ", ".join(f"{p:g}" for p in sorted(there))
                 raise UserError(f"{name} has no position {position:g}; it has {known} (--positions)")
             here = list(manager.load(siblings)["tasks"].values())
         chosen.extend((task, weight / len(here)) for task in here)
@@ -326,6 +328,9 @@ def _build(
     if metric is None:
         raise UserError(f"{task.task_name} lists no metrics; name the one to use (--metrics)")
     name, _, wanted = metric.partition(",")
+    known = list(task.aggregation())
+    if known and name not in known:
+        raise UserError(f"{task.task_name} has no metric {name!r}; it has {', '.join(known)} (--metrics)")
     filters = [ensemble.name for ensemble in task._filters]
     if wanted and wanted not in filters:
         raise UserError(f"{task.task_name} has no filter {wanted!r}; it has {', '.join(filters)}")

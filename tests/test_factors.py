@@ -136,6 +136,9 @@ def test_every_wrong_file_ends_both_commands_in_one_line_and_a_status(wrong, tmp
     assert cli.main(["factors", str(path), "--layers", "4"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lpes-eval: error: {path}: ")
+    with pytest.raises(SystemExit):
+        cli.main(["factors", str(path), "--layers", "0"])
+    assert "0: expected a whole number, at least 1" in capsys.readouterr().err
 
 
 def test_at_least_forty_kinds_of_wrong_files_are_known():

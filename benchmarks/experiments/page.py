@@ -404,7 +404,7 @@ class Page:
         extra = {}
         for label, _, search in rows:
             if search is not None and (result := self.use(search)):
-                generations = [generation for generation, _ in result["fittest_by_generation"]]
+                generations = [generation for generation, _, _ in result["evaluations"]]
                 extra[label] = [
                     f"{_converged(result['fittest_by_generation'])} of {max(generations)}",
                     f"{result['individuals']}",

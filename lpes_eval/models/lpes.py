@@ -33,6 +33,8 @@ class LPES(RotaryLM):
     """
 
     def __init__(self, pretrained: Any = None, factors: Any = None, **kwargs: Any) -> None:
+        if "factor" in kwargs:
+            raise UserError(f"factor={kwargs['factor']}: lpes takes factors=, which may be one number for all layers")
         self.factors = factors_file.parse(factors) if factors is not None else None
         self._factors_given = factors
         if factors is None and isinstance(pretrained, nn.Module) and rope.applied(pretrained) is not None:

@@ -206,6 +206,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.documents is None:
         given.documents = [2, 5, 8, 10, 12] if reads_articles else []
     layers = model.config.num_hidden_layers
+    if given.factors and len(given.factors) not in (1, layers):
+        print(f"error: --factors: {len(given.factors)} numbers; expected one, or one for each of {layers} layers",
+              file=sys.stderr)  # fmt: skip
+        return 2
     left_out = range(layers) if given.leave_out else ()
     methods: dict[str, list[float] | None] = {"plain": None}
     if given.factors:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.scoring import report
 
@@ -399,10 +400,15 @@ def _not_negative(text: str) -> float:
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
+def _named_once(model: Model) -> Model:
+    """The model, a shipped one under one of its names."""
+    return replace(model, name=reference.NAMES.get(model.name, model.name))
+
+
 def _check_comparable(baseline: Baseline, now: Baseline, other_model: bool, other_prompts: bool) -> None:
     from lpes_eval.scoring.results import mismatch
 
-    if baseline.model != now.model and not other_model:
+    if _named_once(baseline.model) != _named_once(now.model) and not other_model:
         raise NotComparable(
             f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
             "--other-model compares them on purpose, --update starts anew"

@@ -77,6 +77,8 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with pytest.raises(FactorsError, match="no such file"):
         LPES(factors="none.json")
+    with pytest.raises(UserError, match=r"^factor=1.2: lpes takes factors="):
+        LPES(factor=1.2)
     with pytest.raises(FactorsError, match=r"factors are for 99 layers, the model has \d+"):
         LPES(factors=Factors.from_list([1.0] * 99))
     GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31).save_pretrained(tmp_path)

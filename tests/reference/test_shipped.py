@@ -80,6 +80,8 @@ def test_the_smaller_model_is_asked_about_records_alone(capsys):
     assert "documents" not in capsys.readouterr().out
     assert main([folder, "--documents", "2"]) == 2
     assert "--documents" in capsys.readouterr().err
+    assert main([folder, "--factors", "1", "2"]) == 2
+    assert "--factors: 2 numbers; expected one, or one for each of 4 layers" in capsys.readouterr().err
 
 
 def test_a_layer_that_is_left_out_is_there_again(model, capsys):

@@ -240,6 +240,16 @@ def test_the_same_run_again_passes(tmp_path, committed, capsys):
     assert "nothing got worse" in capsys.readouterr().out
 
 
+def test_a_shipped_model_is_the_same_under_each_of_its_names(tmp_path):
+    def run(folder, arguments):
+        return write_answers(tmp_path / folder, model=("lpes", arguments, 1142656))
+
+    baseline = str(tmp_path / "b.json")
+    assert call(run("plain", {}), "--baseline", baseline, "--update") == 0
+    assert call(run("named", {"pretrained": "lpes-eval/reference"}), "--baseline", baseline) == 0
+    assert call(run("other", {"pretrained": "reference-kv"}), "--baseline", baseline) == 4
+
+
 def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
     assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
