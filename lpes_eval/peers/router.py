@@ -177,12 +177,7 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
 def write(router: Router, file: str | Path) -> None:
     """Save ``router`` so that whoever reads finds the old file or the new one; the same router gives the same bytes."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in router.named_parameters()}
-    write_bytes(file, save(tensors, metadata={METADATA: router.config.to_json()}))
-
-
-def write_bytes(file: str | Path, content: bytes) -> None:
-    """Write a file atomically."""
-    write_atomically(file, content)
+    write_atomically(file, save(tensors, metadata={METADATA: router.config.to_json()}))
 
 
 def find(path: str | Path) -> Path:

@@ -293,7 +293,7 @@ def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, s
         for key, moment in optimizer.state[weight].items():
             tensors[f"{key}.{name}"] = moment.detach().cpu().contiguous()
     notes = {"run": json.dumps({"step": step, "settings": _settings_of(router.config, settings)})}
-    routers.write_bytes(file, save(tensors, metadata=notes))
+    write_atomically(file, save(tensors, metadata=notes))
 
 
 def _done(file: Path, config: RouterConfig, settings: Settings) -> int:
