@@ -66,12 +66,14 @@ def keep_search(made, name, points, **changed):
     extra = {
         "found": found,
         "fittest_by_generation": [[0, 0.5], [1, 0.7], [2, 0.7]],
+        "evaluations": [[0, 60, 0.5], [1, 60, 0.7], [2, 20, None]],
+        "gradients": 0,
         "individuals": 30,
         "prompts": 900,
         "fitness": 0.7,
         "to_beat": {"baseline": 0.4, "PI": 0.5},
     }
-    return keep(made, name, {"0": [0]}, **extra, **changed)
+    return keep(made, name, {"0": [0]}, **(extra | changed))
 
 
 KV_POSITIONS = (0, 20, 40, 60, 80, 100)
@@ -175,7 +177,7 @@ def test_the_cost_of_a_search_counts_prompts_and_gradients_and_shows_those_measu
 def test_a_control_that_finds_better_factors_than_the_genetic_algorithm_is_named(made, share, said):
     keep_search(made, "searches/kv-1", POINTS)
     keep(made, "searches/kv-1-held-out", answers(60, KV_POSITIONS, 0.6, 1))
-    keep_search(made, "controls/cma-es", POINTS, evaluations=[[0, 60, 0.5]], gradients=0)
+    keep_search(made, "controls/cma-es", POINTS, evaluations=[[0, 60, 0.5]])
     keep(made, "controls/cma-es-held-out", answers(60, KV_POSITIONS, share, 2))
     assert f"- CMA-ES: {said} than the genetic algorithm (" in Page(made).text()
 
