@@ -233,6 +233,8 @@ def parse(value: Any) -> Factors:
     if value == REFERENCE:
         return load(Path(__file__).parent / "reference" / "base" / "factors.json")
     if isinstance(value, str):
+        if not value.strip():
+            raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
         try:
             value = float(value)
         except ValueError:

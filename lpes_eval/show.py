@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lpes_eval import factors
+from lpes_eval.errors import FactorsError
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -28,7 +29,11 @@ def _depth(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Print the file's factors as bars from 1 to the largest; returns 0."""
     loaded = factors.parse(arguments.file)
-    values = loaded.per_layer(arguments.layers)
+    try:
+        values = loaded.per_layer(arguments.layers)
+    except FactorsError as error:
+        hint = "" if arguments.layers or loaded.num_layers else " (--layers N)"
+        raise FactorsError(f"{arguments.file}: {error}{hint}") from None
     reach = max(max(values) - 1, 1e-9)
     print(f"{arguments.file}: {len(values)} layers, mean factor {loaded.mean(len(values)):.4f}")
     print(f"sha256 {loaded.digest(len(values))}")

@@ -11,9 +11,10 @@ what the model then did, not what its source promises: the row of a refused fami
 ``lpes_eval.apply`` gave, and the layers where factors change nothing are those where a factor of 2 changed nothing.
 """
 
+import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Any
@@ -377,17 +378,26 @@ def document() -> str:
     )
 
 
-def main(arguments: list[str]) -> int:
-    """Print the document, or the rows of the families named."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the document, or the rows of the families named; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lpes_eval.support",
+        description="Build every causal-LM family of the transformers that is installed, small and with random "
+        "weights, run it, and print which of them take layer factors, as in docs/support.md. It takes minutes.",
+    )
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help="only these model types, such as llama gemma3_text"
+    )
+    families = parser.parse_args(argv).families
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if unknown := [name for name in arguments if name not in model_types()]:
+    if unknown := [name for name in families if name not in model_types()]:
         print(f"no causal-LM family of this transformers is called {', '.join(unknown)}", file=sys.stderr)
         return 2
-    print(table(map(examine, arguments)) if arguments else document(), end="")
+    print(table(map(examine, families)) if families else document(), end="")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -24,11 +24,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
 from lpes_eval.data.draw import shuffled, stream
-from lpes_eval.errors import UserError
+from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, write_atomically
 from search import loop
 from search.journal import Journal
-from search.optimizer import CMAES, Y_START, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
+from search.optimizer import (
+    CMAES,
+    Y_HIGH,
+    Y_LOW,
+    Y_START,
+    GeneticAlgorithm,
+    Individual,
+    Optimizer,
+    Points,
+    RandomSearch,
+    Space,
+)
 
 if TYPE_CHECKING:
     from search.fitness import Fitness, Measured, Part
@@ -132,12 +143,12 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--mutations", type=_at_least(0), default=16, metavar="N", help="N_mu, offspring by mutation a generation")
     add("--crossovers", type=_at_least(0), default=4, metavar="N", help="N_cr, offspring by crossover a generation")
     add("--crossover_tries", type=_at_least(1), default=4, metavar="N", help="N_ct, attempts at a valid crossover")
-    add("--max_dx", type=float, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
-    add("--max_dy", type=float, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
+    add("--max_dx", type=_amount, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
+    add("--max_dy", type=_amount, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
     add("--seed", type=_whole, default=0, metavar="N", help="of the search's random numbers")
 
     add = parser.add_argument_group("gradient descent (App. C; one factor a layer, --epochs of it)").add_argument
-    add("--learning_rate", type=float, default=1e-5, metavar="X", help="Adam's")
+    add("--learning_rate", type=_positive, default=1e-5, metavar="X", help="Adam's")
     add("--epoch_samples", type=_at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
     add("--gradient_batch", type=_at_least(1), default=32, metavar="N", help="examples a step")
 
@@ -237,9 +248,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     argv = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(argv)
     args = build_parser(args.preset).parse_args(argv)
+    given = _given(argv)
     if args.resume is not None:
-        others = build_parser(args.preset).parse_args(["--resume", str(args.resume), "--preset", args.preset])
-        if args != others:
+        if given - {"resume", "preset"}:
             raise UserError(f"--resume takes all settings from {args.resume}; leave the other flags out")
         path = args.resume / "arguments.json"
         try:
@@ -255,7 +266,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         args.__dict__.update(kept, output=folder)
     if args.optimizer == "gradient":
         args.curve, args.continuous = "free", True
-    if args.start == "wide" and args.optimizer != "ga" and "--start" not in [flag.partition("=")[0] for flag in argv]:
+    if args.start == "wide" and args.optimizer != "ga" and "start" not in given:
         args.start = Y_START  # a preset's wide start is for a population
     if isinstance(args.start, str) and args.start != "wide":
         args.start = _start(args)
@@ -263,19 +274,73 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         # Of a pattern or a path, what can name a folder.
         tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
         args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
+    _check_flags(args)
+    return args
+
+
+def _given(argv: Sequence[str]) -> set[str]:
+    """The flags that stand on the command line, as attributes of what ``parse`` returns."""
+    parser, unset = build_parser(), object()
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([])), unset))
+    return {name for name, value in vars(parser.parse_args(argv)).items() if value is not unset}
+
+
+def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
+    of_some = {name for names in SETTINGS_OF.values() for name in names}
+    idle = of_some - set(SETTINGS_OF[args.optimizer])
+    if args.optimizer == "gradient":
+        idle |= {"curve", "continuous"}
+    if args.curve == "free":
+        idle |= {"control_points", "max_dx"}
+    return sorted(f"--{name}" for name in _given(argv) & idle)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse what cannot be searched with any model.
+
+    Raises:
+        UserError: one line that names the flag.
+    """
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if args.early_stopping_check and not args.early_stopping:
         raise UserError("--early_stopping_check: nothing is given up that could be checked; add --early_stopping")
-    return args
+    if args.early_stopping and args.optimizer in ("cma-es", "gradient"):
+        raise UserError(f"--early_stopping: {args.optimizer} needs every individual's fitness; leave it out")
+    if args.optimizer == "ga" and args.parents > args.population:
+        raise UserError(f"--parents {args.parents}: expected at most as many as --population, {args.population}")
+    if args.optimizer == "cma-es" and (as_many := generation_size(args)) < 4:
+        raise UserError(
+            f"--mutations {args.mutations} --crossovers {args.crossovers}: CMA-ES needs 4 individuals a generation or "
+            f"more, and mutations and twice the crossovers are {as_many}"
+        )
+    if args.optimizer == "gradient" and args.epoch_samples < args.gradient_batch:
+        raise UserError(f"--epoch_samples {args.epoch_samples}: less than one --gradient_batch, {args.gradient_batch}")
+    if args.start == "wide" and args.optimizer != "ga":
+        raise UserError(f"--start wide: {args.optimizer} has no population to begin with; leave it out")
+    if args.start != Y_START and args.optimizer == "random":
+        raise UserError(f"--start {args.start}: a random search sets out from nowhere; leave it out")
+    if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
+        raise UserError(f"--start {args.start:g}: is not searched; expected {_heights(args)}")
+
+
+def generation_size(args: argparse.Namespace) -> int:
+    """Individuals that a generation of the genetic algorithm evaluates, and so one of a control."""
+    return int(args.mutations + 2 * args.crossovers)
+
+
+def _heights(args: argparse.Namespace) -> str:
+    span = f"{Y_LOW:g} to {Y_HIGH:g}"
+    return f"a factor from {span}" if args.continuous else f"tenths from {span} (--continuous leaves the grid)"
 
 
 def _start(args: argparse.Namespace) -> float | list[Any]:
     """A number for all layers; or, read from a factors file, control points or, for ``free``, one number a layer."""
     try:
-        return float(args.start)
-    except ValueError:
-        factors = factors_file.load(args.start)
+        factors = factors_file.parse(args.start)
+    except FactorsError as error:
+        raise UserError(f"--start: {error}") from None
     if factors.uniform is not None:
         return factors.uniform
     kind, points = factors.curve or ("free", factors.factors or ())
@@ -297,8 +362,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
     folder: Path | None = None
     try:
+        argv = sys.argv[1:] if argv is None else argv
         args = parse(argv)
         folder = args.output
+        if idle := without_effect(argv, args):
+            print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
         return run(args)
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
@@ -438,8 +506,6 @@ def load(args: argparse.Namespace) -> Search:
     fitness = Fitness(lm, parts, cache=cache, **speed_options(args))
     if args.early_stopping and (reason := fitness.why_unbounded()) is not None:
         raise UserError(f"--early_stopping: {reason}; leave it out")
-    if args.early_stopping and args.optimizer in ("cma-es", "gradient"):
-        raise UserError(f"--early_stopping: {args.optimizer} needs every individual's fitness; leave it out")
     optimizer = make_optimizer(args, fitness)
     names = [*SETTINGS, *SETTINGS_OF[args.optimizer]]
     if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
@@ -515,16 +581,10 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
             start=start,
             seed=args.seed,
         )
-    as_many = args.mutations + 2 * args.crossovers  # a control evaluates as many a generation as the algorithm does
-    if args.optimizer == "cma-es" and as_many < 4:
-        raise UserError(
-            f"--mutations {args.mutations} --crossovers {args.crossovers}: CMA-ES needs 4 individuals a generation or "
-            f"more, and mutations and twice the crossovers are {as_many}"
-        )
     if args.optimizer == "random":
-        return RandomSearch(space, N=as_many, T=args.epochs, seed=args.seed)
+        return RandomSearch(space, N=generation_size(args), T=args.epochs, seed=args.seed)
     if args.optimizer == "cma-es":
-        return CMAES(space, N=as_many, T=args.epochs, start=start, seed=args.seed)
+        return CMAES(space, N=generation_size(args), T=args.epochs, start=start, seed=args.seed)
     return GeneticAlgorithm(
         space,
         N_ps=args.population,
@@ -544,11 +604,7 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for."""
     if args.start == "wide":
-        if args.optimizer != "ga":
-            raise UserError(f"--start wide: {args.optimizer} has no population to begin with; leave it out")
         return space.start()
-    if args.start != Y_START and args.optimizer == "random":
-        raise UserError(f"--start {args.start}: a random search sets out from nowhere; leave it out")
     points = args.start
     if isinstance(points, float):
         points = [points] * (space.d + 1)
@@ -556,10 +612,10 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
         points = list(zip([x for x, _ in space.start()], points, strict=False))
     points = tuple((float(x), float(y)) for x, y in points)
     if not space.contains(points):
-        grid = f"whole x from 0 to {space.L - 1} and y from 1 to 2 in tenths" if space.grid else "y from 1 to 2"
+        xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
         raise UserError(
             f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
-            f"{grid}{' (--continuous leaves the grid)' if space.grid else ''}"
+            f"{xs}, and for y {_heights(args)}"
         )
     return points
 
@@ -856,12 +912,9 @@ def _metrics(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[float]:
     try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(map(math.isfinite, values)):
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}")
-    return values
+        return [_finite(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}") from None
 
 
 def _whole(text: str) -> int:
@@ -880,13 +933,31 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def _share(text: str) -> float:
+def _finite(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {text}")
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a number, not {text!r}")
+    return value
+
+
+def _amount(text: str) -> float:
+    if (value := _finite(text)) < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, not {value:g}")
+    return value
+
+
+def _positive(text: str) -> float:
+    if (value := _finite(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0, not {value:g}")
+    return value
+
+
+def _share(text: str) -> float:
+    if not 0 < (value := _finite(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {value:g}")
     return value
 
 

@@ -93,10 +93,15 @@ class Space:
             and points[0][0] >= 0
             and points[-1][0] <= self.L - 1
             and all(a < b for (a, _), (b, _) in pairwise(points))
-            and all(Y_LOW <= y <= Y_HIGH for _, y in points)
+            and all(self.allows(y, self.grid) for _, y in points)
             and (not self.fixed_x or all(x == at for (x, _), (at, _) in zip(points, self.start(), strict=True)))
-            and (not self.grid or all(x == round(x) and y == round(y * Y_STEPS) / Y_STEPS for x, y in points))
+            and (not self.grid or all(x == round(x) for x, _ in points))
         )
+
+    @staticmethod
+    def allows(y: float, grid: bool) -> bool:
+        """Whether a control point may stand at this height (Eq. 9), on Table 9's grid or off it."""
+        return Y_LOW <= y <= Y_HIGH and (not grid or y == round(y * Y_STEPS) / Y_STEPS)
 
     def random(self, rng: Random) -> Points:
         """Control points drawn evenly from the whole space."""

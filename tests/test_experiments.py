@@ -376,6 +376,26 @@ def test_an_unknown_size_is_refused():
         Sizes().changed({"question": 1})
 
 
+@pytest.mark.parametrize(
+    ("size", "value", "expected"),
+    [
+        ("questions", "abc", "whole number, at least 1"),
+        ("questions", 0, "whole number, at least 1"),
+        ("questions", True, "whole number"),
+        ("search.epochs", 2.5, "whole number, at least 0"),
+        ("gradient.learning_rate", "fast", "number, at least 0"),
+    ],
+)
+def test_a_size_of_another_kind_is_refused(size, value, expected):
+    with pytest.raises(UserError, match=f"^--set {size}={value}: expected a {expected}"):
+        Sizes().changed({size: value})
+
+
+def test_sizes_are_changed():
+    sizes = Sizes().changed({"questions": 7, "search.start": 1.2, "gradient.learning_rate": 1})
+    assert (sizes.questions, sizes.search["start"], sizes.gradient["learning_rate"]) == (7, 1.2, 1)
+
+
 def test_every_search_flag_is_one_of_the_command():
     from search import ga
 

@@ -141,6 +141,22 @@ def test_every_wrong_file_ends_both_commands_in_one_line_and_a_status(wrong, tmp
     assert "0: expected a whole number, at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", "factors= is empty; give a factors file"),
+        ("1.2", "1.2: these factors name no num_layers; say how many layers the model has (--layers N)"),
+        ("reference --layers 9", "reference: the factors are for 6 layers, the model has 9; use"),
+    ],
+)
+def test_factors_that_cannot_be_shown_are_named(given, message, capsys):
+    from lpes_eval import cli
+
+    file, *flags = given.split(" ")
+    assert cli.main(["factors", file, *flags]) == 2
+    assert f"lpes-eval: error: {message}" in capsys.readouterr().err
+
+
 def test_at_least_forty_kinds_of_wrong_files_are_known():
     assert len(BAD) >= 40
 

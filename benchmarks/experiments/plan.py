@@ -101,21 +101,32 @@ class Sizes:
         """With other values; those of ``search`` and ``gradient`` are named ``search.epochs`` and so on.
 
         Raises:
-            UserError: a name that there is not.
+            UserError: a name that there is not, or a value that is no number of the size's kind.
         """
         sizes: Any = self
         for name, value in changes.items():
             outer, _, inner = name.partition(".")
             current = getattr(sizes, outer, None)
             if inner and isinstance(current, Mapping) and inner in current:
+                _check_kind(name, value, current[inner])
                 sizes = replace(sizes, **{outer: {**current, inner: value}})
             elif not inner and isinstance(current, int):
+                _check_kind(name, value, current)
                 sizes = replace(sizes, **{outer: value})
             else:
                 known = [n for n, v in vars(self).items() if isinstance(v, int)]
                 known += [f"{n}.{k}" for n in ("search", "gradient") for k in getattr(self, n)]
                 raise UserError(f"--set {name}: no such size; there are {', '.join(known)}")
         return sizes
+
+
+def _check_kind(name: str, value: Any, current: Any) -> None:
+    """Refuse a size of another kind than the one it replaces: a whole number, a number, or a word."""
+    if isinstance(current, str):
+        return
+    whole, least = isinstance(current, int), 0 if "." in name else 1
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < least:
+        raise UserError(f"--set {name}={value}: expected a {'whole ' if whole else ''}number, at least {least}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class RotaryLM(HFLM):
         **kwargs: what ``hf`` takes.
 
     Raises:
-        UserError: ``pretrained`` is a path where no folder is.
+        UserError: ``pretrained`` is a path where no folder is, or ``device`` a GPU that PyTorch does not find.
     """
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
@@ -37,6 +37,7 @@ class RotaryLM(HFLM):
                 )
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
+        _check_device(kwargs.get("device"))
         super().__init__(pretrained=pretrained, **kwargs)
 
     def needs_check(self) -> bool:
@@ -54,6 +55,25 @@ class RotaryLM(HFLM):
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
+
+
+def _check_device(device: Any) -> None:
+    """Refuse a GPU that is not there, which ``hf`` would end on after loading, or quietly replace by another one.
+
+    Raises:
+        UserError: no such device, by its name or on this machine.
+    """
+    try:
+        found = torch.device(device or "cpu")
+    except RuntimeError:
+        raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
+    if found.type != "cuda":
+        return
+    if not torch.cuda.is_available():
+        reason = f"PyTorch {torch.__version__} finds no GPU here"
+        raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
+    if found.index is not None and found.index >= (there := torch.cuda.device_count()):
+        raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
 
 
 def real(name: str, given: Any) -> float:

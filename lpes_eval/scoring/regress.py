@@ -318,7 +318,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
     parser.add_argument("--baseline", metavar="FILE", required=True, help="the committed baseline (JSON)")
-    parser.add_argument("--update", action="store_true", help="write RESULTS to the baseline, and test nothing")
+    parser.add_argument("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
     parser.add_argument("--markdown", metavar="FILE", help="write the table as Markdown, for a job summary")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each row")
     parser.add_argument(
@@ -343,6 +343,10 @@ def run(arguments: argparse.Namespace) -> int:
     found = results.read(arguments.results)
     now = snapshot(found)
     if arguments.update:
+        try:
+            regress(now, now, alpha=arguments.alpha, tolerance=arguments.tolerance)
+        except NotComparable as error:
+            raise NotComparable(f"{found.path}: no run could be held against this as a baseline: {error}") from None
         now.save(path)
         unpaired = any(score.by_question is None for record in now.tasks.values() for score in record.scores.values())
         hint = "; some scores without samples (lm_eval --log_samples): they can only be compared unpaired"

@@ -81,6 +81,15 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
         LPES(factor=1.2)
     with pytest.raises(FactorsError, match=r"factors are for 99 layers, the model has \d+"):
         LPES(factors=Factors.from_list([1.0] * 99))
+    with pytest.raises(UserError, match=r"^device=gpu: no device of PyTorch's; expected cpu, cuda"):
+        LPES(device="gpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=r"^device=cuda:0: PyTorch .* finds no GPU here; leave it out"):
+        LPES(device="cuda:0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"^device=cuda:2: there are 2 GPUs, .* take cuda:0 to cuda:1$"):
+        LPES(device="cuda:2")
     GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="gpt2"):
         LPES(pretrained=str(tmp_path), factors=1.5)

@@ -387,9 +387,19 @@ def test_a_gate_that_could_test_nothing_is_4(tmp_path, capsys):
     path = tmp_path / "b.json"
     nothing = {0: "N/A", 50: "N/A"}
     run = write_run(tmp_path / "a", {0: [1.0] * 9, 50: [1.0] * 9}, samples=False, stderr=nothing)
-    call(run, "--baseline", path, "--update")
+    assert call(run, "--baseline", path, "--update") == 4
+    assert "--log_samples" in capsys.readouterr().err
+    assert not path.exists()
+    gate.snapshot(results.read(run)).save(path)
     assert call(run, "--baseline", path) == 4
     assert "--log_samples" in capsys.readouterr().err
+
+
+def test_a_baseline_of_too_few_questions_is_not_written(tmp_path, committed, capsys):
+    before = committed.read_text()
+    assert call(write_answers(tmp_path / "few", questions=5), "--baseline", committed, "--update") == 4
+    assert "5 questions are too few" in capsys.readouterr().err
+    assert committed.read_text() == before
 
 
 def test_a_metric_that_the_run_lacks_is_4(tmp_path, committed, capsys):

@@ -261,14 +261,21 @@ def test_the_start_is_a_number_wide_or_a_file(tmp_path):
     factors_file.Factors.from_list([1.0, 1.1, 1.9]).save(file)
     assert [y for _, y in first("--start", str(file), "--curve", "free", layers=3)[0]] == [1.0, 1.1, 1.9]
     assert [y for _, y in first("--start", str(file), "--curve", "free", "--skip", "1", layers=3)[0]] == [1.1, 1.9]
+    shipped = factors_file.parse("reference").per_layer()
+    assert [y for _, y in first("--start", "reference", "--curve", "free", "--continuous")[0]] == shipped
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--start", "1.25"], "--start: .* is not searched; .* in tenths"),
-        (["--start", "2.5", "--continuous"], "--start: .* y from 1 to 2"),
-        (["--start", "none.json"], "none.json: no such file"),
+        (["--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
+        (["--start", "2.5", "--continuous"], "--start 2.5: is not searched; expected a factor from 1 to 2"),
+        (["--start", "nan"], "--start: .*nan"),
+        (["--start", "none.json"], "--start: none.json: no such file"),
+        (
+            ["--start", "reference", "--curve", "free"],
+            "is not searched; expected 6 control points with whole x from 0 to 5, and for y tenths",
+        ),
         (["--start", "wide", "--optimizer", "cma-es"], "no population"),
         (["--start", "1.2", "--optimizer", "random"], "leave it out"),
         (["--start", "{file}"], "add --curve linear"),
@@ -294,16 +301,25 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     assert out.index("generation 0/2") < out.index("drawn by lot") < out.index("generation 1/2")
 
 
+@pytest.mark.parametrize(
+    ("flags", "idle"),
+    [
+        (["--population", "40", "--preset", "quick"], []),
+        (["--optimizer", "random", "--population", "40", "--epochs", "3"], ["--population"]),
+        (["--optimizer=gradient", "--curve=linear", "--mutations=3"], ["--curve", "--mutations"]),
+        (["--curve", "free", "--control_points", "3", "--max_dy", "0.1"], ["--control_points"]),
+        (["--learning_rate", "0.1"], ["--learning_rate"]),
+    ],
+)
+def test_flags_without_effect_are_named(flags, idle):
+    assert ga.without_effect(flags, ga.parse(flags)) == idle
+
+
 def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
     optimizer = ga.make_optimizer(ga.parse(["--skip", "2", "--curve", "free"]), Layers(12))
     assert (optimizer.space.L, optimizer.space.d) == (10, 9)
     with pytest.raises(UserError, match="at least 2 must be left"):
         ga.make_optimizer(ga.parse(["--skip", "31"]), Layers(32))
-
-
-def test_too_few_individuals_for_cma_es_are_refused_in_words_of_the_command():
-    with pytest.raises(UserError, match="--mutations 1 --crossovers 1: CMA-ES needs 4 individuals a generation"):
-        ga.make_optimizer(ga.parse(["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"]), Layers(32))
 
 
 @pytest.mark.parametrize(
@@ -320,8 +336,23 @@ def test_too_few_individuals_for_cma_es_are_refused_in_words_of_the_command():
         (["--held_out_examples", "-2"], "--held_out_examples: expected at least 0, not -2"),
         (["--num_fewshot", "-1"], "--num_fewshot: expected at least 0, not -1"),
         (["--positions", "0,50,x"], "--positions: expected numbers with commas between them, not '0,50,x'"),
-        (["--early_stopping_error", "x"], "--early_stopping_error: expected a number between 0 and 1, not x"),
+        (["--early_stopping_error", "1"], "--early_stopping_error: expected a number between 0 and 1, not 1"),
+        (["--early_stopping_error", "x"], "--early_stopping_error: expected a number, not 'x'"),
         (["--gen_kwargs", "do_sample"], "expected key=value or a JSON object"),
+        (
+            ["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"],
+            "--crossovers 1: CMA-ES needs 4 individuals",
+        ),
+        (["--population", "3", "--parents", "5"], "--parents 5: expected at most as many as --population, 3"),
+        (["--max_dy", "nan"], "--max_dy: expected a number, not 'nan'"),
+        (["--max_dx", "-1"], "--max_dx: expected 0 or more, not -1"),
+        (["--optimizer", "gradient", "--learning_rate", "-1"], "--learning_rate: expected more than 0, not -1"),
+        (["--optimizer", "gradient", "--epoch_samples", "8"], "--epoch_samples 8: less than one --gradient_batch, 32"),
+        (["--optimizer", "gradient", "--start", "wide"], "--start wide: gradient has no population"),
+        (
+            ["--optimizer", "gradient", "--early_stopping"],
+            "--early_stopping: gradient needs every individual's fitness",
+        ),
         (["--fewshot_as_multiturn"], "add --apply_chat_template"),
         (["--limit", "5"], "--limit is a flag of lm_eval that a search does not take: --examples"),
         (["--model", "hf"], "--model is a flag of lm_eval that a search does not take: a search always runs"),
@@ -329,7 +360,8 @@ def test_too_few_individuals_for_cma_es_are_refused_in_words_of_the_command():
         (["--early_stopping_check", "3"], "--early_stopping_check: nothing is given up that could be checked"),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_status_2(flags, message, capsys):
+def test_what_cannot_be_run_is_one_line_and_status_2_before_a_model_is_loaded(flags, message, capsys, monkeypatch):
+    monkeypatch.setattr("lm_eval.models.huggingface.HFLM.__init__", lambda *_, **__: pytest.fail("loaded"))
     assert ga.main(flags) == 2
     err = capsys.readouterr().err
     assert message in err
