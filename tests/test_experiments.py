@@ -236,17 +236,38 @@ def test_convergence_is_the_generation_of_the_final_best(made):
     assert row[-4:] == ["1 of 2", "30", "900", "70.0"]
 
 
+def test_short_contexts_are_held_against_their_bar_at_each_length_and_together(made):
+    right = {}
+    for task, positions in (("kv", KV_POSITIONS), ("mdqa", (0, 25, 50, 75, 100))):
+        lengths = plan.SHORT_LENGTHS[KV if task == "kv" else MDQA]
+        for length in lengths:
+            share = 0.5 if (task, length) == ("mdqa", lengths[-1]) else 1.0
+            scores = {str(p): [1] * round(20 * share) + [0] * round(20 * (1 - share)) for p in positions}
+            right[task, length] = [value for values in scores.values() for value in values]
+            keep(made, f"short/{task}-{length}", scores)
+    text = Page(made).text()
+    over = 100 - 50 / len(plan.SHORT_LENGTHS[MDQA])
+    assert "The bar is **met** in the mean over these lengths (100.0), met at every length." in text
+    assert f"The bar is **missed** in the mean over these lengths ({over:.1f}), missed at {lengths[-1]} (50.0)" in text
+    pooled = [value for values in right.values() for value in values]
+    expected = (
+        f"Of all {len(pooled):,} answers of both tasks together, {100 * statistics.fmean(pooled):.1f} % are right."
+    )
+    assert expected in text
+
+
 def test_perplexity_is_the_exponential_of_nats_a_token(made):
-    alone, scaled = [[1.0, 1.4, 1.2, 1.3], [2.0, 2.2, 2.1, 2.3]], [[1.0, 1.3, 1.2, 1.3], [1.0, 1.1, 1.0, 1.3]]
+    alone = [[1.0, 1.4, 1.2, 1.3], [2.0, 2.2, 2.1, 2.3], [9.0, 9.1, 9.0, 9.2]]
+    scaled = [[1.0, 1.3, 1.2, 1.3], [1.0, 1.1, 1.0, 1.3], [8.0, 8.1, 8.0, 8.2]]
     for name, nats in (("plain", alone), ("plain-lpes", scaled)):
-        keep(made, f"perplexity/{name}", dict(zip(("512", "1024"), nats, strict=True)), trained_window=700)
+        keep(made, f"perplexity/{name}", dict(zip(("512", "1024", "2048"), nats, strict=True)), trained_window=700)
     text = Page(made).text()
     row = cells(text, "plain", "## Perplexity")
-    for cell, nats in zip(row[1:3], alone, strict=True):
+    for cell, nats in zip(row[1:4], alone, strict=True):
         middle, half = statistics.fmean(nats), 1.96 * statistics.stdev(nats) / 2
         expected = [2.718281828459045**x for x in (middle, middle - half, middle + half)]
         assert [float(x) for x in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, rel=0.01)
-    assert "- plain: layer factors help at 1024 and hurt at none" in text
+    assert "- plain: layer factors help at 1024 and hurt at none; at 2048 both are worse than a guess" in text
 
 
 def test_a_fresh_headline_is_held_against_the_kept_intervals(made, tmp_path):

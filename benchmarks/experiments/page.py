@@ -53,6 +53,8 @@ OTHERS = {
     "moice": "MoICE",
 }
 NONE = "–"
+GUESSED = 256
+"""Perplexity of an even guess at a token of two hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -452,18 +454,29 @@ class Page:
             "The plain model where a prompt takes at most half of the tokens of the longest one that it was trained on "
             f"(53 records). A bar of {SHORT_BAR} % stands for being right there.",
         ]
+        right, answers, complete = 0.0, 0, True
         for task, lengths in plan.SHORT_LENGTHS.items():
             unit = "records" if task == KV else "articles"
             names = {length: f"short/{SHORT[task]}-{length}" for length in lengths}
             tables = [self.accuracies([(f"{n} {unit}", name)], name).splitlines() for n, name in names.items()]
             lines += ["", f"`{TITLES[task]}`:", "", *tables[0][:2], *(line for table in tables for line in table[2:])]
-            means = {n: 100 * float(scores_of(r).mean()) for n, name in names.items() if (r := self.get(name))}
-            if len(means) == len(names):
+            scores = {n: scores_of(r) for n, name in names.items() if (r := self.get(name))}
+            right += sum(float(table.sum()) for table in scores.values())
+            answers += sum(table.size for table in scores.values())
+            means = {n: 100 * float(table.mean()) for n, table in scores.items()}
+            if len(means) < len(names):
+                complete = False
+            else:
                 below = [f"{n} ({mean:.1f})" for n, mean in means.items() if mean < SHORT_BAR]
                 at_each = f"missed at {', '.join(below)} {unit}" if below else "met at every length"
                 over_all = sum(means.values()) / len(means)
                 verdict = "met" if over_all >= SHORT_BAR else "missed"
                 lines += ["", f"The bar is **{verdict}** in the mean over these lengths ({over_all:.1f}), {at_each}."]
+        if complete:
+            lines += [
+                "",
+                f"Of all {answers:,} answers of both tasks together, {100 * right / answers:.1f} % are right.",
+            ]
         return "\n".join([*lines, "", self.circumstances()])
 
     def on_second_model(self) -> str:
@@ -498,7 +511,7 @@ class Page:
             "Of the answer's tokens behind the last so many tokens of a key-value prompt: `lpes_ppl` on texts that "
             "`benchmarks/experiments/text.py` writes (the rest of such a text is random and cannot be predicted). The "
             "gold record stands within the shortest length, so that a longer one adds nothing but distractors. "
-            "Lower is better.",
+            f"Lower is better; who guesses two hexadecimal digits evenly has {GUESSED}.",
             "",
         ]
         if lengths is None:
@@ -521,17 +534,29 @@ class Page:
             if alone and scaled:
                 a, b = store.paired(alone, scaled)
                 compared = statistics.compare_paired(a, b, higher_is_better=False)
-                better = [n for n, d in zip(lengths, compared.positions, strict=True) if d.high < 0]
-                worse = [n for n, d in zip(lengths, compared.positions, strict=True) if d.low > 0]
-                notes.append(
-                    f"- {label}: layer factors help at {_and(better) or 'no length'} and hurt at "
-                    f"{_and(worse) or 'none'} (the paired 95 % interval, in nats, leaves out 0)."
-                )
+                better, worse, lost = [], [], []
+                for n, d, before, after in zip(lengths, compared.positions, a.mean(0), b.mean(0), strict=True):
+                    if min(before, after) > math.log(GUESSED):
+                        lost.append(n)
+                    elif d.high < 0 or d.low > 0:
+                        (better if d.high < 0 else worse).append(n)
+                said = f"layer factors help at {_and(better) or 'no length'} and hurt at {_and(worse) or 'none'}"
+                if lost:
+                    said += f"; at {_and(lost)} both are worse than a guess, and which is less so says nothing"
+                notes.append(f"- {label}: {said}.")
         header = ["", *(f"{length} tokens" for length in lengths), "texts"]
         window = next(r["trained_window"] for k in kinds if (r := self.get(f"perplexity/{k}")))
         lines += [f"The longest context in training had about {window} tokens; PI, dynamic NTK and YaRN stretch it to "
             f"the longest length here.", ""]  # fmt: skip
-        return "\n".join([*lines, _table(header, rows), "", *notes, "", self.circumstances()])
+        lines += [
+            _table(header, rows),
+            "",
+            "Help and hurt: the paired 95 % interval, in nats, leaves out 0.",
+            "",
+            *notes,
+        ]
+        lines += ["", "The commands read a text that `python -m benchmarks.experiments --only 'perplexity/*'` writes."]
+        return "\n".join([*lines, "", self.circumstances()])
 
     # -- ablations -----------------------------------------------------------------------------------------------------
 
