@@ -683,6 +683,7 @@ class Fitness:
             "requests_sha256": identity.sha256([asked, [part.docs for part in self.parts]]),
             "reading": identity.reading(self.lm),
             "model": fingerprint(self.lm.model),
+            "code_sha256": identity.code(type(self.lm), type(self)),
         }
 
     def _describe(self) -> str:
@@ -745,7 +746,8 @@ class FitnessCache:
 
     An entry is a small JSON file, replaced whole, so any number of processes may read and write at once. Its name is a
     hash of what the scores depend on: factors, model, tokenizer, requests with their documents, the tasks' settings and
-    source files, package versions. What a task's code reads from elsewhere is not in it.
+    source files, package versions, and this package's own source files where they are not an installed version. What a
+    task's code reads from elsewhere is not in it.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -30,9 +30,11 @@ from search import loop
 from search.journal import Journal
 from search.optimizer import (
     CMAES,
+    X_STEPS,
     Y_HIGH,
     Y_LOW,
     Y_START,
+    Y_STEPS,
     GeneticAlgorithm,
     Individual,
     Optimizer,
@@ -152,9 +154,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--epoch_samples", type=_at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
     add("--gradient_batch", type=_at_least(1), default=32, metavar="N", help="examples a step")
 
-    add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--tokens_per_batch", type=_at_least(1), metavar="N",
-        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
+    add = parser.add_argument_group("giving individuals up early").add_argument
     add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
         help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
         "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
@@ -162,6 +162,10 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
     add("--early_stopping_check", type=_at_least(0), default=0, metavar="N",
         help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
+
+    add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
+    add("--tokens_per_batch", type=_at_least(1), metavar="N",
+        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
     add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
@@ -321,6 +325,13 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--start wide: {args.optimizer} has no population to begin with; leave it out")
     if args.start != Y_START and args.optimizer == "random":
         raise UserError(f"--start {args.start}: a random search sets out from nowhere; leave it out")
+    steps = {"max_dx": X_STEPS, "max_dy": Y_STEPS} if args.optimizer == "ga" and not args.continuous else {}
+    for name, steps_in_one in steps.items():
+        if not math.isclose(steps_in_one * getattr(args, name), round(steps_in_one * getattr(args, name))):
+            raise UserError(
+                f"--{name} {getattr(args, name):g}: the grid has steps of {1 / steps_in_one:g} (Table 9); take a "
+                "multiple, or leave the grid (--continuous)"
+            )
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {_heights(args)}")
 
@@ -529,6 +540,24 @@ SETTINGS_OF = {
 """Flags that decide it for one optimiser."""
 
 
+MEASURED = (
+    "examples",
+    "search_seed",
+    "positions",
+    "lambdas",
+    "task_weights",
+    "metrics",
+    "metadata",
+    "num_fewshot",
+    "fewshot_seed",
+    "apply_chat_template",
+    "fewshot_as_multiturn",
+    "system_instruction",
+    "gen_kwargs",
+)
+"""Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
+
+
 def load_held_out(args: argparse.Namespace, lm: Any) -> list[Part]:
     """The tasks on held-out examples, at every position that they have: before the search, as they may be refused."""
     from search.fitness import load_parts
@@ -553,6 +582,11 @@ def load_model(args: argparse.Namespace) -> Any:
     """The ``lpes`` model, as lm-eval would make it."""
     from lpes_eval.models.lpes import LPES
 
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
+            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
+        )
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -701,11 +735,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
-    """The factors file. It holds no time and no path, so the same search always writes the same bytes."""
+    """The factors file, with what the search can be repeated from. The same search always writes the same bytes."""
     args = search.args
     settings = dict(search.settings["search"])
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
+    settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {})}
     factors = Factors.from_curve(
         found.curve[0],  # type: ignore[index]
         found.curve[1],  # type: ignore[index]

@@ -24,8 +24,9 @@ def test_help_names_every_subcommand(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    assert "compare" in printed
-    assert "regress" in printed
+    assert len(cli.SUBCOMMANDS) == 3
+    for command in ("factors", "compare", "regress"):
+        assert f"\n    {command} " in printed
 
 
 def test_version_is_that_of_the_package(capsys):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.experiments import bench as bench_module  # noqa: E402
 from benchmarks.experiments import measure, pictures, plan, store  # noqa: E402
+from benchmarks.experiments.__main__ import build_parser, open_named  # noqa: E402
 from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
 from benchmarks.experiments.page import Page, headline  # noqa: E402
 from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
@@ -385,6 +386,31 @@ def test_a_failure_stops_what_needs_it_and_nothing_else(made, ran):
     assert made.results.failure("curves/linear-held-out") == "it needs curves/linear, which failed"
     listed = made.listing(made.with_needs(["curves/linear"]), 1)
     assert re.search(r"^failed .* curves/linear  \(RuntimeError: out of paper\)$", listed, re.MULTILINE)
+
+
+def test_a_failure_leaves_an_earlier_result_where_it_is(made, ran):
+    earlier = keep_search(made, "curves/linear", POINTS)
+    made.listed = {one.name: one for one in plan.experiments(Sizes().changed({"search.epochs": 2}))}
+    assert made.state(made.listed["curves/linear"]) == "stale"
+    assert ran("curves/linear") == (["curves/linear"], 1)
+    assert made.results.load("curves/linear") == earlier
+    assert made.results.failure("curves/linear") == "RuntimeError: out of paper"
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ([], KEPT),
+        (["--only", "main/*"], KEPT),
+        (["--preset", "headline"], Path("runs/headline")),
+        (["--set", "questions=5"], Path("runs/results")),
+        (["--second", "reference"], Path("runs/results")),
+        (["--set", "questions=5", "--results", "mine"], Path("mine")),
+    ],
+)
+def test_only_the_page_s_own_sizes_and_models_are_kept_with_its_results(flags, folder):
+    made, _ = open_named(build_parser().parse_args(flags))
+    assert made.results.folder == folder
 
 
 def test_nothing_is_begun_when_the_time_is_over(made, ran):

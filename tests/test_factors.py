@@ -6,7 +6,6 @@ import os
 import pkgutil
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -232,8 +231,8 @@ def test_other_ways_to_miss_a_file(tmp_path):
 
 def test_a_wrong_file_ends_the_command_in_one_line_before_torch_or_a_model_is_loaded(tmp_path):
     path = write(tmp_path / "f.json", with_(factors=[1.0, 0]))
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
     command = [sys.executable, "-m", "lm_eval", "--model", "lpes", "--model_args", f"factors={path}"]
-    start = time.monotonic()
     ended = subprocess.run(
         [*command, "--tasks", "kv_retrieval"], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
@@ -242,11 +241,6 @@ def test_a_wrong_file_ends_the_command_in_one_line_before_torch_or_a_model_is_lo
         f"lm_eval: error: {path}: factors[1]: found 0, expected a number > 0 (1 leaves a layer as it is)"
     )
     assert "Traceback" not in ended.stderr
-    assert time.monotonic() - start < 30  # 5 s on an idle machine; benchmarks/startup.py measures it
-    probe = (
-        "import sys, lpes_eval.factors; print([m for m in ('torch', 'transformers', 'lm_eval') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 # -- what good files mean --------------------------------------------------------------------------------------------

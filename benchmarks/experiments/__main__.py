@@ -38,7 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, default=math.inf, metavar="N", help="begin nothing new after so many minutes")
     add("--set", type=_sizes, default={}, metavar="SIZE=N,...", help="other sizes: questions=50,search.epochs=2")
     add("--results", type=Path, metavar="DIR",
-        help=f"where results are kept (default: {KEPT}; of the headline, measured anew, runs/headline)")  # fmt: skip
+        help=f"where results are kept (default: {KEPT}; runs/headline for the headline, which is measured anew; "
+        "runs/results with --set, --model or --second, so that what docs/results.md shows stays)")  # fmt: skip
     add("--model", default="reference", metavar="FOLDER", help="another model than the shipped one")
     add("--second", metavar="FOLDER", help="the second model (default: another one that is shipped)")
     return parser
@@ -58,7 +59,8 @@ def _value(text: str) -> Any:
 def open_named(args: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
     """What the command line names, and the experiments that it chooses."""
     headline = args.preset == "headline"
-    results = args.results or (Path("runs/headline") if headline else KEPT)
+    other = args.set or args.second or args.model != "reference"
+    results = args.results or (Path("runs/headline") if headline else Path("runs/results") if other else KEPT)
     made = open_bench(results, args.model, args.second, Sizes().changed(args.set))
     names = list(plan.HEADLINE) if headline else list(made.listed)
     if args.only:

@@ -159,7 +159,6 @@ class Bench:
 
         def fail(experiment: Experiment, reason: str) -> None:
             failed.add(experiment.name)
-            self.results.path(experiment.name).unlink(missing_ok=True)  # what is there is not what was asked for
             self.results.keep_failure(experiment.name, reason)
             over(experiment, f"failed: {reason}")
 

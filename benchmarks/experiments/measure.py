@@ -198,7 +198,7 @@ def search(job: Job) -> dict[str, Any]:
     folder = RUNS / f"{job.name.replace('/', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        ga.run(args := ga.parse([*flags, "--output", str(folder)]))
+        ga.run(args := ga.parse([*flags, "--output", str(folder), "--no_cache"]))  # what it costs by itself
     report = json.loads((folder / "report.json").read_text())
     entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     examples = sum(part["examples"] for part in report["settings"]["fitness"]["parts"])
@@ -220,6 +220,7 @@ def search(job: Job) -> dict[str, Any]:
         "stopped_early": report["stopped_early"],
         "prompts": report["prompts"],
         "examples": examples,
+        "cache": not args.no_cache,
     }
 
 

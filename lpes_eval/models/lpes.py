@@ -49,16 +49,16 @@ class LPES(RotaryLM):
         super().__init__(pretrained=pretrained, **kwargs)
         if self.factors is not None:
             self.check(self.model)
-            self.set_factors(self.factors)
+            rope.apply(self.model, self.factors)
 
     def set_factors(self, factors: Any) -> None:
         """Put other factors in force, without loading anything anew; None for the plain model."""
-        if factors is None:
+        parsed = factors_file.parse(factors) if factors is not None else None
+        if parsed is None:
             rope.remove(self.model)
-            self.factors = None
-            return
-        self.factors = factors_file.parse(factors)
-        rope.apply(self.model, self.factors)
+        else:
+            rope.apply(self.model, parsed)
+        self.factors, self._factors_given = parsed, factors
 
     @property
     def layer_factors(self) -> list[float] | None:

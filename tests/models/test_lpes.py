@@ -54,6 +54,16 @@ def test_factors_change_the_answers_and_leave_no_trace_when_taken_back(lpes, tas
     assert answers(evaluate(lpes, task_manager)) == answers(before)
 
 
+def test_factors_that_are_put_in_force_later_are_the_ones_reported(lpes):
+    lpes.set_factors(1.2)
+    assert lpes.get_model_info()["factors"]["given"] == "1.2"
+    with pytest.raises(FactorsError, match="99 layers"):
+        lpes.set_factors([1.1] * 99)
+    assert lpes.get_model_info()["factors"]["per_layer"] == lpes.layer_factors == [1.2] * len(lpes.layer_factors)
+    lpes.set_factors(None)
+    assert lpes.get_model_info()["factors"] is None
+
+
 def test_results_record_the_factors_their_hash_and_their_origin(tmp_path):
     depth = LPES().model.config.num_hidden_layers
     made = Factors.from_curve("linear", [(0, 1.0), (1, 1.4)], num_layers=depth, origin={"task": "kv_retrieval"})

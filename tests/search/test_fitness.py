@@ -388,6 +388,14 @@ def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monke
     assert fitness.describe()["reading"] != before["reading"]
 
 
+@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/answering.py"])
+def test_so_is_other_code_of_this_package(toy_lm, task_folder, monkeypatch, file):
+    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    before, read = fitness.describe(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
+    assert fitness.describe()["code_sha256"] != before["code_sha256"]
+
+
 def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
     parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
     switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]

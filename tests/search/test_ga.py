@@ -61,6 +61,8 @@ def test_a_search_writes_factors_that_beat_what_it_was_told_to_beat(command, tmp
     found = factors_file.load(folder / "factors.json")
     assert found.per_layer() == report["factors"]
     assert found.origin["fitness"]["value"] == report["best"]["fitness"]
+    assert found.origin["search"]["examples"] == 200  # the flag: how many at most
+    assert found.origin["search"]["lambdas"] == [0.2, 0.3, 0.5]
     # PI at 1.5 is the first individual (Eq. 8), so no search ends below it
     assert report["best"]["fitness"] >= report["to_beat"]["PI"]["fitness"]
     journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
@@ -345,6 +347,11 @@ def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
         ),
         (["--population", "3", "--parents", "5"], "--parents 5: expected at most as many as --population, 3"),
         (["--max_dy", "nan"], "--max_dy: expected a number, not 'nan'"),
+        (
+            ["--max_dy", "0.05"],
+            "--max_dy 0.05: the grid has steps of 0.1 (Table 9); take a multiple, or leave the grid",
+        ),
+        (["--max_dx", "0.5"], "--max_dx 0.5: the grid has steps of 1 (Table 9)"),
         (["--max_dx", "-1"], "--max_dx: expected 0 or more, not -1"),
         (["--optimizer", "gradient", "--learning_rate", "-1"], "--learning_rate: expected more than 0, not -1"),
         (["--optimizer", "gradient", "--epoch_samples", "8"], "--epoch_samples 8: less than one --gradient_batch, 32"),
@@ -366,6 +373,13 @@ def test_what_cannot_be_run_is_one_line_and_status_2_before_a_model_is_loaded(fl
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_one_of_several_processes_is_refused_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("lm_eval.models.huggingface.HFLM.__init__", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UserError, match="a search is one process, and this is one of 2; start it with python -m"):
+        ga.load_model(ga.parse([]))
 
 
 def test_the_command_says_how_to_reproduce_its_scores():
