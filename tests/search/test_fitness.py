@@ -3,6 +3,7 @@
 import logging
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
