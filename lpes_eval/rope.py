@@ -39,6 +39,7 @@ METHOD = "_peer_method"
 """The attribute by which a peer method (``lpes_eval.peers``) marks a module of the model that it is in: its name."""
 
 _ATTRIBUTE = "_layer_rope"
+_RETIRED = "_retired_because_rotated"
 _POSITION_EMBEDDINGS = "position_embeddings"
 _REPLICATE = "_replicate_for_data_parallel"
 
@@ -282,8 +283,7 @@ class _LayerRope:
                 forward.take_back()
         for cache in list(self.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
-            if cache.get_seq_length() > 0:
-                cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
+            retire(cache, "under layer factors that were changed or removed since")
         self.caches.clear()
         self._latest = lambda: None
 
@@ -505,7 +505,7 @@ class _Code:
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self.kind = kind
-        self.forward, self.names = _undecorated(kind)
+        self.forward, self.names = own_forward(kind)
 
     def __reduce__(self) -> tuple:
         return _Code, (self.kind,)
@@ -515,7 +515,7 @@ class _Code:
         return dict(zip(self.names, args, strict=False)) | kwargs
 
 
-def _undecorated(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
+def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
     """A rotary class's own forward without what transformers wraps around it, and the names of its arguments."""
     forward = inspect.unwrap(rotary.forward)
     return forward, tuple(inspect.signature(forward).parameters)[1:]
@@ -720,12 +720,22 @@ def _resolve(argument: Any, h: int) -> Any:
     return argument
 
 
+def retire(cache: Cache, rotated: str) -> None:
+    """Have a cache that is not empty refuse updates: its keys were ``rotated`` in a way that the model has left since.
+
+    Once it is reset it is as good as new.
+    """
+    if cache.get_seq_length() > 0:
+        cache.__dict__[_RETIRED] = rotated
+        cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
+
+
 def _refuse_update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the ``update`` of a cache whose keys were rotated under factors no longer in force."""
-    if cache.get_seq_length() == 0:  # it was reset, and is as good as new
-        del cache.update
+    rotated = cache.__dict__[_RETIRED]
+    if cache.get_seq_length() == 0:
+        del cache.update, cache.__dict__[_RETIRED]
         return cache.update(*args, **kwargs)
     raise CacheError(
-        f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated under layer "
-        "factors that were changed or removed since; start with an empty cache"
+        f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated {rotated}; "
+        "start with an empty cache"
     )

@@ -292,13 +292,13 @@ def computed_each_time(monkeypatch, run):
 
 def test_a_forward_computes_all_tables_in_one_call(model, ids, monkeypatch):
     calls = []
-    original, names = rope._undecorated(type(model.model.rotary_emb))
+    original, names = rope.own_forward(type(model.model.rotary_emb))
 
     def counted(self, x, position_ids):
         calls.append(tuple(position_ids.shape))
         return original(self, x, position_ids)
 
-    monkeypatch.setattr(rope, "_undecorated", lambda _: (counted, names))
+    monkeypatch.setattr(rope, "own_forward", lambda _: (counted, names))
     lpes_eval.apply(model, FACTORS)
     computed_each_time(monkeypatch, lambda: logits(model, ids[:, :1]))
     assert calls == [(2, 1)]  # the two distinct factors other than 1

@@ -29,7 +29,4 @@ def asked(metadata: Mapping[str, Any], benchmark: str, file: str) -> source.Aske
 
 def download(url: str) -> Path:
     """As ``source.download``, without the way out that there is not."""
-    try:
-        return source.download(url)
-    except DataError as error:
-        raise DataError(str(error).replace(source.WAY_OUT, WAY_OUT)) from None
+    return source.download(url, way_out=WAY_OUT)

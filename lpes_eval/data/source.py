@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from lpes_eval.data import jsonl
 from lpes_eval.errors import DataError
+from lpes_eval.factors import write_atomically
 
 ENV = "LPES_EVAL_DATA"
 KINDS = ("generated", "official", "folder")
@@ -130,29 +131,30 @@ def missing(folder: Path, name: str, origin: str) -> DataError:
     return DataError(f"{folder}: {name} is not there; get it from {origin}, or ask for --metadata source=generated")
 
 
-def download(url: str, sha256: str | None = None) -> Path:
+def download(url: str, sha256: str | None = None, way_out: str = WAY_OUT) -> Path:
     """Fetch a file once and keep it in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
 
     An interrupted download goes on where it stopped. The checksum is written beside the file when it is first complete,
     and the file is checked against it (or against ``sha256``, where the benchmark's authors give one) at every use.
 
     Raises:
-        DataError: offline and not cached, or a file that is not the one that was fetched; names the file, its address
-            and the ways out.
+        DataError: offline and not cached (the message ends with ``way_out``), or a file that is not the one that was
+            fetched; names the file and its address.
     """
     import datasets
 
     cache = Path(datasets.config.DOWNLOADED_DATASETS_PATH) / "lpes_eval" / url.split("://", 1)[1]
     record = cache.with_name(cache.name + ".sha256")
     if not cache.is_file():
-        _fetch(url, cache)
+        try:
+            _fetch(url, cache)
+        except DataError as error:
+            raise DataError(f"{error}; {way_out}") from None
     found = jsonl.sha256(cache)
     if sha256 is None and record.is_file():
         sha256 = record.read_text(encoding="utf-8").strip()
     if sha256 is None:
-        part = record.with_name(f"{record.name}.{os.getpid()}.part")
-        part.write_text(found + "\n", encoding="utf-8")
-        os.replace(part, record)
+        write_atomically(record, found + "\n")
     elif found != sha256:
         raise DataError(
             f"{cache}: SHA-256 is {found}, expected {sha256}; delete the file and run again to fetch it anew"
@@ -196,5 +198,5 @@ def _fetch_part(url: str, part: Path, name: str) -> Literal["done", "again"]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if type(error).__name__ == "OfflineModeIsEnabled":
             reason = "HF_HUB_OFFLINE is set"
-        raise DataError(f"{name} is not in the cache and cannot be fetched from {url} ({reason}); {WAY_OUT}") from None
+        raise DataError(f"{name} is not in the cache and cannot be fetched from {url} ({reason})") from None
     return "done"

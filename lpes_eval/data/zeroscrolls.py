@@ -8,8 +8,8 @@ have references. All of them are held out: there is no set to search on.
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,6 +20,7 @@ from typing import Any
 from lpes_eval.data import jsonl
 from lpes_eval.data.budget import Budget
 from lpes_eval.errors import DataError
+from lpes_eval.factors import write_atomically
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
@@ -269,18 +270,13 @@ def check_submission(
 
 def write_submission(path: str | Path, answers: Mapping[str, Mapping[str, str]]) -> None:
     """Write the leaderboard's CSV file (Task, ID, Prediction), and read it again to be sure that nothing was lost."""
-    path = Path(path)
     rows = [(task, name, text) for task in LEADERBOARD if task in answers for name, text in answers[task].items()]
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-        with part.open(encoding="utf-8", newline="") as file:
-            if [tuple(row) for row in csv.reader(file)] != [COLUMNS, *rows]:
-                raise DataError(f"{path}: a prediction cannot be written as CSV without loss")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
+    written.seek(0)
+    if [tuple(row) for row in csv.reader(written)] != [COLUMNS, *rows]:
+        raise DataError(f"{path}: a prediction cannot be written as CSV without loss")
+    write_atomically(path, written.getvalue())
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

@@ -34,7 +34,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -112,7 +111,7 @@ class Table:
     def _ask(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
         kind: Any = type(self.rotary)
-        forward, _ = forward_of(kind)
+        forward, _ = rope.own_forward(kind)
         call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
         with torch.no_grad():
             cos, sin = forward(self.rotary, **call)
@@ -126,12 +125,6 @@ def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def forward_of(rotary: Any) -> tuple[Callable, tuple[str, ...]]:
-    """A rotary class's own forward, without what transformers wraps around it, and the names of its arguments."""
-    forward = inspect.unwrap(rotary.forward)
-    return forward, tuple(inspect.signature(forward).parameters)[1:]
-
-
 def frequencies(base: float, like: Tensor) -> Tensor:
     """The inverse frequencies ``base ** (-2 i / d)`` of default RoPE, as many as ``like`` has, as float32 there."""
     dimension = 2 * like.numel()
@@ -482,8 +475,7 @@ class Interception:
             self._release(h)
         for cache in list(self._caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
-            if cache.get_seq_length() > 0:
-                cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
+            rope.retire(cache, "by a method that has been taken out of the model since")
         self._caches.clear()
 
     # -- hooks
@@ -526,7 +518,7 @@ class Interception:
         if not isinstance(output, tuple):
             raise UnsupportedModel(f"{self._kind}: its rotary tables are complex numbers, which {self.name} cannot use")
         kind: Any = type(rotary)
-        _, names = forward_of(kind)
+        _, names = rope.own_forward(kind)
         call = dict(zip(names, args, strict=False)) | kwargs
         self._tables.append(Table(rotary, call, *output))
 
@@ -704,14 +696,3 @@ def _dispatch(
 ) -> tuple[Tensor, None]:
     interception, h = module.__dict__[_ATTRIBUTE]
     return interception.run(h, module, query, key, value, attention_mask, options)
-
-
-def _refuse_update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the ``update`` of a cache whose keys a method rotated that is no longer in the model."""
-    if cache.get_seq_length() == 0:  # it was reset, and is as good as new
-        del cache.update
-        return cache.update(*args, **kwargs)
-    raise CacheError(
-        f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated by a method that "
-        "has been taken out of the model since; start with an empty cache"
-    )

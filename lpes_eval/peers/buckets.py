@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, UserError
-from lpes_eval.peers.attention import Table, bases_for, forward_of, own_base
+from lpes_eval.peers.attention import Table, bases_for, own_base
 
 NAME = "Attention Buckets"
 Combine = Literal["probabilities", "logits"]
@@ -151,7 +151,7 @@ class Buckets:
         if not self._part or self._part == (self.theta,):
             return output
         kind: Any = type(rotary)
-        _, names = forward_of(kind)
+        _, names = rope.own_forward(kind)
         call = dict(zip(names, args, strict=False)) | kwargs
         rows = call["x"].shape[0] // len(self._part)
         ids = call["position_ids"]  # (N * B or 1, T), or with three axes in front

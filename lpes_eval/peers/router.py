@@ -31,8 +31,9 @@ from torch.nn import functional
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
+from lpes_eval.peers.attention import PUBLISHED_BASES
 
-BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
+BASES = PUBLISHED_BASES
 """Those of Attention Buckets (arXiv 2312.04455), which MoICE takes over. The router sees the query of the first."""
 TOP_K = 7
 INIT_STD = 0.02

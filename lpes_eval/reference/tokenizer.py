@@ -18,12 +18,11 @@ Text that happens to spell these two is split into bytes like any other text (``
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.data import fiction
+from lpes_eval.factors import write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -109,21 +108,8 @@ def _config(model_max_length: int) -> dict[str, Any]:
     }
 
 
-def write_text(file: Path, text: str) -> None:
-    """Put ``text`` in ``file`` so that a reader sees the old file or the new one, never half of either."""
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
 def save(folder: Path, model_max_length: int, size: int = VOCAB_SIZE) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` loads them without code of ours."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "tokenizer.json", build(size).to_str(pretty=False))
-    write_text(folder / "tokenizer_config.json", json.dumps(_config(model_max_length), indent=2) + "\n")
+    write_atomically(folder / "tokenizer.json", build(size).to_str(pretty=False))
+    write_atomically(folder / "tokenizer_config.json", json.dumps(_config(model_max_length), indent=2) + "\n")

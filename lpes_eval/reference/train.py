@@ -36,6 +36,7 @@ from torch.nn import functional
 
 from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
+from lpes_eval.factors import write_atomically
 from lpes_eval.reference import tokenizer as vocabulary
 from lpes_eval.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 
@@ -313,7 +314,7 @@ def weights_hash(model: torch.nn.Module) -> str:
 def _save_checkpoint(
     file: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, state: State, stages: Sequence[Recipe]
 ) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialized
 
     tensors = {}
     for name, weight in model.named_parameters():
@@ -321,14 +322,7 @@ def _save_checkpoint(
         for key, moment in optimizer.state[weight].items():
             tensors[f"{key}.{name}"] = moment.detach().contiguous()
     notes = {"state": json.dumps(asdict(state)), "stages": json.dumps([asdict(recipe) for recipe in stages])}
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata=notes)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_atomically(file, serialized(tensors, metadata=notes))
 
 
 def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
@@ -401,7 +395,7 @@ def train(
         print(f"going on from step {state.step} of {stages[-1].steps}", flush=True)
     lines = log.read_text().splitlines() if log.exists() else []
     kept = [line for line in lines if json.loads(line)["step"] <= state.step]
-    vocabulary.write_text(log, "".join(line + "\n" for line in kept))
+    write_atomically(log, "".join(line + "\n" for line in kept))
 
     began, begun_at = time.perf_counter(), state.step
     seen_sum: dict[str, float] = {}
@@ -463,7 +457,7 @@ def train(
         "torch": torch.__version__,
         "parameters": sum(weight.numel() for weight in model.parameters()),
     }
-    vocabulary.write_text(out / "run.json", json.dumps(summary, indent=2) + "\n")
+    write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
     print(f"{out}: weights {summary['weights_sha256']}", flush=True)
     return model
 
