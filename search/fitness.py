@@ -565,6 +565,18 @@ class Fitness:
                     responses[i].append(response)
         return responses
 
+    def time_a_batch(self) -> tuple[int, float] | None:
+        """Prompts in a batch of prompts drawn evenly, and the seconds that it took under the factors now in force.
+
+        None where lm-eval's own loop answers, which has no batches to be timed one by one.
+        """
+        if self._answerer is None:
+            return None
+        order = self.in_order(draw.shuffled(range(len(self.units)), draw.stream("time")))
+        start = time.perf_counter()
+        batch = next(self._answerer.answer_in_batches(order=order))
+        return len(batch), time.perf_counter() - start
+
     @contextlib.contextmanager
     def _batch_size_found_once(self) -> Iterator[None]:
         """Have ``hf`` with batches of ``auto`` try out a length once, and not for every individual anew."""

@@ -175,7 +175,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add = parser.add_argument_group("the run").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
     add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
-    add("--dry_run", action="store_true", help="print the plan and stop")
+    add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
     add("--held_out_examples", type=_at_least(0), default=500, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
@@ -706,6 +706,7 @@ def run(args: argparse.Namespace) -> int:
     search = load(args)
     print(report.plan(search), flush=True)
     if args.dry_run:
+        print(report.duration(search), flush=True)
         return 0
     with Journal(args.output, search.settings) as journal:
         search.entries = journal.entries

@@ -67,11 +67,11 @@ def plan(search: Search) -> str:
     if args.early_stopping:
         chance = "cannot" if not search.by_chance else f"hardly can (error {args.early_stopping_error:g})"
         lines.append(f"Given up     what {chance} become a parent, while it is measured")
-    total = optimizer.max_evaluations + 2 + args.early_stopping_check
+    total = most_prompts(search)
     lines += [
         f"Answers      {how}",
-        f"In all       at most {total * fitness.prompts:,} prompts"
-        + (f", {total * tokens:,} tokens" if tokens is not None else "")
+        f"In all       at most {total:,} prompts"
+        + (f", {total // fitness.prompts * tokens:,} tokens" if tokens is not None else "")
         + "; equal factors are measured once",
     ]
     if args.early_stopping_check:
@@ -87,6 +87,26 @@ def plan(search: Search) -> str:
         lines.append(f"             and {3 * asked:,} held-out prompts at the end: {asked:,}, under three factors")
     lines.append(f"Output       {args.output}")
     return "\n".join(lines) + "\n"
+
+
+def most_prompts(search: Search) -> int:
+    """How many prompts the search may ask, those of its last evaluation apart."""
+    return (search.optimizer.max_evaluations + 2 + search.args.early_stopping_check) * search.fitness.prompts
+
+
+def duration(search: Search) -> str:
+    """How long the search may take, by one batch that is answered now."""
+    timed = search.fitness.time_a_batch()
+    if timed is None:
+        return "Time         not known: lm-eval's own loop answers"
+    prompts, taken = timed
+    asked = 3 * sum(len(part.task.instances) for part in search.held_out)
+    each = taken / prompts
+    return (
+        f"Time         {prompts} prompts took {seconds(taken)} under the plain model, so at most about "
+        f"{seconds(each * most_prompts(search))} to search and {seconds(each * asked)} to evaluate"
+        + (", not counting the descent" if search.args.optimizer == "gradient" else "")
+    )
 
 
 def scores(search: Search, entry: Entry) -> str:

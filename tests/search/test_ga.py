@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -223,6 +224,7 @@ def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_pa
     assert status == 0
     assert "at most 512 individuals" in out
     assert "15 prompts an individual" in out
+    assert re.search(r"^Time +\d+ prompts took .* at most about .* to search and .* to evaluate$", out, re.MULTILINE)
     assert not (tmp_path / "out").exists()
 
 
