@@ -183,6 +183,26 @@ def test_a_control_that_finds_better_factors_than_the_genetic_algorithm_is_named
     assert f"- CMA-ES: {said} than the genetic algorithm (" in Page(made).text()
 
 
+def test_optimisers_are_compared_seed_by_seed(made):
+    shares = {"searches/kv-{}": (0.5, 0.6, 0.7), "controls/cma-es{}": (0.6, 0.8, 0.7)}
+    means: dict[str, list[float]] = {name: [] for name in shares}
+    for name, of_seeds in shares.items():
+        for seed, share in zip((1, 2, 3), of_seeds, strict=True):
+            search = name.format(seed if name.startswith("searches") else "" if seed == 1 else f"-seed-{seed}")
+            keep_search(made, search, POINTS)
+            scores = answers(40, KV_POSITIONS, share, seed)
+            keep(made, f"{search}-held-out", scores)
+            means[name].append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
+    row = cells(Page(made).text(), "CMA-ES", "### Other seeds")
+    base, other = means.values()
+    assert row[1:6] == [*(f"{mean:.1f}" for mean in other), "–", "–"]
+    assert row[6:8] == [f"{statistics.fmean(other):.1f}", f"{statistics.stdev(other):.1f}"]
+    differences = [b - a for a, b in zip(base, other, strict=True)]
+    middle, half = statistics.fmean(differences), 4.30265 * statistics.stdev(differences) / 3**0.5
+    assert row[8] == f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
+    assert row[9] == "–"  # of the other genetic search there is none
+
+
 def test_what_was_not_measured_is_said_and_is_no_number(made):
     keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
     made.results.keep_failure("main/kv/ms_poe", "UserError: no such head")

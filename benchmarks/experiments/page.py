@@ -10,7 +10,7 @@ import argparse
 import fnmatch
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -373,8 +373,45 @@ class Page:
             "",
             *self.against_controls(),
             self.circumstances(),
+            "",
+            *self.seeds(),
         ]
         return "\n".join(lines)
+
+    def seeds(self) -> list[str]:
+        """Optimisers by what several searches each found, compared seed by seed."""
+        ga, free = "genetic algorithm", "the same, one factor a layer"
+        searches = {ga: {seed: f"searches/{SHORT[KV]}-{seed}" for seed in SEEDS}}
+        for name in plan.SEEDED:
+            label = free if name == self.FREE else optimizer(name.partition("/")[2])
+            searches[label] = {seed: plan.seeded(name, seed) for seed in SEEDS}
+        means: dict[str, dict[int, float]] = {}
+        for label, names in searches.items():
+            held_out = {seed: self.use(f"{name}-held-out") for seed, name in names.items() if self.use(name)}
+            means[label] = {seed: 100 * float(scores_of(r).mean()) for seed, r in held_out.items() if r}
+        rows = []
+        for label, found in means.items():
+            values = list(found.values())
+            rows.append(
+                [
+                    label,
+                    *(f"{found[seed]:.1f}" if seed in found else NONE for seed in SEEDS),
+                    f"{np.mean(values):.1f}" if values else NONE,
+                    f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else NONE,
+                    *("" if base == label else _over_seeds(means[base], found) for base in (ga, free)),
+                ]
+            )
+        header = ["", *(f"seed {seed}" for seed in SEEDS), "mean", "SD", f"− {ga}", "− one factor a layer"]
+        return [
+            "### Other seeds",
+            "",
+            "The mean over positions on the same held-out questions. A seed has search examples of its own, so "
+            "differences are taken seed by seed; brackets are the 95 % t interval of their mean.",
+            "",
+            _table(header, rows),
+            "",
+            self.circumstances(),
+        ]
 
     def against_controls(self) -> list[str]:
         """A line for every control: whether it found better factors than the genetic algorithm, or worse ones."""
@@ -446,14 +483,21 @@ class Page:
                 (f"found on {TITLES[task]}", f"searches/{SHORT[task]}-{SEEDS[0]}-held-out"),
             ]
             lines += ["", f"On `{TITLES[task]}`:", "", self.accuracies(rows, plain)]
-        lines += ["", self.circumstances(), "", "At other lengths, with the factors of search 1 of the same task:"]
+        lines += [
+            "",
+            self.circumstances(),
+            "",
+            "At other lengths, with the factors of search 1 of the same task and with the shipped ones, found on both "
+            "tasks:",
+        ]
         for task, lengths in plan.LENGTHS.items():
             unit = "pairs" if task == KV else "documents"
             lines += ["", f"`{TITLES[task]}`:", ""]
             tables = []
             for length in lengths:
                 at = f"transfer/{SHORT[task]}-{length}"
-                rows = [(f"{length} {unit}, plain", f"{at}-plain"), (f"{length} {unit}, LPES", f"{at}-lpes")]
+                rows = [(f"{length} {unit}, plain", f"{at}-plain"), (f"{length} {unit}, search 1", f"{at}-lpes")]
+                rows.append((f"{length} {unit}, shipped", f"{at}-shipped"))
                 tables.append(self.accuracies(rows, f"{at}-plain").splitlines())
             lines += [*tables[0][:2], *(line for table in tables for line in table[2:])]
         lines += ["", self.circumstances(), "", self.on_second_model()]
@@ -708,6 +752,18 @@ def _signed(over: Gain) -> str:
 def _converged(fittest: Sequence[Sequence[float]]) -> int:
     """The generation in which the search's best individual was found."""
     return int(max(fittest, key=lambda pair: (pair[1], -pair[0]))[0])
+
+
+def _over_seeds(base: Mapping[int, float], found: Mapping[int, float]) -> str:
+    """The mean difference between searches with the same seed, and its 95 % t interval."""
+    from scipy import stats
+
+    differences = [found[seed] - base[seed] for seed in found if seed in base]
+    if len(differences) < 2:
+        return NONE
+    middle = float(np.mean(differences))
+    half = float(stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences))
+    return f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
 
 
 def _exp(nats: float) -> str:

@@ -238,7 +238,7 @@ def _transfer(sizes: Sizes) -> Iterator[Experiment]:
         yield _evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, sizes.questions, found[other])
     for task, lengths in LENGTHS.items():
         for length in lengths:
-            compared: dict[str, Source | None] = {"plain": None, "lpes": found[task]}
+            compared: dict[str, Source | None] = {"plain": None, "lpes": found[task], "shipped": Shipped(task)}
             for name, source in compared.items():
                 yield _evaluate(
                     f"transfer/{SHORT[task]}-{length}-{name}",
