@@ -13,12 +13,16 @@ Each function takes the module of lm-eval that has just been imported. What is e
   worst position, spread, and standard errors by question;
 - ``CachingLM``: ``--use_cache`` keys answers on the request alone, so each set of factors gets a cache file of its own;
 - the command line: an error that the user can fix is one line, and a bad factors file is found before anything loads.
+
+Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
+once, and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.task``).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +33,8 @@ from types import ModuleType
 from typing import Any
 
 from lpes_eval.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 MODELS = {
     "lpes": "lpes_eval.models.lpes:LPES",
@@ -64,6 +70,27 @@ def tasks_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "tasks"
 
 
+_told: set[str] = set()
+
+
+@contextmanager
+def _ours(part: str, let_through: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """What we add to a call of lm-eval's: if it fails, say so once and go on. lm-eval's own part never stands here."""
+    try:
+        yield
+    except let_through:
+        raise
+    except Exception as error:
+        if part not in _told:
+            _told.add(part)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            logger.warning(
+                "lpes-eval could not %s (%s) and leaves this to lm_eval; LPES_EVAL_PLUGIN=0 turns its extensions off",
+                part,
+                reason,
+            )
+
+
 # -- called by the import hook ---------------------------------------------------------------------------------------
 
 
@@ -84,17 +111,21 @@ def extend_tasks(manager: ModuleType) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        options = inspect.signature(original).bind(self, *args, **kwargs)
-        options.apply_defaults()
-        if not options.arguments.get("include_defaults", True):
-            return
-        for name, entry in manager.TaskIndex().build([tasks_folder()]).items():
-            self._index.setdefault(name, entry)
-        of_kind = {kind: sorted(name for name, e in self._index.items() if e.kind == kind) for kind in manager.Kind}
-        self._all_tasks = sorted(self._index)
-        self._all_subtasks = sorted(of_kind[manager.Kind.TASK] + of_kind[manager.Kind.PY_TASK])
-        self._all_groups = of_kind[manager.Kind.GROUP]
-        self._all_tags = of_kind[manager.Kind.TAG]
+        with _ours("add its tasks to the task manager"):
+            options = inspect.signature(original).bind(self, *args, **kwargs)
+            options.apply_defaults()
+            if not options.arguments.get("include_defaults", True):
+                return
+            ours = manager.TaskIndex().build([tasks_folder()])
+            index = self._index | {name: entry for name, entry in ours.items() if name not in self._index}
+            of_kind = {kind: sorted(name for name, e in index.items() if e.kind == kind) for kind in manager.Kind}
+            vars(self).update(  # all or nothing
+                _index=index,
+                _all_tasks=sorted(index),
+                _all_subtasks=sorted(of_kind[manager.Kind.TASK] + of_kind[manager.Kind.PY_TASK]),
+                _all_groups=of_kind[manager.Kind.GROUP],
+                _all_tags=of_kind[manager.Kind.TAG],
+            )
 
     cls.__init__ = init
 
@@ -105,19 +136,26 @@ def extend_evaluate(evaluator: ModuleType) -> None:
 
     @functools.wraps(original)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        from lpes_eval.scoring import positions
+        lm, asked, summarise = None, True, False
+        with _ours("extend the evaluation"):
+            call = inspect.signature(original).bind(*args, **kwargs)
+            call.apply_defaults()
+            lm = call.arguments["lm"]  # first: whatever else fails, benchmarks need it
 
-        call = inspect.signature(original).bind(*args, **kwargs)
-        call.apply_defaults()
-        asked = call.arguments["log_samples"]
-        summarise = positions.any_in(call.arguments["task_dict"])
-        call.arguments["log_samples"] = asked or summarise
-        with evaluating(call.arguments["lm"]):
-            results = original(*call.args, **call.kwargs)
-        if results is not None and summarise:
-            positions.summarise(results)
+            from lpes_eval.scoring import positions
+
+            asked = call.arguments["log_samples"]
+            if positions.any_in(call.arguments["task_dict"]):
+                call.arguments["log_samples"] = summarise = True
+                args, kwargs = call.args, call.kwargs
+        with evaluating(lm):
+            results = original(*args, **kwargs)
+        if summarise and results is not None:
+            with _ours("summarise the positions"):
+                positions.summarise(results)
             if not asked:
-                del results["samples"]
+                with _ours("drop the samples that it had logged"):
+                    del results["samples"]
         return results
 
     setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
@@ -128,11 +166,12 @@ def extend_cache(model: ModuleType) -> None:
     original = model.CachingLM.__init__
 
     @functools.wraps(original)
-    def init(self: Any, lm: Any, cache_db: str) -> None:
+    def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
+        # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         if key := getattr(lm, "cache_key", None):
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"
-        original(self, lm, cache_db)
+        original(self, lm, cache_db, *args, **kwargs)
 
     model.CachingLM.__init__ = init
 
@@ -144,7 +183,8 @@ def extend_command(harness: ModuleType) -> None:
     @functools.wraps(original)
     def execute(self: Any, args: Any) -> None:
         try:
-            _check_early(args)
+            with _ours("check the factors early", let_through=(UserError,)):
+                _check_early(args)
             original(self, args)
         except UserError as error:
             sys.stderr.write(f"lm_eval: error: {error}\n")

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from lpes_eval.data import budget
 from lpes_eval.data.budget import Budget
-from lpes_eval.errors import DataError
+from lpes_eval.errors import DataError, UserError
 from lpes_eval.plugin import current_lm
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,17 @@ class BenchmarkTask(ConfigurableTask):
         self.VERSION = source.version(self.config.metadata["version"])
 
     def build_all_requests(self, *, cache_requests: bool = False, **kwargs: Any) -> None:
-        """Build all requests anew: ``--cache_requests`` knows neither the source nor the split of these examples."""
+        """Build all requests anew: ``--cache_requests`` knows neither the source nor the split of these examples.
+
+        Raises:
+            UserError: lm-eval evaluates without this package's extension, so that nobody knows what fits the model.
+        """
+        if current_lm() is None and "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
+            raise UserError(
+                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so prompts that are too long would "
+                "be cut unseen; expected the extension to be active: unset LPES_EVAL_PLUGIN, or install lpes-eval "
+                "again with pip, or evaluate inside lpes_eval.plugin.evaluating(lm)"
+            )
         if cache_requests:
             logger.warning("%s: --cache_requests is not used, its key does not tell splits apart", self.config.task)
         super().build_all_requests(**kwargs)

@@ -1,16 +1,19 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
 import ast
+import enum
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from lpes_eval import plugin
+from lpes_eval.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOK = ROOT / "build_backend" / "_lpes_eval_hook.py"
@@ -82,6 +85,121 @@ with warnings.catch_warnings(record=True) as seen:
 print([str(w.message) for w in seen if 'lpes' in str(w.message)])
 """
     assert "could not extend lm_eval.api.registry: AttributeError: no such thing" in python(code, tmp_path)
+
+
+@pytest.fixture
+def told(monkeypatch, caplog):
+    """The lines in which our extensions say that they are left out."""
+    monkeypatch.setattr(plugin, "_told", set())
+    return lambda: [record.message for record in caplog.records if record.name == "lpes_eval.plugin"]
+
+
+def position_task(position):
+    return SimpleNamespace(config={"metadata": {"position": position}})
+
+
+def test_an_evaluate_of_another_signature_still_runs_and_one_line_says_so(told):
+    module = SimpleNamespace(evaluate=lambda model, tasks: {"of": model, "tasks": tasks, "lm": plugin.current_lm()})
+    plugin.extend_evaluate(module)
+    for _ in range(2):
+        assert module.evaluate("m", tasks=["a"]) == {"of": "m", "tasks": ["a"], "lm": None}
+    [line] = told()
+    assert "KeyError" in line
+    assert "LPES_EVAL_PLUGIN=0" in line
+    assert "\n" not in line
+
+
+def test_the_model_is_known_to_tasks_even_where_lm_eval_logs_no_samples_any_more(told):
+    module = SimpleNamespace(evaluate=lambda lm, task_dict: plugin.current_lm())
+    plugin.extend_evaluate(module)
+    assert module.evaluate("m", {}) == "m"
+    assert len(told()) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_summary_that_fails_loses_no_finished_evaluation(told, monkeypatch, asked):
+    def fails(results):
+        raise UserError("two\nlines")
+
+    def evaluate(lm, task_dict, log_samples=True):
+        return {"results": {"toy": 1}} | ({"samples": []} if log_samples else {})
+
+    module = SimpleNamespace(evaluate=evaluate)
+    plugin.extend_evaluate(module)
+    monkeypatch.setattr("lpes_eval.scoring.positions.summarise", fails)
+    tasks = {"a": position_task(0)}
+    assert module.evaluate("m", tasks, log_samples=asked) == evaluate("m", tasks, log_samples=asked)
+    [line] = told()
+    assert "two lines" in line
+
+
+def test_an_error_of_lm_eval_itself_is_lm_evals(told):
+    def evaluate(lm, task_dict, log_samples=True):
+        raise AttributeError("lm-eval's own")
+
+    def init(self, include_defaults=True):
+        raise AttributeError("lm-eval's own")
+
+    module = SimpleNamespace(evaluate=evaluate, TaskManager=type("TaskManager", (), {"__init__": init}))
+    plugin.extend_evaluate(module)
+    plugin.extend_tasks(module)
+    for call in (lambda: module.evaluate("m", {"a": position_task(0)}), module.TaskManager):
+        with pytest.raises(AttributeError, match="lm-eval's own"):
+            call()
+    assert told() == []
+
+
+@pytest.mark.parametrize("missing", ["TaskIndex", "Kind", "_index"])
+def test_a_task_manager_of_another_make_keeps_what_it_has(told, missing):
+    def init(self, include_defaults=True):
+        self._all_tasks, self._index = ["theirs"], {"theirs": SimpleNamespace(kind=Kind.TASK)}
+        if missing == "_index":
+            del self._index
+
+    Kind = enum.Enum("Kind", "TASK PY_TASK GROUP TAG")
+    parts = {
+        "TaskManager": type("TaskManager", (), {"__init__": init}),
+        "TaskIndex": lambda: SimpleNamespace(build=lambda folders: {"ours": SimpleNamespace(kind=Kind.TASK)}),
+        "Kind": Kind,
+    }
+    parts.pop(missing, None)
+    module = SimpleNamespace(**parts)
+    plugin.extend_tasks(module)
+    manager = module.TaskManager()
+    assert manager._all_tasks == list(getattr(manager, "_index", ["theirs"])) == ["theirs"]
+    assert len(told()) == 1
+
+
+def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(told, capsys):
+    ran = []
+    module = SimpleNamespace(HarnessCLI=type("HarnessCLI", (), {"execute": lambda self, args: ran.append(args)}))
+    plugin.extend_command(module)
+    with pytest.raises(SystemExit) as ended:
+        module.HarnessCLI().execute(SimpleNamespace(model="lpes", model_args={"factors": "nowhere.json"}))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("lm_eval: error: ")
+    assert (ran, told()) == ([], [])
+    module.HarnessCLI().execute(SimpleNamespace(model=["no", "name"], model_args={}))  # not hashable
+    assert len(ran) == len(told()) == 1
+
+
+def test_without_the_extension_a_benchmark_refuses_to_send_what_it_cannot_measure(tmp_path):
+    code = f"""
+import lm_eval
+from lm_eval.tasks import TaskManager
+manager = TaskManager(include_path={str(plugin.tasks_folder())!r}, include_defaults=False)
+task = manager.load(['kv_retrieval_50_pos_000'])['tasks']['kv_retrieval_50_pos_000']
+task.build_all_requests(limit=1)
+print(len(task.instances))
+try:
+    lm_eval.simple_evaluate('dummy', tasks=['kv_retrieval_50_pos_000'], task_manager=manager, limit=1)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+    looked_at, refused = python(code, tmp_path, LPES_EVAL_PLUGIN="0").splitlines()[-2:]
+    assert looked_at == "1"  # nothing is sent
+    assert refused.startswith("UserError kv_retrieval_50_pos_000: lm_eval runs without lpes-eval's extension")
+    assert "unset LPES_EVAL_PLUGIN" in refused
 
 
 def test_the_entry_point_of_newer_versions_names_the_same_classes():

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lpes_eval.scoring.results import Family, Measure, Results
     from lpes_eval.scoring.statistics import Difference
 
+FEW_QUESTIONS = 50
+"""Below this many, the table says which of its numbers so few questions do not carry."""
+
 HEADER = ("", "A", "B", "B − A", "interval", "p", "p (Holm)")
 
 
@@ -129,6 +132,11 @@ def compare(
     if not found:
         raise UserError(
             f"{a.path} and {b.path}: the tasks in common have no metric that is an average of scores of single samples"
+        )
+    if few := sorted({questions for _, _, questions, _ in found if questions < FEW_QUESTIONS}):
+        notes.append(
+            f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
+            "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
         )
     adjusted = iter(holm([difference.p for *_, rows in found for _, difference in rows]))
     sections = tuple(

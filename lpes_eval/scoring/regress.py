@@ -113,13 +113,20 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Row:
-    """One tested quantity: the score at a position, the mean over positions, or the spread."""
+    """One tested quantity: the score at a position, the mean over positions, or the spread.
+
+    Attributes:
+        limit: the largest worsening that passes.
+        worse: whether it fails, by the test or by the largest drop.
+        dropped: whether it got worse by more than the largest drop, whatever chance says.
+    """
 
     label: str
     change: Change
     worse_when_higher: bool
     limit: float
     worse: bool
+    dropped: bool = False
 
     @property
     def allowed(self) -> float:
@@ -129,6 +136,8 @@ class Row:
     @property
     def verdict(self) -> str:
         """What the table says of it."""
+        if self.dropped:
+            return "DROPPED"
         if self.change.method == "none":
             return "not tested"
         return "WORSE" if self.worse else "ok"
@@ -159,7 +168,8 @@ class Verdict:
         sections: all rows, tested or not.
         alpha: the false-alarm rate of the whole gate.
         level: that of each test: ``alpha`` over the number of tests.
-        notes: what else a reader should know.
+        notes: what else a reader should know, such as the smallest loss that could be found.
+        max_drop: the largest drop of a mean or of a single task's score; None where chance alone decides.
         compared: ``baseline`` and ``now`` -> the model and the file it is of; empty where there are no files.
     """
 
@@ -167,6 +177,7 @@ class Verdict:
     alpha: float
     level: float
     notes: tuple[str, ...]
+    max_drop: float | None = None
     compared: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -182,10 +193,11 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The answer in one line."""
-        tested = [row for row in self.rows if row.change.method != "none"]
-        worse = sum(row.worse for row in tested)
-        found = f"{worse} of {len(tested)} scores and spreads got worse" if worse else "nothing got worse"
-        return f"{found} ({len(tested)} tested; a mere rerun fails at most once in {1 / self.alpha:.0f})"
+        tested = sum(row.change.method != "none" for row in self.rows)
+        worse = sum(row.worse for row in self.rows)
+        found = f"{worse} of {len(self.rows)} scores and spreads got worse" if worse else "nothing got worse"
+        besides = "" if self.max_drop is None else f", or wherever a mean drops by more than {self.max_drop:g}"
+        return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / self.alpha:.0f}{besides})"
 
     def to_text(self) -> str:
         """Lay the verdict out for a terminal."""
@@ -209,12 +221,12 @@ class Verdict:
         for section in self.sections:
             for row in section.rows:
                 case = _Case(f"{section.family}.{section.metric}", row.label)
-                if row.change.method == "none":
-                    case.outcome, case.message = "skipped", "no standard error: not tested"
-                elif row.worse:
+                if row.worse:
                     case.outcome, case.message = "failure", _sentence(row)
+                elif row.change.method == "none":
+                    case.outcome, case.message = "skipped", "no standard error: not tested"
                 cases.append(case)
-        return _junit(cases)
+        return _junit(cases, self.notes)
 
 
 def snapshot(results: Results) -> Baseline:
@@ -267,6 +279,7 @@ def regress(
     *,
     alpha: float = ALPHA,
     tolerance: float = TOLERANCE,
+    max_drop: float | None = None,
     other_model: bool = False,
     other_prompts: bool = False,
 ) -> Verdict:
@@ -281,6 +294,8 @@ def regress(
         now: the fresh run, as a baseline.
         alpha: the false-alarm rate of the whole gate.
         tolerance: a worsening up to this much, in the score's unit, never fails.
+        max_drop: a mean over positions, or the score of a single task, that gets worse by more than this fails whatever
+            chance says. It is for deterministic reruns, and comes without a false-alarm rate.
         other_model: hold another model against the baseline on purpose.
         other_prompts: accept the same examples in other prompts.
 
@@ -292,18 +307,20 @@ def regress(
     measured = list(_measured(baseline))
     tests = sum(len(tasks) + (2 if len(tasks) > 1 else 0) for _, tasks, _ in measured)
     level = alpha / max(1, tests)
-    sections = tuple(_section(family, tasks, key, baseline, now, level, tolerance) for family, tasks, key in measured)
+    largest = math.inf if max_drop is None else max(max_drop, tolerance)
+    sections = tuple(
+        _section(family, tasks, key, baseline, now, level, tolerance, largest) for family, tasks, key in measured
+    )
     if all(row.change.method == "none" for section in sections for row in section.rows):
         raise NotComparable("no score has samples or a standard error to test it by; run lm_eval with --log_samples")
-    # Of n questions answered worse one and all, an exchange of the runs does as much harm with probability 2^-n.
-    needed = math.floor(math.log2(1 / level)) + 1
+    needed = _fewest_lost(level)
     if all(section.paired and (section.questions or needed) < needed for section in sections):
         most = max(section.questions or 0 for section in sections)
         raise NotComparable(
             f"{most} questions are too few: at alpha {alpha:g} over {tests} tests not even the loss of every answer "
             f"could be told from chance; evaluate at least {needed}"
         )
-    return Verdict(sections, alpha, level, tuple(_notes(baseline, now)))
+    return Verdict(sections, alpha, level, (*_least_losses(sections, level), *_notes(baseline, now)), max_drop)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -329,6 +346,13 @@ def add_parser(subparsers: Any) -> None:
         type=_not_negative,
         default=TOLERANCE,
         help=f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})",
+    )
+    parser.add_argument(
+        "--max-drop",
+        type=_not_negative,
+        metavar="X",
+        help="fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
+        "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)",
     )
     parser.add_argument("--other-model", action="store_true", help="hold another model against the baseline on purpose")
     parser.add_argument("--other-prompts", action="store_true", help="accept the same examples in other prompts")
@@ -378,6 +402,7 @@ def _verdict(arguments: argparse.Namespace, found: Results, now: Baseline) -> Ve
             now,
             alpha=arguments.alpha,
             tolerance=arguments.tolerance,
+            max_drop=arguments.max_drop,
             other_model=arguments.other_model,
             other_prompts=arguments.other_prompts,
         )
@@ -440,6 +465,21 @@ def _measured(baseline: Baseline) -> Iterator[tuple[str, tuple[str, ...], str]]:
                 yield family, tasks, key
 
 
+def _fewest_lost(level: float) -> int:
+    """How many questions must be answered worse, and none better, before a test at ``level`` can fail.
+
+    Of n questions answered worse one and all, an exchange of the runs does as much harm with probability 2^-n.
+    """
+    return math.floor(math.log2(1 / level)) + 1
+
+
+def _least_losses(sections: Sequence[Section], level: float) -> Iterator[str]:
+    fewest = _fewest_lost(level)
+    for questions in sorted({section.questions for section in sections if section.paired and section.questions}):
+        lost = f"fewer than {fewest}" if fewest <= questions else "any number"
+        yield f"{questions} questions: a loss of {lost} of them cannot be told from chance."
+
+
 def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
     from lpes_eval.scoring.results import flatten
 
@@ -455,7 +495,14 @@ def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
 
 
 def _section(
-    family: str, tasks: tuple[str, ...], key: str, baseline: Baseline, now: Baseline, level: float, tolerance: float
+    family: str,
+    tasks: tuple[str, ...],
+    key: str,
+    baseline: Baseline,
+    now: Baseline,
+    level: float,
+    tolerance: float,
+    largest: float,
 ) -> Section:
     old = [baseline.tasks[task] for task in tasks]
     new = [now.tasks[task] for task in tasks]
@@ -473,6 +520,7 @@ def _section(
     if found.mean is not None:
         named.append(("mean", found.mean))
     rows = [_row(label, change, not higher_is_better, level, tolerance) for label, change in named]
+    rows[-1] = _held_to(largest, rows[-1])  # the mean, or the only score
     if found.spread is not None:
         rows.append(_row("spread", found.spread, True, level, tolerance))
     metric = key.removesuffix(",none")
@@ -486,6 +534,11 @@ def _label(record: Record) -> str:
 def _row(label: str, change: Change, worse_when_higher: bool, level: float, tolerance: float) -> Row:
     worse = change.p < level and change.worsening > tolerance  # p is NaN, below nothing, where nothing was tested
     return Row(label, change, worse_when_higher, max(change.allowed, tolerance), worse)
+
+
+def _held_to(largest: float, row: Row) -> Row:
+    dropped = row.change.worsening > largest + 1e-9  # averages of the same drop differ in their last bits
+    return replace(row, limit=min(row.limit, largest), worse=row.worse or dropped, dropped=dropped)
 
 
 def _paired_changes(
@@ -701,7 +754,7 @@ class _Case:
     message: str = ""
 
 
-def _junit(cases: Sequence[_Case]) -> str:
+def _junit(cases: Sequence[_Case], notes: Sequence[str] = ()) -> str:
     from xml.etree import ElementTree
 
     counts = {
@@ -715,5 +768,7 @@ def _junit(cases: Sequence[_Case]) -> str:
         element = ElementTree.SubElement(suite, "testcase", {"classname": case.suite, "name": case.name})
         if case.outcome:
             ElementTree.SubElement(element, case.outcome, {"message": case.message})
+    if notes:
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(notes)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)

@@ -9,8 +9,9 @@ therefore treat a row as one cluster:
   recommends for evaluations of language models ("Adding Error Bars to Evals", arXiv 2411.00640).
 * The worst position and the spread are not smooth in the means, so their standard errors come from a bootstrap that
   draws whole questions (Field & Welsh, J. R. Stat. Soc. B 69, 2007).
-* Two models on the same questions are compared in pairs: McNemar's exact test for right-or-wrong scores at one
-  position, a paired bootstrap for everything else.
+* Two models on the same questions are compared in pairs: averages by exchanging the models question by question, which
+  is exact (McNemar's test for right-or-wrong scores at one position), the worst position and the spread by a paired
+  bootstrap. Intervals come from that bootstrap too, but for right-or-wrong scores at one position.
 * Two runs of *one* model are compared by exchanging them question by question, which is exact at any sample size.
 
 ``docs/statistics.md`` says the same in words. Nothing here reads a file or knows a model.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,9 @@ Array = NDArray[np.float64]
 
 SEED = 20260
 """Seed of every resampling, so that the same scores always give the same numbers."""
+
+EXCHANGED_ALL = 14
+"""Up to so many questions that differ, `compare_paired` counts all exchanges of the two models instead of drawing."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Difference:
         low: lower end of the confidence interval of the difference.
         high: upper end of it.
         p: two-sided p-value of "no difference"; NaN where there is one question only.
-        method: ``"mcnemar"`` or ``"bootstrap"``.
+        method: where p comes from: ``"mcnemar"``, ``"exchange"`` or ``"bootstrap"``.
     """
 
     a: float
@@ -265,9 +269,9 @@ def mcnemar(losses: int, gains: int) -> float:
 def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the adjusted Wald interval for a difference of paired proportions (gains − losses) / n.
 
-    One question is added to each of the four cells of the table, which keeps the coverage close to its nominal value
-    for few discordant pairs, where the plain Wald interval collapses to a point (Bonett & Price, J. Educ. Behav. Stat.
-    37, 2012).
+    One question is added to the losses and one to the gains, so two to ``n``. This keeps the coverage close to its
+    nominal value for few discordant pairs, where the plain Wald interval collapses to a point (Bonett & Price, J. Educ.
+    Behav. Stat. 37, 2012).
     """
     from scipy.special import ndtri
 
@@ -293,16 +297,22 @@ def compare_paired(
         b: scores of B, same shape, same order. A score counts only where both have one.
         higher_is_better: says which position is the worst.
         confidence: coverage of the intervals.
-        replicates: bootstrap samples of questions.
-        seed: seed of the bootstrap.
+        replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
+        seed: seed of both.
 
     Returns:
         For scores that are all 0 or 1, a position gets McNemar's exact test and the interval of
         `paired_proportions_interval`. Everything else (other scores, the mean, the worst position, the spread) gets the
-        paired bootstrap over questions: the interval is the symmetric one, ``d ± c`` with c the quantile of
-        ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988), and p is the share of ``|d* − d|`` that reach ``|d|``, so that
-        interval and p agree, to the resolution of the draws. The worst position is looked for in each of the two models
-        by itself.
+        interval of the paired bootstrap over questions, the symmetric one: ``d ± c`` with c the quantile of
+        ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988). The worst position is looked for in each of the two models by
+        itself.
+
+        If the models are equally good on each question, it does not matter which of them is called A there: each
+        question's part of a difference of averages is as likely to have the other sign. So p of the mean, and of a
+        position with other scores, is the share of all such exchanges (drawn at random if more than `EXCHANGED_ALL`
+        questions differ) whose difference reaches ``|d|``. Worst and spread are no such sums: their p is the share of
+        ``|d* − d|`` that reach ``|d|``, but never below ``2^-(k-1)``, the least that k questions that differ can show
+        in an exchange.
 
     Raises:
         ValueError: if the shapes differ or a position has no question that both answered.
@@ -312,11 +322,22 @@ def compare_paired(
     means_a, means_b = position_means(first), position_means(second)
     resampled = _resampled_means(np.hstack([first, second]), replicates, seed)
     drawn_a, drawn_b = resampled[:, :columns], resampled[:, columns:]
+    parts = np.nan_to_num(second - first) / (~np.isnan(first)).sum(axis=0)  # add up to the positions' differences
+    least = min(1.0, 2.0 ** (1 - int((parts != 0).any(axis=1).sum())))
 
     def by_bootstrap(quantity: Callable[[Array], Array]) -> Difference:
         value_a, value_b = float(quantity(means_a)), float(quantity(means_b))
         deviations = quantity(drawn_b) - quantity(drawn_a) - (value_b - value_a)
-        return _bootstrap_difference(value_a, value_b, deviations, questions, confidence)
+        found = _bootstrap_difference(value_a, value_b, deviations, questions, confidence)
+        return found if math.isnan(found.p) else replace(found, p=max(found.p, least))
+
+    def by_exchange(average: Callable[[Array], Array]) -> Difference:
+        found = by_bootstrap(average)
+        return (
+            found
+            if math.isnan(found.p)
+            else replace(found, p=_exchange_p(average(parts), replicates, seed), method="exchange")
+        )
 
     by_position = []
     for column in range(columns):
@@ -329,10 +350,10 @@ def compare_paired(
             p = mcnemar(losses, gains)
             by_position.append(Difference(value_a, value_b, value_b - value_a, low, high, p, "mcnemar"))
         else:
-            by_position.append(by_bootstrap(partial(_column, column=column)))
+            by_position.append(by_exchange(partial(_column, column=column)))
     return PairedComparison(
         positions=tuple(by_position),
-        mean=by_bootstrap(_mean),
+        mean=by_exchange(_mean),
         worst=by_bootstrap(partial(_worst, higher_is_better=higher_is_better)),
         spread=by_bootstrap(_spread),
         questions=questions,
@@ -573,14 +594,32 @@ def _exchanged_means(old: Array, new: Array, level: float, seed: int) -> tuple[A
     total = np.nansum(old + new, axis=0)
     change = np.nan_to_num(new - old)
     change = change[(change != 0).any(axis=1)]  # a question that did not change is the same either way round
+    shift = _exchanged_sums(change, draws, seed)
+    return (total - shift) / (2 * counts), (total + shift) / (2 * counts)
+
+
+def _exchanged_sums(change: Array, draws: int, seed: int) -> Array:
+    """Turn the sign of a random half of the rows; return the sums over the rows, shape (draws, columns)."""
     rng = np.random.default_rng(seed)
     chunk = max(1, 4_000_000 // max(1, len(change)))
-    shifts = []
+    sums = []
     for start in range(0, draws, chunk):
         kept = rng.integers(0, 2, size=(min(chunk, draws - start), len(change)), dtype=np.int8)
-        shifts.append(2.0 * (kept.astype(float) @ change) - change.sum(axis=0))
-    shift = np.concatenate(shifts)
-    return (total - shift) / (2 * counts), (total + shift) / (2 * counts)
+        sums.append(2.0 * (kept.astype(float) @ change) - change.sum(axis=0))
+    return np.concatenate(sums)
+
+
+def _exchange_p(parts: Array, draws: int, seed: int) -> float:
+    """Return how often the sum of ``parts``, each with a sign of its own at random, is as far from 0 as it is."""
+    parts = parts[parts != 0]
+    seen = abs(float(parts.sum()))
+    if len(parts) <= EXCHANGED_ALL:
+        sums = np.zeros(1)
+        for part in parts:
+            sums = np.concatenate([sums - part, sums + part])
+        return float((np.abs(sums) >= seen - _slack(sums)).mean())
+    sums = _exchanged_sums(parts[:, None], draws, seed)[:, 0]
+    return (1 + int((np.abs(sums) >= seen - _slack(sums)).sum())) / (1 + draws)
 
 
 def _randomization_change(old: float, new: float, worsening: float, null: Array, level: float) -> Change:

@@ -219,7 +219,7 @@ def test_task_without_positions_is_one_row(tmp_path):
     [section] = comparison(*paths).sections
     assert [row.label for row in section.rows] == ["all"]
     assert section.rows[0].difference.difference == pytest.approx(0.1)
-    assert section.rows[0].difference.method == "bootstrap"
+    assert section.rows[0].difference.method == "exchange"
 
 
 def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
@@ -269,6 +269,23 @@ def test_same_documents_from_another_source_are_the_same_examples(tmp_path):
     a = write_run(tmp_path / "a", {0: [1.0, 0.0]}, metadata={"source": {"kind": "official"}})
     b = write_run(tmp_path / "b", {0: [1.0, 0.0]}, metadata={"source": {"kind": "folder"}})
     assert comparison(a, b).sections
+
+
+@pytest.mark.parametrize(("questions", "noted"), [(49, 1), (50, 0)])
+def test_of_few_questions_one_note_says_what_they_do_not_carry(tmp_path, questions, noted):
+    a, b = (right_or_wrong(seed, {0: 0.4, 50: 0.6}, questions) for seed in (1, 2))
+    found = comparison(write_run(tmp_path / "a", a), write_run(tmp_path / "b", b))
+    for text in (found.to_text(), found.to_markdown(), found.to_json()):
+        assert text.count("Fewer than 50 questions (49)") == noted
+
+
+def test_few_questions_are_no_certainty_in_the_table(tmp_path):
+    a, b = ({position: [score] * 5 for position in (0, 50, 100)} for score in (0.0, 1.0))
+    [section] = comparison(write_run(tmp_path / "a", a), write_run(tmp_path / "b", b)).sections
+    assert {row.label: row.difference.p for row in section.rows} == {
+        **dict.fromkeys(("0 %", "50 %", "100 %", "mean", "worst"), 0.0625),
+        "spread": 1.0,
+    }
 
 
 # --- the command ---

@@ -83,6 +83,82 @@ def test_too_few_questions_to_find_any_loss_are_not_called_fine(questions, compa
             gate.regress(baseline_of(old), baseline_of(new))
 
 
+def lost(questions, of):
+    """Everything right, and then so many questions wrong at all five positions."""
+    old, new = np.ones((of, 5)), np.ones((of, 5))
+    new[:questions] = 0
+    return baseline_of(old), baseline_of(new)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.002])
+def test_the_verdict_says_the_smallest_loss_that_it_could_find(alpha):
+    """Found by trying, at 20 questions and seven tests: 10 at alpha 0.01, 12 at 0.002."""
+    verdict = gate.regress(*lost(0, of=20), alpha=alpha)
+    least = next(n for n in range(21) if gate.regress(*lost(n, of=20), alpha=alpha).worse)
+    said = f"20 questions: a loss of fewer than {least} of them cannot be told from chance."
+    assert said in verdict.to_text().splitlines()
+    assert f"* {said}" in verdict.to_markdown().splitlines()
+    [suite] = ElementTree.fromstring(verdict.to_junit().split("?>", 1)[1])
+    assert said in suite.findtext("system-out")
+
+
+def test_of_tasks_with_too_few_questions_the_verdict_says_that_no_loss_is_found():
+    few, many = np.ones((5, 3)), np.ones((40, 3))
+    base = baseline_of(None, families={"few": few, "many": many})
+    assert gate.regress(base, base).notes == (
+        "5 questions: a loss of any number of them cannot be told from chance.",
+        "40 questions: a loss of fewer than 10 of them cannot be told from chance.",
+    )
+
+
+def test_a_loss_of_almost_half_that_chance_allows_fails_by_its_size():
+    base, now = lost(9, of=20)
+    assert not gate.regress(base, now).worse
+    verdict = gate.regress(base, now, max_drop=0.1)
+    assert [(row.label, row.dropped, row.verdict) for row in verdict.rows if row.worse] == [("mean", True, "DROPPED")]
+    assert next(row.allowed for row in verdict.rows if row.dropped) == -0.1
+    assert "drops by more than 0.1" in verdict.headline
+    [suite] = ElementTree.fromstring(verdict.to_junit().split("?>", 1)[1])
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == ["mean"]
+
+
+def test_a_drop_of_just_the_largest_that_is_allowed_passes():
+    assert not gate.regress(*lost(2, of=20), max_drop=0.1).worse
+    assert gate.regress(*lost(3, of=20), max_drop=0.1).worse
+    assert not gate.regress(*lost(3, of=20), max_drop=0.1, tolerance=0.2).worse
+
+
+def test_one_position_may_drop_by_more_than_the_mean_may():
+    base, _ = lost(0, of=20)
+    one = np.ones((20, 5))
+    one[:9, 2] = 0
+    assert not gate.regress(base, baseline_of(one), max_drop=0.1).worse
+
+
+@pytest.mark.parametrize(("change", "fails"), [(-0.5, False), (0.5, True)])
+def test_the_score_of_a_single_task_is_held_to_the_largest_drop_in_its_own_direction(change, fails):
+    """Lower is better: 6 questions of 20, one too few for the test, get worse or better, 0.15 on average."""
+    base, now = (baseline_of(np.array([[first]] * 6 + [[0.5]] * 14)) for first in (0.5, 0.5 + change))
+    for side in (base, now):
+        [record] = side.tasks.values()
+        [(key, score)] = record.scores.items()
+        record.scores[key] = gate.Score(score.value, score.stderr, False, score.by_question)
+    assert not gate.regress(base, now).worse
+    assert gate.regress(base, now, max_drop=0.1).worse == fails
+
+
+def test_a_drop_needs_no_standard_error():
+    old = baseline_of(np.ones((20, 2)), paired=False)
+    new = baseline_of(np.repeat([[0.5, 1.0]], 20, axis=0), paired=False)
+    for side in (old, new):
+        record = side.tasks["toy_pos_0"]
+        score = record.scores["acc,none"]
+        record.scores["acc,none"] = gate.Score(score.value, math.nan, True, None)
+    assert not gate.regress(old, new).worse
+    [mean] = [row for row in gate.regress(old, new, max_drop=0.1).rows if row.worse]
+    assert (mean.label, mean.verdict, mean.change.method) == ("mean", "DROPPED", "none")
+
+
 def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
     """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
     rng = np.random.default_rng(2)
@@ -253,6 +329,15 @@ def test_a_shipped_model_is_the_same_under_each_of_its_names(tmp_path):
 def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
     assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_drop_fails_with_1_on_request(tmp_path, committed, capsys):
+    folder, before = tmp_path / "worse", gate.load(committed).tasks
+    lines = {p: list(before[f"toy_pos_{p}"].scores["acc,none"].by_question) for p in POSITIONS}
+    write_run(folder, {p: [0.0] * 5 + line[5:] for p, line in lines.items()})
+    assert call(folder, "--baseline", committed) == 0
+    assert call(folder, "--baseline", committed, "--max-drop", "0.01") == 1
+    assert re.search(r"^mean .* DROPPED$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_path, committed, capsys, monkeypatch):

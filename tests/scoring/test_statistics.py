@@ -184,7 +184,7 @@ def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_doe
 
 
 def test_interval_of_paired_proportions_is_the_published_formula():
-    """n = 100, 10 lost and 20 gained, one added to each cell: 21/102 and 11/102."""
+    """n = 100, 10 lost and 20 gained, one added to each of the two: 21/102 and 11/102."""
     centre, spread = 10 / 102, math.sqrt((32 / 102 - (10 / 102) ** 2) / 102)
     assert st.paired_proportions_interval(10, 20, 100) == pytest.approx(
         (centre - 1.959964 * spread, centre + 1.959964 * spread), abs=1e-6
@@ -205,16 +205,63 @@ def test_paired_differences_count_each_question_against_itself():
     assert found.spread.difference == pytest.approx(np.ptp(b.mean(axis=0)) - np.ptp(a.mean(axis=0)))
 
 
-def test_paired_bootstrap_agrees_with_the_paired_t_test_on_many_smooth_scores():
+def test_exchange_and_bootstrap_agree_with_the_paired_t_test_on_many_smooth_scores():
     rng = np.random.default_rng(2)
     a = rng.normal(size=(400, 1))
     b = a + rng.normal(0.1, 1.0, size=(400, 1))
-    found = st.compare_paired(a, b).positions[0]
+    found = st.compare_paired(a, b, replicates=40_000).positions[0]
     expected = stats.ttest_rel(b[:, 0], a[:, 0])
     interval = expected.confidence_interval(0.95)
-    assert found.method == "bootstrap"
+    assert found.method == "exchange"
     assert found.p == pytest.approx(expected.pvalue, abs=0.01)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=0.01)
+
+
+def exchanges(a, b):
+    """The share of all exchanges of two models whose averages differ as much as theirs, written out."""
+    signs = np.array(list(itertools.product([1, -1], repeat=len(a))))
+    sums = np.abs(signs @ (b - a).sum(axis=1))
+    return np.mean(sums >= sums[0] - 1e-9)
+
+
+def test_five_questions_that_all_got_better_are_no_certainty():
+    """Exchanged question by question that happens once in 2^4, in one direction or the other."""
+    found = st.compare_paired(np.zeros((5, 4)), np.ones((5, 4)))
+    assert found.mean.p == 2**-4
+    assert found.worst.p == 2**-4
+    assert {difference.p for difference in found.positions} == {2**-4}
+
+
+@pytest.mark.parametrize("questions", [2, 3, 7, 12])
+def test_p_of_the_mean_of_few_questions_is_the_share_of_all_exchanges(questions):
+    for seed in range(5):
+        a, b = answers(questions, [0.4, 0.6, 0.5], seed=seed, runs=2)
+        found = st.compare_paired(a, b)
+        assert found.mean.method == "exchange"
+        assert found.mean.p == pytest.approx(exchanges(a, b))
+        smooth = st.compare_paired(a + b / 3, b - a / 7)
+        assert smooth.positions[1].p == pytest.approx(exchanges((a + b / 3)[:, 1:2], (b - a / 7)[:, 1:2]))
+
+
+def test_exchanges_drawn_at_random_give_the_p_of_all_of_them():
+    a, b = answers(17, [0.4, 0.6, 0.5], ability=0.2, seed=21, runs=2)
+    b += np.arange(17)[:, None] / 100 - 0.2  # every question differs: more than are counted out
+    assert st.compare_paired(a, b, replicates=40_000).mean.p == pytest.approx(exchanges(a, b), abs=0.01)
+    assert 0.01 < exchanges(a, b) < 0.9
+
+
+def test_p_of_worst_and_spread_is_never_below_what_the_questions_that_differ_can_show():
+    for seed in range(30):
+        a, b = answers(6, [0.2, 0.5, 0.9], seed=seed)[:, :3], answers(6, [0.9, 0.5, 0.1], seed=seed + 99)
+        differ = int((a != b).any(axis=1).sum())
+        found = st.compare_paired(a, b)
+        assert min(found.worst.p, found.spread.p) >= min(1.0, 2.0 ** (1 - differ))
+
+
+def test_equally_good_models_of_few_questions_differ_no_more_often_than_p_says():
+    """1,000 pairs of 8 questions: at 0.1, 100 expected at most, and 123 would be beyond chance (p = 0.01)."""
+    pairs = (answers(8, [0.7, 0.6, 0.8], seed=seed, runs=2) for seed in range(1000))
+    assert sum(st.compare_paired(a, b, replicates=50).mean.p <= 0.1 for a, b in pairs) <= 123
 
 
 def test_interval_of_the_mean_treats_a_question_as_one_cluster():
