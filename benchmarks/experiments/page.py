@@ -382,9 +382,9 @@ class Page:
         """Optimisers by what several searches each found, compared seed by seed."""
         ga, free = "genetic algorithm", "the same, one factor a layer"
         searches = {ga: {seed: f"searches/{SHORT[KV]}-{seed}" for seed in SEEDS}}
-        for name in plan.SEEDED:
+        for name, seeds in plan.SEEDED.items():
             label = free if name == self.FREE else optimizer(name.partition("/")[2])
-            searches[label] = {seed: plan.seeded(name, seed) for seed in SEEDS}
+            searches[label] = {seed: plan.seeded(name, seed) for seed in seeds}
         means: dict[str, dict[int, float]] = {}
         for label, names in searches.items():
             held_out = {seed: self.use(f"{name}-held-out") for seed, name in names.items() if self.use(name)}
