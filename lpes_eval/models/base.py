@@ -70,6 +70,8 @@ def _check_device(device: Any) -> None:
     if found.type != "cuda":
         return
     if not torch.cuda.is_available():
+        if found.index == 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
+            return
         reason = f"PyTorch {torch.__version__} finds no GPU here"
         raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
     if found.index is not None and found.index >= (there := torch.cuda.device_count()):

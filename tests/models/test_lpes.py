@@ -5,6 +5,7 @@ from pathlib import Path
 
 import lm_eval
 import pytest
+import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -94,8 +95,9 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"^device=gpu: no device of PyTorch's; expected cpu, cuda"):
         LPES(device="gpu")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match=r"^device=cuda:0: PyTorch .* finds no GPU here; leave it out"):
-        LPES(device="cuda:0")
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(UserError, match=rf"^device={device}: PyTorch .* finds no GPU here; leave it out"):
+            LPES(device=device)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(UserError, match=r"^device=cuda:2: there are 2 GPUs, .* take cuda:0 to cuda:1$"):
@@ -103,6 +105,11 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="gpt2"):
         LPES(pretrained=str(tmp_path), factors=1.5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the default is the GPU here")
+def test_the_device_that_lm_eval_names_when_nobody_did_is_the_processor_where_there_is_no_gpu():
+    assert LPES(device="cuda:0").device.type == "cpu"
 
 
 def test_a_loaded_model_that_has_factors_is_not_taken_for_the_plain_one():
