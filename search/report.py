@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors, write_atomically
+from search.arguments import metadata_of
+from search.held_out import FOUND, HeldOut, groups, reproduce_command
 from search.optimizer import Y_START, Individual
 
 if TYPE_CHECKING:
-    from search.ga import HeldOut, Search
     from search.journal import Journal
+    from search.setup import Search
 
 Entry = Mapping[str, Any]
 Watch = Callable[[Individual, dict[str, Any], bool], None]
@@ -111,8 +113,6 @@ def duration(search: Search) -> str:
 
 def scores(search: Search, entry: Entry) -> str:
     """An entry's scores, position by position; with the task's name where there are several."""
-    from search.ga import groups
-
     parts = search.fitness.parts
     several = len(groups(parts)) > 1
     return "  ".join(
@@ -271,7 +271,6 @@ def summary(
     held_out: HeldOut | None,
 ) -> str:
     """The summary, in Markdown that also reads well as it is."""
-    from search.ga import FOUND, groups, metadata_of, reproduce_command
 
     args, fitness = search.args, search.fitness
     lines = [
@@ -435,8 +434,6 @@ def _draw(
     held_out: HeldOut | None,
 ) -> None:
     """Convergence, the curve over the layers, and scores by position."""
-    from search.ga import groups
-
     folder = search.args.output
     generations = sorted({entry["generation"] for entry in individuals})
     bests: list[float] = []

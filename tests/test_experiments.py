@@ -464,11 +464,11 @@ def test_sizes_are_changed():
 
 
 def test_every_search_flag_is_one_of_the_command():
-    from search import ga
+    from search import arguments
 
     for experiment in plan.experiments(Sizes()):
         if experiment.kind == "search":
-            args = ga.parse(shlex.split(experiment.settings["flags"]))
+            args = arguments.parse(shlex.split(experiment.settings["flags"]))
             assert args.held_out_examples == 0
 
 

@@ -186,7 +186,7 @@ def _fitness(pretrained: str, task: str, metadata: str, examples: int, split: st
 
 def search(job: Job) -> dict[str, Any]:
     """``python -m search.ga`` in this process."""
-    from search import ga
+    from search import arguments, ga
 
     flags = shlex.split(job.settings["flags"])
     if pretrained := _pretrained(job):
@@ -198,7 +198,7 @@ def search(job: Job) -> dict[str, Any]:
     folder = RUNS / f"{job.name.replace('/', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        ga.run(args := ga.parse([*flags, "--output", str(folder), "--no_cache"]))  # what it costs by itself
+        ga.run(args := arguments.parse([*flags, "--output", str(folder), "--no_cache"]))  # what it costs by itself
     report = json.loads((folder / "report.json").read_text())
     entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     examples = sum(part["examples"] for part in report["settings"]["fitness"]["parts"])

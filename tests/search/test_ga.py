@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import PromptTooLong, UserError
-from search import ga, report
+from search import arguments, ga, held_out, report, setup
 from search.optimizer import CMAES, GeneticAlgorithm, RandomSearch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def part_at(task, position):
 @pytest.fixture
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     """Runs the command on the toy model and returns its exit status and what it printed."""
-    monkeypatch.setattr(ga, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(setup, "load_model", lambda args: toy_lm)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*flags, output=tmp_path / "out"):
@@ -189,7 +189,7 @@ def test_early_stopping_is_refused_where_nothing_can_be_proved(command):
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, monkeypatch):
     flags = [*SMALL, "--held_out_examples", "0", "--no_cache"]
     assert command(*flags, output=tmp_path / "undisturbed")[0] == 0
-    evaluate, calls = ga.Search.evaluate, []
+    evaluate, calls = setup.Search.evaluate, []
 
     def interrupted(self, individual):
         calls.append(individual)
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
             raise KeyboardInterrupt
         return evaluate(self, individual)
 
-    monkeypatch.setattr(ga.Search, "evaluate", interrupted)
+    monkeypatch.setattr(setup.Search, "evaluate", interrupted)
     status, _, err = command(*flags)
     assert status == 130
     assert f"python -m search.ga --resume {tmp_path / 'out'}" in err
@@ -219,7 +219,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(comma
 
 
 def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(ga.Search, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(setup.Search, "measure", lambda *_: pytest.fail("measured"))
     status, out, _ = command("--dry_run")
     assert status == 0
     assert "at most 512 individuals" in out
@@ -242,14 +242,14 @@ def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_pa
     ],
 )
 def test_flags_choose_the_optimizer_and_its_budget(flags, kind, evaluations):
-    optimizer = ga.make_optimizer(ga.parse(flags), Layers(32))
+    optimizer = setup.make_optimizer(arguments.parse(flags), Layers(32))
     assert type(optimizer) is kind
     assert optimizer.max_evaluations == evaluations
 
 
 def test_the_start_is_a_number_wide_or_a_file(tmp_path):
     def first(*flags, layers=6):
-        return [i.points for i in ga.make_optimizer(ga.parse(flags), Layers(layers)).ask()]
+        return [i.points for i in setup.make_optimizer(arguments.parse(flags), Layers(layers)).ask()]
 
     assert {y for _, y in first()[0]} == {1.5}
     assert {y for _, y in first("--start", "1.2")[0]} == {1.2}
@@ -259,9 +259,9 @@ def test_the_start_is_a_number_wide_or_a_file(tmp_path):
     file = tmp_path / "curve.json"
     factors_file.Factors.from_curve("bezier", points, num_layers=6).save(file)
     assert first("--start", str(file))[0] == tuple(points)
-    args = ga.parse(["--start", str(file)])
+    args = arguments.parse(["--start", str(file)])
     file.unlink()  # its content is part of the search from now on
-    assert ga.start_points(args, ga.make_optimizer(args, Layers(6)).space) == tuple(points)
+    assert setup.start_points(args, setup.make_optimizer(args, Layers(6)).space) == tuple(points)
     factors_file.Factors.from_list([1.0, 1.1, 1.9]).save(file)
     assert [y for _, y in first("--start", str(file), "--curve", "free", layers=3)[0]] == [1.0, 1.1, 1.9]
     assert [y for _, y in first("--start", str(file), "--curve", "free", "--skip", "1", layers=3)[0]] == [1.1, 1.9]
@@ -291,7 +291,7 @@ def test_a_start_that_is_none_is_refused(tmp_path, flags, message):
     file = tmp_path / "line.json"
     factors_file.Factors.from_curve("linear", [(0, 1.0), (5, 1.5)], num_layers=6).save(file)
     with pytest.raises(UserError, match=message) as refused:
-        ga.make_optimizer(ga.parse([flag.format(file=file) for flag in flags]), Layers(6))
+        setup.make_optimizer(arguments.parse([flag.format(file=file) for flag in flags]), Layers(6))
     assert "\n" not in str(refused.value)
 
 
@@ -316,14 +316,14 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     ],
 )
 def test_flags_without_effect_are_named(flags, idle):
-    assert ga.without_effect(flags, ga.parse(flags)) == idle
+    assert arguments.without_effect(flags, arguments.parse(flags)) == idle
 
 
 def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
-    optimizer = ga.make_optimizer(ga.parse(["--skip", "2", "--curve", "free"]), Layers(12))
+    optimizer = setup.make_optimizer(arguments.parse(["--skip", "2", "--curve", "free"]), Layers(12))
     assert (optimizer.space.L, optimizer.space.d) == (10, 9)
     with pytest.raises(UserError, match="at least 2 must be left"):
-        ga.make_optimizer(ga.parse(["--skip", "31"]), Layers(32))
+        setup.make_optimizer(arguments.parse(["--skip", "31"]), Layers(32))
 
 
 @pytest.mark.parametrize(
@@ -381,12 +381,12 @@ def test_one_of_several_processes_is_refused_before_a_model_is_loaded(monkeypatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("lm_eval.models.huggingface.HFLM.__init__", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(UserError, match="a search is one process, and this is one of 2; start it with python -m"):
-        ga.load_model(ga.parse([]))
+        setup.load_model(arguments.parse([]))
 
 
 def test_the_command_says_how_to_reproduce_its_scores():
-    args = ga.parse(["--model_args", "pretrained=a/b,dtype=float16", "--device", "cuda", "--output", "o"])
-    assert ga.reproduce_command(args, []) == (
+    args = arguments.parse(["--model_args", "pretrained=a/b,dtype=float16", "--device", "cuda", "--output", "o"])
+    assert held_out.reproduce_command(args, []) == (
         "lm_eval --model lpes --model_args pretrained=a/b,dtype=float16,factors=o/factors.json "
         "--tasks kv_retrieval --device cuda"
     )
@@ -399,14 +399,14 @@ def test_flags_of_lm_eval_are_read_as_lm_eval_reads_them_and_handed_back_to_it()
     flags += ["--metadata", '{"num_keys": 4}', "--model_args", "pretrained=a/b,dtype=float16", "revision=main"]
     flags += ["--num_fewshot", "2", "--apply_chat_template", "--fewshot_as_multiturn", "false"]
     flags += ["--system_instruction", "be brief", "--include_path", "t"]
-    args = ga.parse([*flags, "--fewshot_seed", "5", "--output", "o"])
+    args = arguments.parse([*flags, "--fewshot_seed", "5", "--output", "o"])
     theirs = HarnessCLI()._parser.parse_args(["run", *flags])
     for name in ("gen_kwargs", "metadata", "model_args", "num_fewshot", "apply_chat_template", "fewshot_as_multiturn"):
         assert getattr(args, name) == getattr(theirs, name)
     assert args.gen_kwargs == {"temperature": 0, "until": ["x,y"], "max_gen_toks": 5}
     assert args.tasks == ["a", "b*", "c.yaml"]
     # what the search prints at its end gives lm_eval the same again
-    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(ga.reproduce_command(args, []))[1:]])
+    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(held_out.reproduce_command(args, []))[1:]])
     for name in ("gen_kwargs", "metadata", "num_fewshot", "apply_chat_template", "fewshot_as_multiturn"):
         assert getattr(again, name) == getattr(theirs, name)
     assert again.system_instruction == "be brief"
@@ -418,15 +418,15 @@ def test_nested_model_arguments_are_handed_back_to_lm_eval_as_json():
     from lm_eval._cli.harness import HarnessCLI
 
     model_args = {"pretrained": "a/b", "max_memory": {"0": "10GiB", "cpu": "30GiB"}, "revision": "1"}
-    args = ga.parse(["--model_args", json.dumps(model_args), "--output", "o"])
-    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(ga.reproduce_command(args, []))[1:]])
+    args = arguments.parse(["--model_args", json.dumps(model_args), "--output", "o"])
+    again = HarnessCLI()._parser.parse_args(["run", *shlex.split(held_out.reproduce_command(args, []))[1:]])
     assert again.model_args == {**model_args, "factors": "o/factors.json"}
 
 
 def test_a_pattern_is_handed_to_lm_eval_as_the_tasks_that_it_stands_for():
-    args = ga.parse(["--tasks", "kv_50*,mdqa_pos", "--output", "o"])
+    args = arguments.parse(["--tasks", "kv_50*,mdqa_pos", "--output", "o"])
     parts = [part_at("kv_50", 0), part_at("kv_50", 100), part_at("mdqa", 0)]
-    assert "--tasks kv_50_pos_0,kv_50_pos_100,mdqa_pos " in ga.reproduce_command(args, parts) + " "
+    assert "--tasks kv_50_pos_0,kv_50_pos_100,mdqa_pos " in held_out.reproduce_command(args, parts) + " "
 
 
 @pytest.mark.parametrize(
@@ -438,19 +438,20 @@ def test_a_pattern_is_handed_to_lm_eval_as_the_tasks_that_it_stands_for():
     ],
 )
 def test_the_folder_is_named_after_the_tasks(tasks, folder):
-    assert ga.parse(["--tasks", *tasks]).output == Path("runs") / folder
+    assert arguments.parse(["--tasks", *tasks]).output == Path("runs") / folder
 
 
 def test_help_needs_neither_torch_nor_lm_eval():
     probe = (
-        "import sys, search.ga as g; g.build_parser().format_help(); assert not {'torch', 'lm_eval'} & set(sys.modules)"
+        "import sys, search.ga; from search.arguments import build_parser; build_parser().format_help(); "
+        "assert not {'torch', 'lm_eval'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": "."})
 
 
 def test_a_resumed_search_remembers_its_best_and_its_place(command, tmp_path, monkeypatch):
     flags = [*SMALL, "--held_out_examples", "0"]
-    evaluate, calls = ga.Search.evaluate, []
+    evaluate, calls = setup.Search.evaluate, []
 
     def interrupted(self, individual):
         calls.append(individual)
@@ -458,9 +459,9 @@ def test_a_resumed_search_remembers_its_best_and_its_place(command, tmp_path, mo
             raise KeyboardInterrupt
         return evaluate(self, individual)
 
-    monkeypatch.setattr(ga.Search, "evaluate", interrupted)
+    monkeypatch.setattr(setup.Search, "evaluate", interrupted)
     _, before, _ = command(*flags)
-    monkeypatch.setattr(ga.Search, "evaluate", evaluate)
+    monkeypatch.setattr(setup.Search, "evaluate", evaluate)
     _, after, _ = command("--resume", str(tmp_path / "out"))
     last = [line for line in before.splitlines() if line.startswith("generation")][-1]
     first = next(line for line in after.splitlines() if line.startswith("generation"))
@@ -477,9 +478,9 @@ def test_the_live_display_shows_what_there_is_to_beat_and_the_best_so_far(toy_lm
 
     from search.fitness import Fitness, load_parts
 
-    args = ga.parse(["--control_points", "3"])
+    args = arguments.parse(["--control_points", "3"])
     fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
-    search = ga.Search(args, toy_lm, fitness, ga.make_optimizer(args, fitness), {})
+    search = setup.Search(args, toy_lm, fitness, setup.make_optimizer(args, fitness), {})
     scores = {part.name: 0.25 for part in fitness.parts}
     tally = report._Tally(search, {"baseline": {"fitness": 0.125, "scores": scores}})
     tally.add({"fitness": 0.5, "scores": scores, "seconds": 2.0}, True)
@@ -515,7 +516,7 @@ def test_a_damaged_state_is_said_to_be_and_costs_nothing(command, tmp_path, monk
     assert command(*SMALL, "--held_out_examples", "0")[0] == 0
     factors = (tmp_path / "out" / "factors.json").read_bytes()
     (tmp_path / "out" / "state.json").write_text(state)
-    monkeypatch.setattr(ga.Search, "evaluate", lambda *_: pytest.fail("evaluated again"))
+    monkeypatch.setattr(setup.Search, "evaluate", lambda *_: pytest.fail("evaluated again"))
     status, out, _ = command("--resume", str(tmp_path / "out"))
     assert status == 0
     assert out.count("state.json is damaged: the generations so far are drawn again, from the journal") == 1
@@ -598,16 +599,16 @@ def test_pi_as_the_best_individual_is_counted_drawn_and_remembered(command, tmp_
     assert set(found["to_beat"]["PI"]) == {"key", "fitness", "scores", "seconds"}
     assert "PI 1.500" in undisturbed
 
-    evaluate = ga.Search.evaluate
+    evaluate = setup.Search.evaluate
 
     def interrupted(self, individual):
         if self.optimizer.generation == 2:
             raise KeyboardInterrupt
         return evaluate(self, individual)
 
-    monkeypatch.setattr(ga.Search, "evaluate", interrupted)
+    monkeypatch.setattr(setup.Search, "evaluate", interrupted)
     command(*SMALL, "--held_out_examples", "0")
-    monkeypatch.setattr(ga.Search, "evaluate", evaluate)
+    monkeypatch.setattr(setup.Search, "evaluate", evaluate)
     _, resumed, _ = command("--resume", str(tmp_path / "out"))
     place = lambda text: [x.split("  left")[0] for x in text.splitlines() if x.startswith("generation 2")]  # noqa: E731
     assert place(resumed) == place(undisturbed)
@@ -694,4 +695,4 @@ def test_free_factors_name_no_control_points(command, tmp_path):
 def test_a_search_is_known_by_the_flags_that_decide_what_it_finds(optimizer, names):
     """In this order, as searches that are there already have them."""
     always = "optimizer curve control_points continuous skip seed epochs"
-    assert [*ga.SETTINGS, *ga.SETTINGS_OF[optimizer]] == f"{always} {names}".split()
+    assert [*arguments.SETTINGS, *arguments.SETTINGS_OF[optimizer]] == f"{always} {names}".split()

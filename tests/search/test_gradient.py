@@ -10,7 +10,7 @@ import torch
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from search import ga
+from search import ga, setup
 from search.fitness import load_parts
 from search.gradient import AnswerLoss, GradientDescent
 from search.optimizer import Space
@@ -100,7 +100,7 @@ def test_it_goes_on_from_its_state(loss):
 
 
 def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(ga, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(setup, "load_model", lambda args: toy_lm)
     flags = ["--optimizer", "gradient", "--epochs", "2", "--epoch_samples", "4", "--gradient_batch", "2"]
     flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache", "--skip", "1"]
     assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
@@ -114,7 +114,7 @@ def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_pat
 def test_the_time_and_the_examples_of_the_gradients_are_in_the_plan_and_in_the_seconds(
     toy_lm, task_folder, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(ga, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(setup, "load_model", lambda args: toy_lm)
     step = GradientDescent._step
     monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
     flags = ["--optimizer", "gradient", "--epochs", "1", "--epoch_samples", "5", "--gradient_batch", "2"]

@@ -1,0 +1,244 @@
+"""A search put together from its command line: the model, the tasks, the optimiser, and what holds them together."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.data.draw import shuffled, stream
+from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
+from search.arguments import SETTINGS, SETTINGS_OF, generation_size, heights, metadata_of, speed_options, task_options
+from search.held_out import load_held_out
+from search.journal import Journal
+from search.optimizer import CMAES, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
+
+if TYPE_CHECKING:
+    from search.fitness import Fitness, Measured, Part
+
+
+@dataclass
+class Search:
+    """What a run is made of, once the model and the tasks are there.
+
+    Attributes:
+        args: the command line.
+        lm: the lm-eval model.
+        fitness: measures factors on the search examples.
+        optimizer: fresh; the journal brings it to where it was.
+        settings: what decides the outcome, as plain data.
+        held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
+        entries: the journal's, once it is open.
+        lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
+    """
+
+    args: argparse.Namespace
+    lm: Any
+    fitness: Fitness
+    optimizer: Optimizer
+    settings: dict[str, Any]
+    held_out: Sequence[Part] = ()
+    entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    lost: list[bool] = field(default_factory=list)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.fitness.num_layers
+
+    def factors(self, individual: Individual) -> Factors:
+        """An individual's factors, in the form that a factors file keeps."""
+        points: Any = individual.points
+        if self.args.curve == "free":
+            points = [y for _, y in points]
+        return Factors.from_curve(
+            self.args.curve, points, num_layers=self.num_layers, unscaled_layers=range(self.args.skip)
+        )
+
+    def uniform(self, factor: float) -> Factors:
+        """Position Interpolation on the layers that are searched."""
+        options: dict[str, Any] = {"num_layers": self.num_layers}
+        if self.args.skip:
+            options["unscaled_layers"] = list(range(self.args.skip))
+        return Factors.from_uniform(factor, **options)
+
+    def pi(self, factor: float) -> str:
+        """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
+        return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
+
+    def key(self, individual: Individual) -> str:
+        """What individuals with the same factors have in common."""
+        return self.factors(individual).digest()
+
+    def evaluate(self, individual: Individual) -> dict[str, Any]:
+        """An individual's entry in the journal."""
+        parent = self.factors(Individual(individual.parents[0], "")) if individual.parents else None
+        floor = self.optimizer.threshold if self.args.early_stopping else None
+        rival = None
+        if self.by_chance and (least_fit_parent := self.optimizer.rival) is not None:
+            rival = self.entries.get(self.key(Individual(least_fit_parent, "")), {}).get("examples")
+        error = self.args.early_stopping_error
+        factors = self.factors(individual)
+        entry = self.entry_of(self.fitness(factors, parent, floor, rival, error), factors)
+        entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
+        return entry | {"floor": floor} if "stopped_after" in entry else entry
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether individuals are given up that could, improbably, have become parents."""
+        return bool(self.args.early_stopping == "probable")
+
+    def check_given_up(self, journal: Journal) -> list[bool]:
+        """Measure some of the individuals that were given up in full: which would have reached the least fit parent."""
+        given_up = [entry for entry in journal.entries.values() if "stopped_after" in entry]
+        drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
+        found = []
+        for number, entry in enumerate(drawn, 1):
+            factors = self.factors(Individual.from_dict(entry))
+            if (key := f"check {entry['key']}") not in journal.entries:
+                print(f"  given up, now in full: {number} of {len(drawn)} ...", flush=True)
+                measured = self.entry_of(self.fitness(factors), factors)
+                journal.record(key, {"generation": None, "origin": "check", **measured})
+            found.append(journal.entries[key]["fitness"] >= entry["floor"])
+        return found
+
+    def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
+        """What the journal keeps of a measurement; every example's score only where others are held against it.
+
+        Raises:
+            UserError: the fitness is not finite, so nothing can be held against it.
+        """
+        if not math.isfinite(measured.fitness):
+            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
+            raise UserError(
+                f"the fitness of factors {', '.join(f'{s:g}' for s in factors.per_layer(self.num_layers))} is "
+                f"{measured.fitness}, by {bad or 'its weights'}; take a metric that is always finite (--metrics) or, "
+                "if the model overflows, a wider dtype (--model_args dtype=float32)"
+            )
+        entry: dict[str, Any] = {
+            "fitness": measured.fitness,
+            "scores": measured.scores,
+            "seconds": round(measured.seconds, 3),
+        }
+        if measured.stopped_after:
+            entry["stopped_after"] = measured.stopped_after
+        elif self.by_chance:
+            entry["examples"] = measured.examples
+        return entry
+
+    def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
+        """Measure factors that are no individual, unless the journal knows them."""
+        if (key := factors.digest()) not in journal.entries:
+            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.fitness(factors), factors)})
+        return journal.entries[key]
+
+
+def load(args: argparse.Namespace) -> Search:
+    """Load the model and the tasks, and put the search together."""
+    from search.fitness import Fitness, FitnessCache, load_parts, packages
+
+    lm = load_model(args)
+    parts = load_parts(lm, args.tasks, metadata=metadata_of(args), examples=args.examples, **task_options(args))
+    held_out = load_held_out(args, lm)
+    cache = None if args.no_cache else FitnessCache(cache_folder())
+    fitness = Fitness(lm, parts, cache=cache, **speed_options(args))
+    if args.early_stopping and (reason := fitness.why_unbounded()) is not None:
+        raise UserError(f"--early_stopping: {reason}; leave it out")
+    optimizer = make_optimizer(args, fitness)
+    names = [*SETTINGS, *SETTINGS_OF[args.optimizer]]
+    if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
+        names += ["early_stopping", "early_stopping_error"]
+    settings = {
+        "search": {name: getattr(args, name) for name in names},
+        "fitness": fitness.describe(),
+        "packages": packages(),
+    }
+    return Search(args, lm, fitness, optimizer, settings, held_out)
+
+
+def load_model(args: argparse.Namespace) -> Any:
+    """The ``lpes`` model, as lm-eval would make it."""
+    from lpes_eval.models.lpes import LPES
+
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
+            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
+        )
+    if "factors" in args.model_args:
+        raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
+
+
+def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
+    """The optimiser that was asked for, over the layers that are searched."""
+    num_layers = fitness.num_layers
+    if not 0 <= args.skip < num_layers - 1:
+        raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
+    L, grid = num_layers - args.skip, not args.continuous
+    space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
+    start = start_points(args, space)
+    if args.optimizer == "gradient":
+        from search.gradient import AnswerLoss, GradientDescent
+
+        return GradientDescent(
+            space,
+            AnswerLoss(fitness.lm, fitness.parts),
+            unscaled=args.skip,
+            T=args.epochs,
+            samples=args.epoch_samples,
+            batch=args.gradient_batch,
+            learning_rate=args.learning_rate,
+            start=start,
+            seed=args.seed,
+        )
+    if args.optimizer == "random":
+        return RandomSearch(space, N=generation_size(args), T=args.epochs, seed=args.seed)
+    if args.optimizer == "cma-es":
+        return CMAES(space, N=generation_size(args), T=args.epochs, start=start, seed=args.seed)
+    return GeneticAlgorithm(
+        space,
+        N_ps=args.population,
+        N_pa=args.parents,
+        T=args.epochs,
+        N_mu=args.mutations,
+        N_cr=args.crossovers,
+        N_ct=args.crossover_tries,
+        M_x=args.max_dx,
+        M_y=args.max_dy,
+        start=start,
+        wide=args.start == "wide",
+        seed=args.seed,
+    )
+
+
+def start_points(args: argparse.Namespace, space: Space) -> Points:
+    """The control points that ``--start`` stands for."""
+    if args.start == "wide":
+        return space.start()
+    points = args.start
+    if isinstance(points, float):
+        points = [points] * (space.d + 1)
+    if not any(isinstance(point, list) for point in points):
+        points = list(zip([x for x, _ in space.start()], points, strict=False))
+    points = tuple((float(x), float(y)) for x, y in points)
+    if not space.contains(points):
+        xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
+        raise UserError(
+            f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
+            f"{xs}, and for y {heights(args)}"
+        )
+    return points
+
+
+def cache_folder() -> Path:
+    """Where measurements are kept across searches: ``$XDG_CACHE_HOME/lpes-eval/fitness``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lpes-eval" / "fitness"
