@@ -29,8 +29,10 @@ from lpes_eval.curves import layer_factors
 from lpes_eval.factors import write_atomically
 from lpes_eval.models.lpes import LPES
 from lpes_eval.plugin import tasks_folder
-from search.fitness import Fitness, load_parts, packages
+from search.fitness import Fitness
+from search.identity import packages
 from search.optimizer import GeneticAlgorithm, Space
+from search.parts import load_parts
 
 HARNESS, ALL, REBUILT = "simple_evaluate", "all measures", "requests built for every individual"
 

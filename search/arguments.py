@@ -373,7 +373,7 @@ def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
-    from search.fitness import Prompting
+    from search.parts import Prompting
 
     return {
         "positions": args.positions,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from search.fitness import Part
 from search.optimizer import Y_HIGH, Y_LOW, Individual, Optimizer, Points, Space
+from search.parts import Part
 
 
 class AnswerLoss:

@@ -19,7 +19,8 @@ from lpes_eval.factors import Factors, write_atomically
 from search.arguments import metadata_of, speed_options, task_options
 
 if TYPE_CHECKING:
-    from search.fitness import Measured, Part
+    from search.fitness import Measured
+    from search.parts import Part
     from search.setup import Search
 
 FOUND = "found factors"
@@ -46,7 +47,7 @@ class HeldOut:
 
 def load_held_out(args: argparse.Namespace, lm: Any) -> list[Part]:
     """The tasks on held-out examples, at every position that they have: before the search, as they may be refused."""
-    from search.fitness import load_parts
+    from search.parts import load_parts
 
     if not args.held_out_examples:
         return []

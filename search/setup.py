@@ -20,7 +20,8 @@ from search.journal import Journal
 from search.optimizer import CMAES, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
 
 if TYPE_CHECKING:
-    from search.fitness import Fitness, Measured, Part
+    from search.fitness import Fitness, Measured
+    from search.parts import Part
 
 
 @dataclass
@@ -141,7 +142,9 @@ class Search:
 
 def load(args: argparse.Namespace) -> Search:
     """Load the model and the tasks, and put the search together."""
-    from search.fitness import Fitness, FitnessCache, load_parts, packages
+    from search.fitness import Fitness, FitnessCache
+    from search.identity import packages
+    from search.parts import load_parts
 
     lm = load_model(args)
     parts = load_parts(lm, args.tasks, metadata=metadata_of(args), examples=args.examples, **task_options(args))

@@ -173,7 +173,8 @@ def _model(pretrained: str) -> Any:
 @lru_cache(maxsize=8)
 def _fitness(pretrained: str, task: str, metadata: str, examples: int, split: str) -> Any:
     """The task's requests, built once; answers to them under other factors serve as drafts, which changes none."""
-    from search.fitness import POSITIONS, Fitness, load_parts
+    from search.fitness import Fitness
+    from search.parts import POSITIONS, load_parts
 
     lm = _model(pretrained)
     positions = POSITIONS if split == "search" else None

@@ -19,7 +19,9 @@ from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import fitness as fitness_module
 from search.answering import AHEAD, Answerer, _Prompt, reason_against
-from search.fitness import Fitness, FitnessCache, Prompting, fingerprint, load_parts
+from search.fitness import Fitness, FitnessCache
+from search.identity import fingerprint
+from search.parts import Prompting, load_parts
 
 
 def individuals(count, layers=3, seed=0):
@@ -125,7 +127,7 @@ def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
     def few(include_path, metadata, include_defaults=True):  # lm-eval's own thousands take seconds to list
         return TaskManager(include_path=include_path, metadata=metadata, include_defaults=False)
 
-    monkeypatch.setattr("search.fitness.TaskManager", few)
+    monkeypatch.setattr("search.parts.TaskManager", few)
 
     def named(*tasks, **options):
         return [part.name for part in load_parts(toy_lm, tasks, include_path=task_folder, **options)]

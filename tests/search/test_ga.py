@@ -476,7 +476,8 @@ def test_a_resumed_search_remembers_its_best_and_its_place(command, tmp_path, mo
 def test_the_live_display_shows_what_there_is_to_beat_and_the_best_so_far(toy_lm, task_folder):
     from rich.console import Console
 
-    from search.fitness import Fitness, load_parts
+    from search.fitness import Fitness
+    from search.parts import load_parts
 
     args = arguments.parse(["--control_points", "3"])
     fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
@@ -530,16 +531,16 @@ def test_damaged_arguments_are_no_default_search(tmp_path, capsys):
 
 
 def test_held_out_examples_that_are_refused_are_refused_before_the_search(command, tmp_path, monkeypatch):
-    from search import fitness
+    from search import parts
 
-    load_parts = fitness.load_parts
+    load_parts = parts.load_parts
 
     def refusing(lm, tasks, **options):
         if options.get("split") == "held_out":
             raise PromptTooLong("toy, question 7: 1100 prompt tokens, at most 1000")
         return load_parts(lm, tasks, **options)
 
-    monkeypatch.setattr(fitness, "load_parts", refusing)
+    monkeypatch.setattr(parts, "load_parts", refusing)
     status, _, err = command(*SMALL)
     assert status == 2
     assert "held-out examples: toy, question 7: 1100 prompt tokens, at most 1000; or leave these out" in err
@@ -644,7 +645,7 @@ def test_scores_of_several_tasks_by_position_are_told_apart():
 
 
 def test_examples_of_one_question_are_paired_by_their_mean(command, tmp_path, monkeypatch):
-    from search.fitness import Part
+    from search.parts import Part
 
     monkeypatch.setattr(Part, "questions", property(lambda part: [number % 3 for number in part.numbers]))
     flags = ["--population", "2", "--parents", "1", "--epochs", "0", "--held_out_examples", "7"]

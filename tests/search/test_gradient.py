@@ -11,9 +11,9 @@ import torch
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search import ga, setup
-from search.fitness import load_parts
 from search.gradient import AnswerLoss, GradientDescent
 from search.optimizer import Space
+from search.parts import load_parts
 
 
 @pytest.fixture(scope="module")
