@@ -1,0 +1,140 @@
+"""Numbers that README and docs quote by hand, held against the results that they come from."""
+
+import re
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from benchmarks.experiments import store
+from benchmarks.experiments.page import gain, scores_of
+from lpes_eval.scoring import statistics
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = store.Results(ROOT / "benchmarks/results/reference")
+
+
+def result(name):
+    found = RESULTS.load(name)
+    assert found is not None, name
+    return found
+
+
+def text(name):
+    """A document's words, one space between."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def by_position(name):
+    """Percent right at each position."""
+    return 100 * scores_of(result(name)).mean(0)
+
+
+def mean(name):
+    return 100 * float(scores_of(result(name)).mean())
+
+
+def gained(over, of):
+    found = gain(result(over), result(of))
+    return found.mean, found.low, found.high
+
+
+def test_the_gains_that_readme_quotes():
+    records, articles = gained("all/kv/plain", "all/kv/lpes"), gained("all/mdqa/plain", "all/mdqa/lpes")
+    first, other = gained("main/mdqa/plain", "main/mdqa/lpes"), gained("transfer/kv-44-plain", "transfer/kv-44-shipped")
+    twenty = gained("transfer/mdqa-20-plain", "transfer/mdqa-20-shipped")
+    readme = text("README.md")
+    for sentence in [
+        "+{:.1f} points on records (95 % interval {:.1f} to {:.1f})".format(*records),
+        "+{:.1f} on articles ({:.1f} to {:.1f})".format(*articles),
+        "the gain on articles is {:.1f} ({:.1f} to {:.1f})".format(*first),
+        "gain {:.1f} points at 44 pairs ({:.1f} to {:.1f})".format(*other),
+        "{:.1f} at 20 articles ({:.1f} to {:.1f};".format(*twenty),
+        f"at 25 pairs, where the plain model has {mean('transfer/kv-25-plain'):.0f} %",
+    ]:
+        assert sentence in readme
+    assert gained("transfer/kv-25-plain", "transfer/kv-25-shipped")[0] == pytest.approx(0, abs=0.05)
+    assert (
+        "those of a smaller search cost {:.0f} points at 25 pairs".format(
+            -gained("transfer/kv-25-plain", "transfer/kv-25-lpes")[0]
+        )
+        in readme
+    )
+
+
+def test_the_positions_that_readme_quotes():
+    readme = text("README.md")
+    kv, kv_lpes = by_position("main/kv/plain"), by_position("main/kv/lpes")
+    mdqa, mdqa_lpes = by_position("main/mdqa/plain"), by_position("main/mdqa/lpes")
+    assert f"(records {kv[0]:.0f} % to {kv_lpes[0]:.0f} %, articles {mdqa[0]:.0f} % to {mdqa_lpes[0]:.0f} %" in readme
+    assert f"it rises on records ({kv[-1]:.0f} % to {kv_lpes[-1]:.0f} %)" in readme
+    assert f"falls on articles ({mdqa[-1]:.0f} % to {mdqa_lpes[-1]:.0f} %)" in readme
+
+
+@pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
+@pytest.mark.parametrize(("method", "block"), [("plain", 0), ("lpes", 1)])
+def test_the_tables_that_readme_prints(task, method, block):
+    """They are of the first twenty held-out questions, as ``--limit 20`` takes them."""
+    _, positions, scores = store.unpack(result(f"all/{task.partition('_')[0]}/{method}"))
+    printed = printed_in_readme(block)
+    shown = re.findall(rf"^\| - {task}\w*_pos_(\d+) *\|.*?[↑↓] *\|([\d.]+)\|", printed, re.M)
+    group = re.search(rf"^\|{task} .*?[↑↓] *\|([\d.]+)\|.*?\|([\d.]+)\|$", printed, re.M)
+    assert [float(position) for position, _ in shown] == [float(position) for position in positions]
+    assert [float(value) for _, value in shown] == pytest.approx(list(scores[:20].mean(0)), abs=5e-5)
+    estimate = statistics.mean_over_positions(scores[:20])
+    assert [float(group[1]), float(group[2])] == pytest.approx([estimate.value, estimate.stderr], abs=5e-5)
+
+
+@pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
+def test_the_comparison_that_readme_prints(task):
+    short = task.partition("_")[0]
+    a, b = (scores_of(result(f"all/{short}/{method}"))[:20] for method in ("plain", "lpes"))
+    section = next(part for part in printed_in_readme(2).split("\n\n") if part.startswith(task))
+    rows = [re.split(r"  +", line) for line in section.splitlines()[3:]]
+    compared = statistics.compare_paired(a, b)
+    expected = [*compared.positions, compared.mean, compared.worst, compared.spread]
+    assert len(rows) == len(expected)
+    for (label, was, now, difference, interval, *_), true in zip(rows, expected, strict=True):
+        assert f"{true.difference:+.4f}" == difference, label
+        assert f"{true.low:+.4f} to {true.high:+.4f}" == interval, label
+        assert float(now) - float(was) == pytest.approx(true.difference, abs=1e-4)
+
+
+def printed_in_readme(block):
+    return re.findall(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)[block]
+
+
+SEEDS = {
+    "genetic algorithm, 4-point Bézier, `--start wide`": [f"searches/kv-{seed}" for seed in range(1, 6)],
+    "the same, one factor a layer (`--curve free`)": ["curves/free", *(f"curves/free-seed-{n}" for n in range(2, 6))],
+    "CMA-ES, 4-point Bézier, from 1.5": ["controls/cma-es", *(f"controls/cma-es-seed-{n}" for n in range(2, 6))],
+    "gradient descent, one factor a layer, from 1": [
+        "controls/gradient-1", "controls/gradient-1-seed-2", "controls/gradient-1-seed-3",
+    ],
+    "gradient descent, one factor a layer, from 1.5": ["controls/gradient"],
+    "random search, 4-point Bézier": ["controls/random"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("search", SEEDS)
+def test_the_searches_of_several_seeds_that_the_docs_list(search):
+    found = [mean(f"{name}-held-out") for name in SEEDS[search]]
+    summary = f"{fmean(found):.1f} | {stdev(found):.1f}" if len(found) > 1 else "|"
+    row = f"| {search} | {', '.join(f'{value:.1f}' for value in found)} | {summary} |"
+    assert row in text("docs/search.md")
+
+
+def test_the_five_searches_that_the_docs_sum_up():
+    docs, gains = text("docs/search.md"), {}
+    for task in ("kv", "mdqa"):
+        gains[task] = [gained(f"main/{task}/plain", f"searches/{task}-{n}-held-out")[0] for n in range(1, 6)]
+    kv, mdqa = gains["kv"], gains["mdqa"]
+    assert f"they gain {min(kv):.1f} to {max(kv):.1f} points over the plain model, {fmean(kv):.1f} on average" in docs
+    assert f"they gain {min(mdqa):.1f} to {max(mdqa):.1f} points" in docs
+    lambdas = mean("lambda/equal-held-out"), mean("lambda/end-held-out")
+    assert (
+        "on records {:.1f} with the default, {:.1f} with equal weights and {:.1f} with".format(
+            mean("searches/kv-1-held-out"), *lambdas
+        )
+        in docs
+    )
