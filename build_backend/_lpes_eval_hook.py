@@ -48,7 +48,9 @@ def _extend_after(loader):
             import warnings
 
             warnings.warn(
-                f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}", stacklevel=2
+                f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}. lm_eval goes on "
+                "without it; LPES_EVAL_PLUGIN=0 turns all extensions off.",
+                stacklevel=2,
             )
 
     loader.exec_module = exec_and_extend

@@ -46,15 +46,21 @@ class BenchmarkTask(ConfigurableTask):
         Raises:
             UserError: lm-eval evaluates without this package's extension, so that nobody knows what fits the model.
         """
-        if current_lm() is None and "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
-            raise UserError(
-                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so prompts that are too long would "
-                "be cut unseen; expected the extension to be active: unset LPES_EVAL_PLUGIN, or install lpes-eval "
-                "again with pip, or evaluate inside lpes_eval.plugin.evaluating(lm)"
-            )
+        if "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
+            self.refuse_without_model()
         if cache_requests:
             logger.warning("%s: --cache_requests is not used, its key does not tell splits apart", self.config.task)
         super().build_all_requests(**kwargs)
+
+    def refuse_without_model(self) -> None:
+        """Raise ``UserError`` where the model that is being evaluated is not known."""
+        if current_lm() is None:
+            raise UserError(
+                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so nobody knows what fits the model, "
+                "and prompts that are too long would be cut unseen; expected the extension to be active: unset "
+                "LPES_EVAL_PLUGIN, or install lpes-eval again with pip, or evaluate inside "
+                "lpes_eval.plugin.evaluating(lm)"
+            )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
         """Build the requests, after making sure that the harness will not cut the prompt (it cuts from the left).

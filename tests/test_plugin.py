@@ -84,7 +84,9 @@ with warnings.catch_warnings(record=True) as seen:
     from lm_eval.api.registry import model_registry
 print([str(w.message) for w in seen if 'lpes' in str(w.message)])
 """
-    assert "could not extend lm_eval.api.registry: AttributeError: no such thing" in python(code, tmp_path)
+    told = python(code, tmp_path)
+    assert "could not extend lm_eval.api.registry: AttributeError: no such thing" in told
+    assert "LPES_EVAL_PLUGIN=0" in told
 
 
 @pytest.fixture

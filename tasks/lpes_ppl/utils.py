@@ -66,6 +66,7 @@ class Task(BenchmarkTask):
 
     def build_all_requests(self, *, limit=None, **kwargs):
         """Leave out the texts that are shorter than the longest window, and build the requests for the others."""
+        self.refuse_without_model()
         kept, short = [], []
         for row, doc in enumerate(self._all):
             if limit is not None and len(kept) >= limit:

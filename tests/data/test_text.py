@@ -257,6 +257,17 @@ def test_lm_eval_is_not_left_to_cut_a_window(folder, tmp_path):
         evaluate(model(folder), tmp_path, ["lpes_ppl"], longest=16384)
 
 
+def test_without_the_extension_nobody_knows_the_windows(tmp_path):
+    from lm_eval.tasks import TaskManager
+
+    (tmp_path / "0.txt").write_text(BOOK)
+    metadata = {"data_dir": str(tmp_path), "longest": 2048}
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
+    task = manager.load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
+    with pytest.raises(UserError, match=r"lpes_ppl_001k: lm_eval runs without lpes-eval's extension"):
+        task.build_all_requests()
+
+
 def test_texts_that_are_all_too_short_are_refused(folder, tmp_path):
     with pytest.raises(PromptTooLong, match=r"1 texts have fewer than longest=2048 tokens, and none has more"):
         evaluate(model(folder, max_length=2048), tmp_path, ["lpes_ppl_001k"], texts=("short",))
