@@ -6,6 +6,7 @@ import argparse
 
 from lpes_eval import factors
 from lpes_eval.errors import FactorsError
+from lpes_eval.flags import at_least
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -16,14 +17,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Check a factors file as --model lpes would, and show one factor a layer and where they came from.",
     )
     parser.add_argument("file", metavar="FILE", help="a factors file, or one number for all layers")
-    parser.add_argument("--layers", type=_depth, metavar="N", help="the model's depth, where the file does not name it")
+    parser.add_argument(
+        "--layers", type=at_least(1), metavar="N", help="the model's depth, where the file does not name it"
+    )
     parser.set_defaults(run=run)
-
-
-def _depth(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

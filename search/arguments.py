@@ -10,13 +10,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
 from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.flags import amount, at_least, numbers, positive, share, truth, whole
 from search.optimizer import X_STEPS, Y_HIGH, Y_LOW, Y_START, Y_STEPS, Space
 
 OPTIMIZERS = ("ga", "cma-es", "random", "gradient")
@@ -96,24 +97,24 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add = parser.add_argument_group("what is measured").add_argument
     add("--tasks", nargs="+", action=_Split, default=["kv_retrieval"], metavar="TASK",
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
-    add("--task_weights", type=_numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
+    add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
         help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first)")  # fmt: skip
-    add("--positions", type=_numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
+    add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
-    add("--lambdas", type=_numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
+    add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=_at_least(1), default=200, metavar="N", help="search examples used, at most")
-    add("--search_seed", type=_whole, default=0, metavar="N", help="draws other search examples (Table 8)")
+    add("--examples", type=at_least(1), default=200, metavar="N", help="search examples used, at most")
+    add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
         help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
 
     add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
-    add("--num_fewshot", type=_at_least(0), metavar="N", help="examples before the question")
-    add("--fewshot_seed", type=_whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
+    add("--num_fewshot", type=at_least(0), metavar="N", help="examples before the question")
+    add("--fewshot_seed", type=whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
     add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
-    add("--fewshot_as_multiturn", nargs="?", type=_truth, const=True, metavar="BOOL",
+    add("--fewshot_as_multiturn", nargs="?", type=truth, const=True, metavar="BOOL",
         help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
     add("--system_instruction", metavar="TEXT", help="put before everything else")
     add("--gen_kwargs", nargs="+", action=_Mapping, default={}, metavar="ARGS",
@@ -131,39 +132,39 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
     add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
     add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
-    add("--control_points", type=_at_least(2), default=4, metavar="N",
+    add("--control_points", type=at_least(2), default=4, metavar="N",
         help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
-    add("--skip", type=_at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
+    add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", default="1.5", metavar="Y|wide|FILE",
         help="what the search sets out from: the same Y in every layer (Eq. 8); wide, for a first population of many "
         "curves; or the control points of a factors file")  # fmt: skip
-    add("--population", type=_at_least(1), default=32, metavar="N", help="N_ps, size of the initial population")
-    add("--parents", type=_at_least(1), default=12, metavar="N", help="N_pa, individuals that become parents")
-    add("--epochs", type=_at_least(0), default=20, metavar="T", help="T, generations after the initial one")
-    add("--mutations", type=_at_least(0), default=16, metavar="N", help="N_mu, offspring by mutation a generation")
-    add("--crossovers", type=_at_least(0), default=4, metavar="N", help="N_cr, offspring by crossover a generation")
-    add("--crossover_tries", type=_at_least(1), default=4, metavar="N", help="N_ct, attempts at a valid crossover")
-    add("--max_dx", type=_amount, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
-    add("--max_dy", type=_amount, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
-    add("--seed", type=_whole, default=0, metavar="N", help="of the search's random numbers")
+    add("--population", type=at_least(1), default=32, metavar="N", help="N_ps, size of the initial population")
+    add("--parents", type=at_least(1), default=12, metavar="N", help="N_pa, individuals that become parents")
+    add("--epochs", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
+    add("--mutations", type=at_least(0), default=16, metavar="N", help="N_mu, offspring by mutation a generation")
+    add("--crossovers", type=at_least(0), default=4, metavar="N", help="N_cr, offspring by crossover a generation")
+    add("--crossover_tries", type=at_least(1), default=4, metavar="N", help="N_ct, attempts at a valid crossover")
+    add("--max_dx", type=amount, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
+    add("--max_dy", type=amount, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
+    add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
 
     add = parser.add_argument_group("gradient descent (App. C; one factor a layer, --epochs of it)").add_argument
-    add("--learning_rate", type=_positive, default=1e-5, metavar="X", help="Adam's")
-    add("--epoch_samples", type=_at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
-    add("--gradient_batch", type=_at_least(1), default=32, metavar="N", help="examples a step")
+    add("--learning_rate", type=positive, default=1e-5, metavar="X", help="Adam's")
+    add("--epoch_samples", type=at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
+    add("--gradient_batch", type=at_least(1), default=32, metavar="N", help="examples a step")
 
     add = parser.add_argument_group("giving individuals up early").add_argument
     add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
         help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
         "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
-    add("--early_stopping_error", type=_share, default=0.01, metavar="P",
+    add("--early_stopping_error", type=share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
-    add("--early_stopping_check", type=_at_least(0), default=0, metavar="N",
+    add("--early_stopping_check", type=at_least(0), default=0, metavar="N",
         help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--tokens_per_batch", type=_at_least(1), metavar="N",
+    add("--tokens_per_batch", type=at_least(1), metavar="N",
         help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--no_drafts", action="store_true", help="decode every answer token by token")
     add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
@@ -175,7 +176,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
     add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
     add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
-    add("--held_out_examples", type=_at_least(0), default=500, metavar="N",
+    add("--held_out_examples", type=at_least(0), default=500, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
     return parser
@@ -420,62 +421,5 @@ def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
 
 
-def _numbers(text: str) -> list[float]:
-    try:
-        return [_finite(part) for part in text.split(",")]
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}") from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, not {text!r}") from None
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if (value := _whole(text)) < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, not {value}")
-        return value
-
-    return read
-
-
-def _finite(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, not {text!r}")
-    return value
-
-
-def _amount(text: str) -> float:
-    if (value := _finite(text)) < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, not {value:g}")
-    return value
-
-
-def _positive(text: str) -> float:
-    if (value := _finite(text)) <= 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0, not {value:g}")
-    return value
-
-
-def _share(text: str) -> float:
-    if not 0 < (value := _finite(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {value:g}")
-    return value
-
-
 def _size(text: str) -> int | str:
-    return text if text == "auto" else _at_least(1)(text)
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
-        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
-    return text.lower() in ("true", "1", "yes")
+    return text if text == "auto" else at_least(1)(text)

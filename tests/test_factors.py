@@ -137,7 +137,7 @@ def test_every_wrong_file_ends_both_commands_in_one_line_and_a_status(wrong, tmp
     assert line.startswith(f"lpes-eval: error: {path}: ")
     with pytest.raises(SystemExit):
         cli.main(["factors", str(path), "--layers", "0"])
-    assert "0: expected a whole number, at least 1" in capsys.readouterr().err
+    assert "--layers: expected at least 1, not 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

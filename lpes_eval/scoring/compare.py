@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
+from lpes_eval.flags import share
 from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--markdown", nargs="?", const="-", metavar="FILE", help="write Markdown to FILE; without FILE, print it"
     )
-    parser.add_argument("--confidence", type=_share, default=0.95, help="coverage of the intervals (default: 0.95)")
+    parser.add_argument("--confidence", type=share, default=0.95, help="coverage of the intervals (default: 0.95)")
     parser.add_argument(
         "--other-prompts",
         action="store_true",
@@ -188,13 +189,6 @@ def run(arguments: argparse.Namespace) -> int:
     if "-" not in (arguments.json, arguments.markdown):
         report.write("-", comparison.to_text())
     return 0
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
 
 
 def _common_families(a: Results, b: Results) -> Iterator[tuple[Family, Family]]:

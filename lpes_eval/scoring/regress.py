@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval import reference
 from lpes_eval.errors import UserError
+from lpes_eval.flags import amount, share
 from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
@@ -339,17 +340,17 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--markdown", metavar="FILE", help="write the table as Markdown, for a job summary")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each row")
     parser.add_argument(
-        "--alpha", type=_share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})"
+        "--alpha", type=share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})"
     )
     parser.add_argument(
         "--tolerance",
-        type=_not_negative,
+        type=amount,
         default=TOLERANCE,
         help=f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})",
     )
     parser.add_argument(
         "--max-drop",
-        type=_not_negative,
+        type=amount,
         metavar="X",
         help="fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
         "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)",
@@ -410,20 +411,6 @@ def _verdict(arguments: argparse.Namespace, found: Results, now: Baseline) -> Ve
         raise NotComparable(f"{found.path} against {arguments.baseline}: {error}") from None
     compared = {"baseline": f"{baseline.model}: {arguments.baseline}", "now": f"{found.subject}: {found.path}"}
     return replace(verdict, compared=compared)
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return value
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
