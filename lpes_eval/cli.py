@@ -7,13 +7,13 @@ returns the exit status. Importing such a module must cost nothing; what is heav
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import lpes_eval
 from lpes_eval.errors import UserError
+from lpes_eval.scoring.report import reader_may_leave
 
 SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.scoring.compare", "lpes_eval.scoring.regress")
 
@@ -26,16 +26,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in SUBCOMMANDS:
         import_module(module).add_parser(subparsers)
     arguments = parser.parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no minus sign still gets its table
     try:
-        status = int(arguments.run(arguments))
-        sys.stdout.flush()
-        return status
+        with reader_may_leave():
+            status = int(arguments.run(arguments))
+            sys.stdout.flush()
+            return status
+        return 0
     except UserError as error:
         print(f"lpes-eval: error: {error}", file=sys.stderr)
         return int(getattr(error, "exit_status", 2))
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        print(f"lpes-eval: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

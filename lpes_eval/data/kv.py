@@ -88,13 +88,31 @@ def _uuid4(rng: Random) -> str:
     return str(UUID(int=rng.getrandbits(128), version=4))
 
 
+class NoSuchFile(DataError):
+    """A size for which there is no official file."""
+
+
+OFFICIAL_SIZES = (75, 140, 300)
+"""Pairs in the files of Liu et al. (arXiv 2307.03172)."""
+
+
 def official_name(num_keys: int) -> str:
     """The file's name in github.com/nelson-liu/lost-in-the-middle, folder ``kv_retrieval_data``."""
     return f"kv-retrieval-{num_keys}_keys.jsonl.gz"
 
 
 def official_url(num_keys: int) -> str:
-    """The file's address."""
+    """The file's address.
+
+    Raises:
+        NoSuchFile: a size that the authors do not publish.
+    """
+    if num_keys not in OFFICIAL_SIZES:
+        sizes = ", ".join(map(str, OFFICIAL_SIZES))
+        raise NoSuchFile(
+            f"no official file has {num_keys} pairs; expected one of {sizes} (kv_retrieval_75, kv_retrieval_140, "
+            "kv_retrieval_300), or ask for generated records with --metadata source=generated"
+        )
     return f"{URL}/{official_name(num_keys)}"
 
 

@@ -298,10 +298,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--partial", action="store_true", help="accept fewer than the leaderboard's ten tasks")
     options = parser.parse_args(None if arguments is None else list(arguments))
     try:
-        answers = {_task_of(path): predictions(path) for path in options.samples}
-        for given in options.predictions:
-            task, _, file = given.partition("=")
-            answers[task] = _json_predictions(Path(file))
+        answers = _collected(options.samples, options.predictions)
         expected = {
             task: [e.id for e in read(locate(options.data_dir, task, "test"), task, "test")] for task in answers
         }
@@ -313,6 +310,21 @@ def main(arguments: Iterable[str] | None = None) -> int:
     counts = ", ".join(f"{task} {len(found)}" for task, found in answers.items())
     sys.stdout.write(f"{options.output}: {counts}\n")
     return 0
+
+
+def _collected(samples: Iterable[Path], given: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Each task's predictions, from samples or from ``TASK=FILE.json``; a task comes from one file alone."""
+    files: dict[str, Path] = {}
+    answers: dict[str, dict[str, str]] = {}
+    sources = [(_task_of(path), path, predictions) for path in samples]
+    sources += [(task, Path(file), _json_predictions) for task, _, file in (one.partition("=") for one in given)]
+    for task, path, read_them in sources:
+        if task in files:
+            raise DataError(
+                f"{task}: predictions in {files[task]} and in {path}; expected one file a task, so name the run's own"
+            )
+        files[task], answers[task] = path, read_them(path)
+    return answers
 
 
 def _task_of(samples: Path) -> str:

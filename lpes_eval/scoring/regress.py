@@ -24,7 +24,7 @@ from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
     from lpes_eval.scoring.results import Family, GroupRow, Identity, Model, QuestionId, Results, Task
-    from lpes_eval.scoring.statistics import Change, Estimates, RerunChanges
+    from lpes_eval.scoring.statistics import Array, Change, Estimates, RerunChanges
 
 FORMAT = "lpes-eval baseline"
 FORMAT_VERSION = 1
@@ -286,9 +286,10 @@ def regress(
 ) -> Verdict:
     """Hold a run against a baseline.
 
-    Every position of every family, its mean over positions and its spread is one test. Each is made at ``alpha`` over
-    the number of tests (Bonferroni; Holm's step-down would fail the same gates), so that a rerun of the same model
-    fails the gate with a probability of at most ``alpha``, however many tasks there are.
+    Every position of every family, its mean over positions and its spread is one test, where there is anything to test
+    it by. Each is made at ``alpha`` over the number of tests (Bonferroni; Holm's step-down would fail the same gates),
+    so that a rerun of the same model fails the gate with a probability of at most ``alpha``, however many tasks there
+    are.
 
     Args:
         baseline: what was committed.
@@ -305,22 +306,20 @@ def regress(
             nothing at all that could be tested.
     """
     _check_comparable(baseline, now, other_model, other_prompts)
-    measured = list(_measured(baseline))
-    tests = sum(len(tasks) + (2 if len(tasks) > 1 else 0) for _, tasks, _ in measured)
-    level = alpha / max(1, tests)
-    largest = math.inf if max_drop is None else max(max_drop, tolerance)
-    sections = tuple(
-        _section(family, tasks, key, baseline, now, level, tolerance, largest) for family, tasks, key in measured
-    )
-    if all(row.change.method == "none" for section in sections for row in section.rows):
+    comparisons = [_Comparison.of(family, tasks, key, baseline, now) for family, tasks, key in _measured(baseline)]
+    tests = sum(comparison.tests for comparison in comparisons)
+    if not tests:
         raise NotComparable("no score has samples or a standard error to test it by; run lm_eval with --log_samples")
+    level = alpha / tests
     needed = _fewest_lost(level)
-    if all(section.paired and (section.questions or needed) < needed for section in sections):
-        most = max(section.questions or 0 for section in sections)
+    tested = [comparison.questions for comparison in comparisons if comparison.tests]
+    if all(questions is not None and questions < needed for questions in tested):
         raise NotComparable(
-            f"{most} questions are too few: at alpha {alpha:g} over {tests} tests not even the loss of every answer "
-            f"could be told from chance; evaluate at least {needed}"
+            f"{max(filter(None, tested))} questions are too few: at alpha {alpha:g} over {tests} tests not even the "
+            f"loss of every answer could be told from chance; evaluate at least {needed}"
         )
+    largest = math.inf if max_drop is None else max(max_drop, tolerance)
+    sections = tuple(comparison.section(level, tolerance, largest) for comparison in comparisons)
     return Verdict(sections, alpha, level, (*_least_losses(sections, level), *_notes(baseline, now)), max_drop)
 
 
@@ -364,21 +363,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
     from lpes_eval.scoring import results
 
-    path = Path(arguments.baseline)
-    found = results.read(arguments.results)
-    now = snapshot(found)
     if arguments.update:
-        try:
-            regress(now, now, alpha=arguments.alpha, tolerance=arguments.tolerance)
-        except NotComparable as error:
-            raise NotComparable(f"{found.path}: no run could be held against this as a baseline: {error}") from None
-        now.save(path)
-        unpaired = any(score.by_question is None for record in now.tasks.values() for score in record.scores.values())
-        hint = "; some scores without samples (lm_eval --log_samples): they can only be compared unpaired"
-        print(f"{path}: baseline of {len(now.tasks)} tasks written from {found.path}{hint if unpaired else ''}")
-        return 0
+        return _update(arguments, results.read(arguments.results))
     try:
-        verdict = _verdict(arguments, found, now)
+        verdict = _verdict(arguments, results.read(arguments.results))
     except UserError as error:
         if arguments.markdown:
             report.write(arguments.markdown, f"## lpes-eval regress: could not compare\n\n{error}")
@@ -394,13 +382,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if verdict.worse else 0
 
 
-def _verdict(arguments: argparse.Namespace, found: Results, now: Baseline) -> Verdict:
+def _update(arguments: argparse.Namespace, found: Results) -> int:
+    """Write the baseline that the command line names, if any run could be held against it."""
+    path, now = Path(arguments.baseline), snapshot(found)
+    try:
+        regress(now, now, alpha=arguments.alpha, tolerance=arguments.tolerance)
+    except NotComparable as error:
+        raise NotComparable(f"{found.path}: no run could be held against this as a baseline: {error}") from None
+    now.save(path)
+    unpaired = any(score.by_question is None for record in now.tasks.values() for score in record.scores.values())
+    hint = "; some scores without samples (lm_eval --log_samples): they can only be compared unpaired"
+    print(f"{path}: baseline of {len(now.tasks)} tasks written from {found.path}{hint if unpaired else ''}")
+    return 0
+
+
+def _verdict(arguments: argparse.Namespace, found: Results) -> Verdict:
     """Hold the run against the baseline that the command line names; answer and error say which files these are."""
     baseline = load(arguments.baseline)
     try:
         verdict = regress(
             baseline,
-            now,
+            snapshot(found),
             alpha=arguments.alpha,
             tolerance=arguments.tolerance,
             max_drop=arguments.max_drop,
@@ -462,9 +464,11 @@ def _fewest_lost(level: float) -> int:
 
 def _least_losses(sections: Sequence[Section], level: float) -> Iterator[str]:
     fewest = _fewest_lost(level)
-    for questions in sorted({section.questions for section in sections if section.paired and section.questions}):
-        lost = f"fewer than {fewest}" if fewest <= questions else "any number"
-        yield f"{questions} questions: a loss of {lost} of them cannot be told from chance."
+    for questions in sorted({section.questions for section in sections if section.questions}):
+        if questions < fewest:
+            yield f"{questions} questions: a loss of any number of them cannot be told from chance."
+        elif any(section.paired for section in sections if section.questions == questions):
+            yield f"{questions} questions: a loss of fewer than {fewest} of them cannot be told from chance."
 
 
 def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
@@ -481,41 +485,67 @@ def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
             yield f"{key}: {was.get(key)} in the baseline, {is_now.get(key)} now."
 
 
-def _section(
-    family: str,
-    tasks: tuple[str, ...],
-    key: str,
-    baseline: Baseline,
-    now: Baseline,
-    level: float,
-    tolerance: float,
-    largest: float,
-) -> Section:
-    old = [baseline.tasks[task] for task in tasks]
-    new = [now.tasks[task] for task in tasks]
-    higher_is_better = old[0].scores[key].higher_is_better
-    paired = all(record.scores[key].by_question is not None for record in (*old, *new))
-    if paired:
-        found = _paired_changes(old, new, key, level, higher_is_better)
-    else:
-        was, is_now = (
-            _estimates(records, key, side.groups.get(family, {}).get(key))
-            for records, side in ((old, baseline), (new, now))
+@dataclass(frozen=True)
+class _Comparison:
+    """One metric of one family of tasks in both runs.
+
+    Attributes:
+        labels: what to call each task in the table.
+        questions: how many were asked, where that is known.
+        scores: of baseline and run, of shape (questions, positions), where both have them.
+        estimates: of baseline and run, where one of them has no scores by question.
+    """
+
+    family: str
+    key: str
+    labels: tuple[str, ...]
+    higher_is_better: bool
+    questions: int | None
+    scores: tuple[Array, Array] | None
+    estimates: tuple[Estimates, Estimates] | None
+
+    @classmethod
+    def of(cls, family: str, tasks: Sequence[str], key: str, baseline: Baseline, now: Baseline) -> _Comparison:
+        old, new = ([side.tasks[task] for task in tasks] for side in (baseline, now))
+        scores = estimates = None
+        if _has_samples(old, key) and _has_samples(new, key):
+            scores = _matrix(old, key), _matrix(new, key)
+        else:
+            was, is_now = (side.groups.get(family, {}).get(key) for side in (baseline, now))
+            estimates = _estimates(old, key, was), _estimates(new, key, is_now)
+        labels = tuple("all" if record.position is None else f"{record.position:g} %" for record in old)
+        higher_is_better, questions = old[0].scores[key].higher_is_better, old[0].identity.examples
+        return cls(family, key, labels, higher_is_better, questions, scores, estimates)
+
+    @property
+    def tests(self) -> int:
+        """How many rows there is something to test by."""
+        if self.estimates is None:
+            return len(self.labels) + (2 if len(self.labels) > 1 else 0)
+        return sum(change.method != "none" for change in self._changes(0.5).all)
+
+    def _changes(self, level: float) -> RerunChanges:
+        from lpes_eval.scoring.statistics import rerun_changes, unpaired_changes
+
+        if self.scores is not None:
+            return rerun_changes(*self.scores, level, higher_is_better=self.higher_is_better)
+        assert self.estimates is not None
+        return unpaired_changes(
+            *self.estimates, level, higher_is_better=self.higher_is_better, questions=self.questions
         )
-        found = _unpaired_changes(was, is_now, level, higher_is_better)
-    named = [(_label(record), change) for record, change in zip(old, found.positions, strict=True)]
-    if found.mean is not None:
-        named.append(("mean", found.mean))
-    rows = [_row(label, change, not higher_is_better, level, tolerance) for label, change in named]
-    rows[-1] = _held_to(largest, rows[-1])  # the mean, or the only score
-    if found.spread is not None:
-        rows.append(_row("spread", found.spread, True, level, tolerance))
-    metric = key.removesuffix(",none")
-    return Section(family, metric, paired, old[0].identity.examples, tuple(rows))
 
-
-def _label(record: Record) -> str:
-    return "all" if record.position is None else f"{record.position:g} %"
+    def section(self, level: float, tolerance: float, largest: float) -> Section:
+        """Its rows: the positions, their mean and their spread."""
+        found = self._changes(level)
+        named = list(zip(self.labels, found.positions, strict=True))
+        if found.mean is not None:
+            named.append(("mean", found.mean))
+        rows = [_row(label, change, not self.higher_is_better, level, tolerance) for label, change in named]
+        rows[-1] = _held_to(largest, rows[-1])  # the mean, or the only score
+        if found.spread is not None:
+            rows.append(_row("spread", found.spread, True, level, tolerance))
+        paired = self.scores is not None
+        return Section(self.family, self.key.removesuffix(",none"), paired, self.questions, tuple(rows))
 
 
 def _row(label: str, change: Change, worse_when_higher: bool, level: float, tolerance: float) -> Row:
@@ -528,46 +558,29 @@ def _held_to(largest: float, row: Row) -> Row:
     return replace(row, limit=min(row.limit, largest), worse=row.worse or dropped, dropped=dropped)
 
 
-def _paired_changes(
-    old: Sequence[Record], new: Sequence[Record], key: str, level: float, higher_is_better: bool
-) -> RerunChanges:
-    from lpes_eval.scoring.statistics import question_matrix, rerun_changes
-
-    _, _, matrix_old = question_matrix(dict(enumerate(_by_question(record, key) for record in old)))
-    _, _, matrix_new = question_matrix(dict(enumerate(_by_question(record, key) for record in new)))
-    return rerun_changes(matrix_old, matrix_new, level, higher_is_better=higher_is_better)
+def _has_samples(records: Sequence[Record], key: str) -> bool:
+    return all(record.scores[key].by_question is not None for record in records)
 
 
-def _by_question(record: Record, key: str) -> dict[QuestionId, float]:
-    questions, scores = record.identity.questions, record.scores[key].by_question
-    assert questions is not None
-    assert scores is not None
-    return dict(zip(questions, scores, strict=True))
+def _matrix(records: Sequence[Record], key: str) -> Array:
+    """Scores of shape (questions, positions), of records that have one a question."""
+    from lpes_eval.scoring.statistics import question_matrix
 
-
-def _unpaired_changes(was: Estimates, now: Estimates, level: float, higher_is_better: bool) -> RerunChanges:
-    from lpes_eval.scoring.statistics import RerunChanges, unpaired_change
-
-    up = not higher_is_better
-    positions = tuple(
-        unpaired_change(a, b, level, worse_when_higher=up) for a, b in zip(was.means, now.means, strict=True)
-    )
-    if len(positions) == 1:
-        return RerunChanges(positions, None, None)
-    return RerunChanges(
-        positions,
-        unpaired_change(was.mean, now.mean, level, worse_when_higher=up),
-        unpaired_change(was.spread, now.spread, level, worse_when_higher=True),
-    )
+    by_position = {}
+    for number, record in enumerate(records):
+        questions, scores = record.identity.questions, record.scores[key].by_question
+        assert questions is not None
+        assert scores is not None
+        by_position[number] = dict(zip(questions, scores, strict=True))
+    return question_matrix(by_position)[2]
 
 
 def _estimates(records: Sequence[Record], key: str, group: GroupRow | None) -> Estimates:
     """Return scores with the best standard errors there are: of the questions, of the group's row, or a bound."""
-    from lpes_eval.scoring.statistics import Estimate, Estimates, from_reported, question_matrix, summarize
+    from lpes_eval.scoring.statistics import Estimate, Estimates, from_reported, summarize
 
-    if all(record.scores[key].by_question is not None for record in records):
-        _, _, matrix = question_matrix(dict(enumerate(_by_question(record, key) for record in records)))
-        summary = summarize(matrix)
+    if _has_samples(records, key):
+        summary = summarize(_matrix(records, key))
         return Estimates(summary.means, summary.mean, summary.spread)
     bounded = from_reported([Estimate(record.scores[key].value, record.scores[key].stderr) for record in records])
     if group is None:

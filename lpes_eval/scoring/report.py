@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lpes_eval.errors import UserError
@@ -59,6 +60,15 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Within it, a reader such as head or less may close the pipe: what else is printed then goes nowhere."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def write(target: str, text: str) -> None:
     """Write a report: to standard output for ``-``, to a file otherwise.
 
@@ -70,7 +80,9 @@ def write(target: str, text: str) -> None:
     if not text.endswith("\n"):
         text += "\n"
     if target == "-":
-        sys.stdout.write(text)
+        with reader_may_leave():
+            sys.stdout.write(text)
+            sys.stdout.flush()
         return
     try:
         if target == os.environ.get("GITHUB_STEP_SUMMARY"):

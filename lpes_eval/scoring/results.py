@@ -23,7 +23,7 @@ from lpes_eval.errors import DataError
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
 
-NOT_THE_DATA = frozenset({"version", "position", "config_source", "data_dir", "location"})
+NOT_THE_DATA = frozenset({"version", "position", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
 QuestionId = int | str
@@ -209,10 +209,6 @@ class Results:
     tasks: Mapping[str, Task]
     families: tuple[Family, ...]
     raw: Mapping[str, Any]
-
-    def family(self, name: str) -> Family | None:
-        """The family of that name, if there is one."""
-        return next((family for family in self.families if family.name == name), None)
 
     @property
     def subject(self) -> str:

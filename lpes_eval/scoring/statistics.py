@@ -20,7 +20,7 @@ therefore treat a row as one cluster:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -379,6 +379,11 @@ class RerunChanges:
     mean: Change | None
     spread: Change | None
 
+    @property
+    def all(self) -> list[Change]:
+        """Every change that was tested."""
+        return [*self.positions, *(change for change in (self.mean, self.spread) if change is not None)]
+
 
 def rerun_changes(
     old: ArrayLike,
@@ -411,31 +416,21 @@ def rerun_changes(
         ValueError: if the shapes differ or a position has no question in common.
     """
     first, second = _paired(old, new)
-    columns = first.shape[1]
-    sign = 1.0 if higher_is_better else -1.0
-    means_old, means_new = position_means(first), position_means(second)
-    null_old, null_new = _exchanged_means(first, second, level, seed)
-
-    def by_exchange(quantity: Callable[[Array], Array], worse_when: float) -> Change:
-        was, now = float(quantity(means_old)), float(quantity(means_new))
-        null = worse_when * (quantity(null_new) - quantity(null_old))
-        return _randomization_change(was, now, worse_when * (now - was), null, level)
-
-    by_position = []
-    for column in range(columns):
+    sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
+    quantities: dict[Hashable, tuple[Callable[[Array], Array], float]] = {}
+    found: dict[Hashable, Change] = {}
+    for column in range(first.shape[1]):
         answered = ~np.isnan(first[:, column])
         at_old, at_new = first[answered, column], second[answered, column]
         if is_binary(at_old) and is_binary(at_new):
-            by_position.append(_mcnemar_change(at_old, at_new, sign, level))
+            found[column] = _mcnemar_change(at_old, at_new, -sign, level)
         else:
-            by_position.append(by_exchange(partial(_column, column=column), -sign))
-    if columns == 1:
-        return RerunChanges(tuple(by_position), None, None)
-    return RerunChanges(
-        positions=tuple(by_position),
-        mean=by_exchange(_mean, -sign),
-        spread=by_exchange(_spread, 1.0),
-    )
+            quantities[column] = partial(_column, column=column), sign
+    if first.shape[1] > 1:
+        quantities |= {"mean": (_mean, sign), "spread": (_spread, 1.0)}
+    found |= _exchange_changes(first, second, quantities, level, seed)
+    positions = tuple(found[column] for column in range(first.shape[1]))
+    return RerunChanges(positions, found.get("mean"), found.get("spread"))
 
 
 @dataclass(frozen=True)
@@ -463,23 +458,61 @@ def from_reported(means: Sequence[Estimate]) -> Estimates:
     )
 
 
-def unpaired_change(old: Estimate, new: Estimate, level: float, *, worse_when_higher: bool) -> Change:
+def unpaired_changes(
+    old: Estimates, new: Estimates, level: float, *, higher_is_better: bool = True, questions: int | None = None
+) -> RerunChanges:
+    """Test every position, and the mean and spread of several, as `unpaired_change` does.
+
+    Args:
+        old: the baseline's scores and standard errors.
+        new: the new run's.
+        level: the false-alarm rate allowed to each quantity.
+        higher_is_better: direction of "worse".
+        questions: how many each run was asked, where that is known.
+    """
+    test = partial(unpaired_change, level=level, questions=questions)
+    positions = tuple(
+        test(a, b, worse_when_higher=not higher_is_better) for a, b in zip(old.means, new.means, strict=True)
+    )
+    if len(positions) == 1:
+        return RerunChanges(positions, None, None)
+    return RerunChanges(
+        positions,
+        test(old.mean, new.mean, worse_when_higher=not higher_is_better),
+        test(old.spread, new.spread, worse_when_higher=True),
+    )
+
+
+def unpaired_change(
+    old: Estimate, new: Estimate, level: float, *, worse_when_higher: bool, questions: int | None = None
+) -> Change:
     """Test a change between two runs of which only the scores and their standard errors are known.
 
     The difference is held against sqrt(se_old² + se_new²), as if the two runs had answered different questions. On the
-    same questions that is too wide, never too narrow, unless one run's answers oppose the other's. An unknown standard
-    error (NaN) leaves the change untested.
+    same questions that is too wide, never too narrow, unless one run's answers oppose the other's. Few questions make
+    standard errors doubtful themselves: the quantiles are Student's with ``questions - 1`` degrees of freedom, and p is
+    never below ``2^-questions``, the least that an exchange of two runs could show. An unknown standard error (NaN), or
+    a single question, leaves the change untested.
     """
-    from scipy.special import ndtr, ndtri
+    from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
     worsening = (new.value - old.value) * (1.0 if worse_when_higher else -1.0)
     error = math.hypot(old.stderr, new.stderr)
-    if math.isnan(error):
+    if math.isnan(error) or questions == 1:
         return Change(old.value, new.value, worsening, math.inf, math.nan, "none")
     if error == 0.0:
-        return Change(old.value, new.value, worsening, 0.0, 0.0 if worsening > 0 else 1.0, "unpaired")
-    allowed = -error * float(ndtri(level))
-    return Change(old.value, new.value, worsening, allowed, float(ndtr(-worsening / error)), "unpaired")
+        p, allowed = 0.0 if worsening > 0 else 1.0, 0.0
+    elif questions is None:
+        p, allowed = float(ndtr(-worsening / error)), -error * float(ndtri(level))
+    else:
+        p, allowed = (
+            float(stdtr(questions - 1, -worsening / error)),
+            -error * float(stdtrit(questions - 1, level)),
+        )
+    least = 0.0 if questions is None else 2.0**-questions
+    if least >= level:
+        allowed = math.inf
+    return Change(old.value, new.value, worsening, allowed, max(p, least), "unpaired")
 
 
 def is_binary(scores: ArrayLike) -> bool:
@@ -587,26 +620,58 @@ def _slack(values: Array) -> float:
     return 1e-9 * float(np.abs(values).max(initial=0.0)) + 1e-12
 
 
-def _exchanged_means(old: Array, new: Array, level: float, seed: int) -> tuple[Array, Array]:
-    """Exchange old and new in a random half of the questions; return both runs' means, shape (draws, positions)."""
+def _exchange_changes(
+    old: Array,
+    new: Array,
+    quantities: Mapping[Hashable, tuple[Callable[[Array], Array], float]],
+    level: float,
+    seed: int,
+) -> dict[Hashable, Change]:
+    """Hold quantities of the position means against what they are if the runs are exchanged question by question.
+
+    Args:
+        old: scores of shape (questions, positions), NaN where missing in either.
+        new: likewise.
+        quantities: name -> function of means (..., positions), and the sign of a change of it that is for the worse.
+        level: the false-alarm rate.
+        seed: of the exchanges.
+    """
+    if not quantities:
+        return {}
     draws = max(20_000, math.ceil(20 / level))  # at least twenty draws beyond the threshold
-    counts = (~np.isnan(old)).sum(axis=0)
-    total = np.nansum(old + new, axis=0)
+    # p < level needs fewer than this many draws as bad; the draw at that rank is thus the most that passes.
+    rank = math.ceil(level * (1 + draws) - 1)
+    counts, total = (~np.isnan(old)).sum(axis=0), np.nansum(old + new, axis=0)
     change = np.nan_to_num(new - old)
     change = change[(change != 0).any(axis=1)]  # a question that did not change is the same either way round
-    shift = _exchanged_sums(change, draws, seed)
-    return (total - shift) / (2 * counts), (total + shift) / (2 * counts)
+    means = position_means(old), position_means(new)
+    seen = {name: tuple(float(of(mean)) for mean in means) for name, (of, _) in quantities.items()}
+    # Equal sums that were added in another order differ in their last bits; they must count as ties.
+    slack = 1e-9 * float((np.abs(change).sum(axis=0) / counts).max(initial=0.0)) + 1e-12
+    as_bad = dict.fromkeys(quantities, 0)
+    worst = {name: np.empty(0) for name in quantities}
+    for shift in _exchanged_sums(change, draws, seed):
+        drawn = (total - shift) / (2 * counts), (total + shift) / (2 * counts)
+        for name, (of, sign) in quantities.items():
+            null = sign * (of(drawn[1]) - of(drawn[0]))
+            was, now = seen[name]
+            as_bad[name] += int((null >= sign * (now - was) - slack).sum())
+            worst[name] = np.sort(np.concatenate([worst[name], null]))[-rank:]
+    changes = {}
+    for name, (_, sign) in quantities.items():
+        was, now = seen[name]
+        p = (1 + as_bad[name]) / (1 + draws)  # what was seen is counted among the draws
+        changes[name] = Change(was, now, sign * (now - was), float(worst[name][0]), p, "exchange")
+    return changes
 
 
-def _exchanged_sums(change: Array, draws: int, seed: int) -> Array:
-    """Turn the sign of a random half of the rows; return the sums over the rows, shape (draws, columns)."""
+def _exchanged_sums(change: Array, draws: int, seed: int) -> Iterator[Array]:
+    """Turn the sign of a random half of the rows; yield the sums over the rows, shape (some draws, columns)."""
     rng = np.random.default_rng(seed)
-    chunk = max(1, 4_000_000 // max(1, len(change)))
-    sums = []
+    chunk = min(200_000, max(1, 4_000_000 // max(1, len(change))))
     for start in range(0, draws, chunk):
         kept = rng.integers(0, 2, size=(min(chunk, draws - start), len(change)), dtype=np.int8)
-        sums.append(2.0 * (kept.astype(float) @ change) - change.sum(axis=0))
-    return np.concatenate(sums)
+        yield 2.0 * (kept.astype(float) @ change) - change.sum(axis=0)
 
 
 def _exchange_p(parts: Array, draws: int, seed: int) -> float:
@@ -618,18 +683,9 @@ def _exchange_p(parts: Array, draws: int, seed: int) -> float:
         for part in parts:
             sums = np.concatenate([sums - part, sums + part])
         return float((np.abs(sums) >= seen - _slack(sums)).mean())
-    sums = _exchanged_sums(parts[:, None], draws, seed)[:, 0]
-    return (1 + int((np.abs(sums) >= seen - _slack(sums)).sum())) / (1 + draws)
-
-
-def _randomization_change(old: float, new: float, worsening: float, null: Array, level: float) -> Change:
-    """Hold a worsening against its randomization distribution (draws,), itself counted among the draws."""
-    as_bad = int((null >= worsening - _slack(null)).sum())
-    p = (1 + as_bad) / (1 + len(null))
-    # p < level needs fewer than this many draws as bad; the draw at that rank is thus the most that passes.
-    rank = math.ceil(level * (1 + len(null)) - 1)
-    allowed = float(np.partition(null, len(null) - rank)[len(null) - rank])
-    return Change(old, new, worsening, allowed, p, "exchange")
+    slack = 1e-9 * float(np.abs(parts).sum()) + 1e-12
+    as_far = sum(int((np.abs(sums) >= seen - slack).sum()) for sums in _exchanged_sums(parts[:, None], draws, seed))
+    return (1 + as_far) / (1 + draws)
 
 
 def _mcnemar_change(old: Array, new: Array, sign: float, level: float) -> Change:

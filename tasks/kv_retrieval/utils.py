@@ -36,7 +36,11 @@ def load(*, num_keys, position, split="held_out", search_seed=0, **metadata):
 def _official(wish, num_keys):
     if wish.kind == "official":
         return download(kv.official_url(num_keys))
-    path = find(wish.folder, kv.official_name(num_keys), ("kv_retrieval_data",))
+    name = kv.official_name(num_keys)
+    path = find(wish.folder, name, ("kv_retrieval_data",))
     if path is None:
-        raise missing(wish.folder, kv.official_name(num_keys), kv.official_url(num_keys))
+        try:
+            raise missing(wish.folder, name, kv.official_url(num_keys))
+        except kv.NoSuchFile as reason:
+            raise DataError(f"{wish.folder}: {name} is not there, and {reason}") from None
     return path

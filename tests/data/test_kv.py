@@ -192,3 +192,20 @@ def test_nothing_but_the_end_token_and_the_limit_ends_an_answer():
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False)
     task = manager.load(["kv_retrieval_50_pos_000"])["tasks"]["kv_retrieval_50_pos_000"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
+
+
+@pytest.mark.parametrize(("num_keys", "there"), [(75, True), (50, False)])
+def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch, num_keys, there):
+    from tasks.kv_retrieval import utils
+
+    monkeypatch.setenv("LPES_EVAL_DATA", str(tmp_path))
+    named = (
+        "get it from https://.*kv-retrieval-75"
+        if there
+        else "no official file has 50 pairs; expected one of 75, 140, 300"
+    )
+    with pytest.raises(DataError, match=rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"):
+        utils.load(num_keys=num_keys, position=0)
+    if not there:
+        with pytest.raises(DataError, match="no official file"):
+            utils.load(num_keys=num_keys, position=0, source="official")

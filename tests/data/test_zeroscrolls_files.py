@@ -306,6 +306,12 @@ def test_test_split_is_answered_and_becomes_a_submission(lm, folder, tmp_path, c
     assert rows[3][2] == 'a, "quoted"\nline'
     assert [r[2] for r in rows[1:3]] == [s["resps"][0][0] for s in samples]
 
+    other = tmp_path / "other model" / logged.name
+    other.parent.mkdir()
+    other.write_text(logged.read_text())
+    assert zeroscrolls.main([str(other), *arguments]) == 2
+    assert f"qasper: predictions in {other} and in {logged}; expected one file a task" in capsys.readouterr().err
+
 
 # -- the submission file ---------------------------------------------------------------------------------------------
 

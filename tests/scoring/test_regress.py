@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -487,6 +490,31 @@ def test_a_baseline_of_too_few_questions_is_not_written(tmp_path, committed, cap
     assert committed.read_text() == before
 
 
+def test_a_score_that_cannot_be_tested_does_not_hide_that_the_others_are_too_few(tmp_path, capsys):
+    """As in ``lpes_ppl``, whose perplexity has no standard error beside a score of each text that has."""
+    runs = []
+    for name, score in (("a", 1.0), ("b", 0.0)):
+        run = write_run(tmp_path / name, {None: [score] * 2})
+        raw = json.loads(run.read_text())
+        raw["results"]["toy"] |= {"other,none": score, "other_stderr,none": "N/A"}
+        run.write_text(json.dumps(raw))
+        runs.append(run)
+    assert call(runs[0], "--baseline", tmp_path / "base.json", "--update") == 4
+    gate.snapshot(results.read(runs[0])).save(tmp_path / "base.json")
+    assert call(runs[1], "--baseline", tmp_path / "base.json") == 4
+    assert capsys.readouterr().err.count("2 questions are too few") == 2
+
+
+def test_a_score_that_cannot_be_tested_takes_nothing_from_the_others(tmp_path):
+    run = write_run(tmp_path / "a", {None: [1.0, 0.0] * 20})
+    alone = gate.snapshot(results.read(run))
+    raw = json.loads(run.read_text())
+    raw["results"]["toy"] |= {"other,none": 1.0, "other_stderr,none": "N/A"}
+    run.write_text(json.dumps(raw))
+    both = gate.snapshot(results.read(run))
+    assert gate.regress(both, both).level == gate.regress(alone, alone).level == gate.ALPHA
+
+
 def test_a_metric_that_the_run_lacks_is_4(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "run", metric="f1"), "--baseline", committed) == 4
     assert "the baseline has acc,none of toy_pos_0, the run has not" in capsys.readouterr().err
@@ -534,6 +562,27 @@ def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed
     [suite] = ElementTree.parse(junit).getroot()
     assert suite.get("errors") == "1"
     assert "task version" in markdown.read_text()
+
+
+def test_reports_are_written_where_there_is_no_result_to_read(tmp_path, committed):
+    page = tmp_path / "page.md"
+    assert call(tmp_path / "nowhere", "--baseline", committed, "--markdown", page) == 2
+    assert "could not compare" in page.read_text()
+
+
+def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_path, committed):
+    worse = write_answers(tmp_path / "worse", accuracy=0.2)
+    command = [sys.executable, "-m", "lpes_eval.cli", "regress", str(worse), "--baseline", str(committed)]
+    read, write = os.pipe()
+    os.close(read)
+    assert subprocess.run(command, stdout=write, check=False).returncode == 1
+    os.close(write)
+
+
+def test_the_same_text_in_another_folder_is_the_same_data(tmp_path):
+    ours = write_run(tmp_path / "a", {None: [1.0] * 9}, metadata={"text_file": "/home/ann/book.txt"})
+    theirs = write_run(tmp_path / "b", {None: [1.0] * 9}, metadata={"text_file": "/ci/book.txt"})
+    gate.regress(gate.snapshot(results.read(ours)), gate.snapshot(results.read(theirs)))
 
 
 def test_markdown_holds_the_table_of_the_terminal(tmp_path, committed, capsys):

@@ -397,6 +397,34 @@ def test_without_samples_the_difference_is_held_against_both_standard_errors():
     assert st.unpaired_change(st.Estimate(0.1, 0.0), st.Estimate(0.2, math.nan), 0.05, worse_when_higher=True).p != 0
 
 
+@pytest.mark.parametrize("level", [0.01, 0.00125])
+@pytest.mark.parametrize("questions", [2, 3, 5, 10, 20, 50])
+def test_without_samples_false_alarms_are_rare_for_few_questions_too(questions, level):
+    """All outcomes of two runs that answer each question right with probability p, one independent of the other."""
+    right = np.arange(questions + 1) / questions
+    errors = np.sqrt(right * (1 - right) / (questions - 1))
+    estimates = [st.Estimate(*pair) for pair in zip(right, errors, strict=True)]
+    p_values = [
+        [st.unpaired_change(a, b, level, worse_when_higher=False, questions=questions).p for b in estimates]
+        for a in estimates
+    ]
+    alarm = np.array(p_values) < level
+    for share in np.linspace(0.1, 0.9, 9):
+        chance = stats.binom.pmf(np.arange(questions + 1), questions, share)
+        assert chance @ alarm @ chance <= 1.1 * level
+
+
+def test_without_samples_what_passes_is_what_is_allowed():
+    old = st.Estimate(0.9, 0.05)
+    change = st.unpaired_change(old, st.Estimate(0.5, 0.1), 0.01, worse_when_higher=False, questions=20)
+    just = st.Estimate(0.9 - change.allowed, 0.1)
+    assert st.unpaired_change(old, just, 0.01, worse_when_higher=False, questions=20).p == pytest.approx(0.01)
+    few = st.unpaired_change(st.Estimate(1.0, 0.0), st.Estimate(0.0, 0.0), 0.01, worse_when_higher=False, questions=3)
+    assert (few.p, few.allowed) == (0.125, math.inf)
+    one = st.unpaired_change(old, old, 0.01, worse_when_higher=False, questions=1)
+    assert one.method == "none"
+
+
 def test_errors_bounded_without_samples_are_never_below_the_clustered_ones():
     for seed in range(20):
         scores = answers(100, [0.9, 0.6, 0.7], ability=2.0, seed=seed)
