@@ -399,7 +399,8 @@ class Answerer:
             tokens = self._prompts[i].tokens
             if groups:
                 last = groups[-1]
-                beginning = last.prefix or self._prompts[last.members[0]].tokens
+                # A prefix never is a whole prompt: the last token is what the model is asked about.
+                beginning = last.prefix or self._prompts[last.members[0]].tokens[:-1]
                 common = min(_common(beginning, tokens), len(tokens) - 1)
                 longest = max(len(tokens), *(len(self._prompts[j].tokens) for j in last.members))
                 if common >= max(self.SHORTEST_PREFIX, longest / 2):
@@ -648,7 +649,8 @@ class Answerer:
 
     def _extend(self, prompt: _Prompt, so_far: Tokens, new: Tokens) -> tuple[Tokens, bool]:
         """The answer with the new tokens, up to the one that ends it; and whether one does."""
-        known = any(answer[: len(so_far) + len(new) - 1] == so_far + new[:-1] for answer in prompt.past)
+        before = so_far + new[:-1]
+        known = any(len(answer) > len(before) and answer[: len(before)] == before for answer in prompt.past)
         for n in range(len(new) if known else 1, len(new) + 1):  # what an answer of the past began with did not end it
             if self._finished(prompt, so_far + new[:n]):
                 return so_far + new[:n], True

@@ -130,6 +130,25 @@ def test_a_right_draft_is_checked_a_piece_at_a_time(toy_lm):
     assert answerer.count.steps - before == sum(-(-len(answer) // AHEAD) for answer in right)
 
 
+@pytest.mark.parametrize("longer", [(), (90,)])
+def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, longer):
+    """By themselves, and in a batch with a longer row, behind whose columns the shorter one's are padding."""
+    requests = questions(beginnings=(60,), asked_of_each=1)[:1] + questions(beginnings=longer, asked_of_each=3)
+    text = max((request.args[0] for request in questions(beginnings=(60,), asked_of_each=1)), key=len)
+    requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ("", " red", " red 1")]
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    expected = toy_lm.generate_until(requests, disable_tqdm=True)
+    assert Answerer(toy_lm, requests).answer()[0] == expected
+    assert Answerer(toy_lm, requests[-3:]).answer()[0] == expected[-3:]
+
+
+def test_an_answer_ends_where_a_past_one_did(toy_lm):
+    answerer = Answerer(toy_lm, questions())
+    prompt, end = answerer._prompts[0], next(iter(answerer._ends))
+    prompt.past.append((40, end))
+    assert answerer._extend(prompt, (40,), (end, 41)) == ((40, end), True)
+
+
 def test_what_one_prompt_of_a_row_answers_is_nothing_to_the_others(toy_lm, watched):
     """The same question thrice in a row, each time with another draft: what one was fed must not reach the next."""
     first = questions(beginnings=(60,), asked_of_each=1)
