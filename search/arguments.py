@@ -126,7 +126,8 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=_size, default="auto", metavar="N|auto",
-        help="as for lm_eval: prompts in a batch; auto goes by tokens")  # fmt: skip
+        help="as for lm_eval: prompts in a batch; auto goes by tokens, or on a CPU takes 1 where lm-eval's own loop "
+        "answers")  # fmt: skip
 
     add = parser.add_argument_group("the search").add_argument
     add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
@@ -210,21 +211,27 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Split(argparse.Action):
-    """Names set apart by spaces or commas, as lm_eval takes them."""
+    """Names set apart by spaces or commas, as lm_eval takes them: a flag that is given again adds to them."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Keep them as one list."""
-        setattr(namespace, self.dest, [name.strip() for text in values for name in text.split(",") if name.strip()])
+        before = getattr(namespace, self.dest)
+        names = [name.strip() for text in values for name in text.split(",") if name.strip()]
+        setattr(namespace, self.dest, names if before is self.default else before + names)
 
 
 class _Mapping(argparse.Action):
-    """``key=value,key=value``, set apart by commas or spaces, or a JSON object, read as lm_eval reads it."""
+    """``key=value,key=value``, set apart by commas or spaces, or a JSON object, read as lm_eval reads it.
+
+    A flag that is given again adds to them.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Keep it as a dictionary."""
         from lm_eval._cli.utils import key_val_to_dict
 
-        found: dict[str, Any] = {}
+        before = getattr(namespace, self.dest)
+        found: dict[str, Any] = {} if before is self.default else dict(before)
         for text in values:
             try:
                 part = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
@@ -306,6 +313,15 @@ def _check_flags(args: argparse.Namespace) -> None:
     Raises:
         UserError: one line that names the flag.
     """
+    if "split" in args.metadata:
+        raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
+    if len(args.lambdas) != len(args.positions):
+        raise UserError(
+            f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "
+            f"({', '.join(f'{position:g}' for position in args.positions)}); expected one each"
+        )
+    if args.output.exists() and not args.output.is_dir():
+        raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if args.early_stopping_check and not args.early_stopping:

@@ -46,6 +46,8 @@ def plan(search: Search) -> str:
         how = "without " + " or ".join(name for name, is_off in off.items() if is_off)
     if fitness.slow_because is not None:
         how = f"by lm-eval's own loop, because {fitness.slow_because}"
+        if args.batch_size == "auto" and search.lm.batch_size == 1:
+            how += "; one prompt at a time (--batch_size N for more)"
     start = args.start
     if isinstance(start, float):
         start = f"from {start:g} in every layer"

@@ -177,7 +177,12 @@ def load_model(args: argparse.Namespace) -> Any:
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
+    lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
+    if args.batch_size == "auto" and lm.device.type == "cpu":
+        # Where lm-eval's own loop answers, it would try out 64 prompts of the model's whole window, and no memory of
+        # the machine's is small enough to stop that.
+        lm.batch_size_per_gpu = 1
+    return lm
 
 
 def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:

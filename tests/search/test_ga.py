@@ -332,6 +332,9 @@ def test_skipped_layers_are_left_alone_and_free_factors_are_one_a_layer():
         (["--resume", "nowhere"], "holds no search"),
         (["--resume", "nowhere", "--seed", "3"], "leave the other flags out"),
         (["--model_args", "factors=x.json"], "makes its own factors"),
+        (["--metadata", "split=search"], "--metadata split=...: a search takes its own split"),
+        (["--lambdas", "0.2,0.3"], "--lambdas: 2 weights for 3 --positions (0, 50, 100); expected one each"),
+        (["--output", __file__], "test_ga.py: is a file; expected a folder"),
         (["--search_seed", "1.5"], "--search_seed: expected a whole number, not '1.5'"),
         (["--batch_size", "many"], "--batch_size: expected a whole number, not 'many'"),
         (["--batch_size", "0"], "--batch_size: expected at least 1, not 0"),
@@ -439,6 +442,27 @@ def test_a_pattern_is_handed_to_lm_eval_as_the_tasks_that_it_stands_for():
 )
 def test_the_folder_is_named_after_the_tasks(tasks, folder):
     assert arguments.parse(["--tasks", *tasks]).output == Path("runs") / folder
+
+
+def test_a_flag_that_is_given_again_adds_to_what_it_said_as_for_lm_eval():
+    from lm_eval._cli.harness import HarnessCLI
+
+    flags = shlex.split(
+        "--tasks a,b --tasks c --model_args pretrained=x --model_args dtype=float16 --gen_kwargs temperature=0 "
+        "--gen_kwargs max_gen_toks=9 --metadata num_keys=4 --metadata search_seed=1"
+    )
+    ours, theirs = arguments.parse(flags), HarnessCLI()._parser.parse_args(["run", *flags])
+    for name in ("tasks", "model_args", "gen_kwargs", "metadata"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_a_cpu_is_not_asked_how_large_a_batch_it_can_take():
+    lm = setup.load_model(arguments.parse(["--model_args", "pretrained=reference-kv", "--device", "cpu"]))
+    assert lm.batch_size == 1
+    lm = setup.load_model(
+        arguments.parse(["--model_args", "pretrained=reference-kv", "--device", "cpu", "--batch_size", "3"])
+    )
+    assert lm.batch_size == 3
 
 
 def test_help_needs_neither_torch_nor_lm_eval():
