@@ -41,12 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
+            raise
+        print(f"search: error: {error.filename or folder}: {error.strerror}", file=sys.stderr)
+        _say_how_to_go_on(folder)
+        return 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
-        if folder is not None and (folder / "arguments.json").exists():
-            command = shlex.join(["python", "-m", "search.ga", "--resume", str(folder)])
-            print(f"What was evaluated is kept; go on with: {command}", file=sys.stderr)
+        _say_how_to_go_on(folder)
         return 130
+
+
+def _say_how_to_go_on(folder: Path | None) -> None:
+    if folder is not None and (folder / "arguments.json").exists():
+        command = shlex.join(["python", "-m", "search.ga", "--resume", str(folder)])
+        print(f"What was evaluated is kept; go on with: {command}", file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors, write_atomically
+from lpes_eval.scoring.compare import FEW_QUESTIONS
 from search.arguments import metadata_of
 from search.held_out import FOUND, HeldOut, groups, reproduce_command
 from search.optimizer import Y_START, Individual
@@ -33,6 +34,13 @@ def seconds(value: float) -> str:
 def label(part: Any) -> str:
     """A part's name, short where its position says it all."""
     return part.name if part.position is None else f"{part.name.rpartition('_pos_')[0]} {part.position:g} %"
+
+
+def titled(part: Any) -> str:
+    """The name that a part shares with other positions of its task, and its data's where these have one."""
+    source = (part.task.config.metadata or {}).get("source")
+    data = source["name"] if isinstance(source, Mapping) and source["name"] != source["kind"] else ""
+    return f"{part.stem} ({data})" if data else part.stem
 
 
 def plan(search: Search) -> str:
@@ -68,6 +76,8 @@ def plan(search: Search) -> str:
         lines.append(
             f"             {part.weight:.3f} x {part.metric} of {label(part)} ({len(part.docs)} examples{sign})"
         )
+    for named in dict.fromkeys(titled(part) for part in fitness.parts if titled(part) != part.stem):
+        lines.append(f"Data         {named}")
     if args.early_stopping:
         chance = "cannot" if not search.by_chance else f"hardly can (error {args.early_stopping_error:g})"
         lines.append(f"Given up     what {chance} become a parent, while it is measured")
@@ -273,13 +283,14 @@ def summary(
     held_out: HeldOut | None,
 ) -> str:
     """The summary, in Markdown that also reads well as it is."""
-
     args, fitness = search.args, search.fitness
     lines = [
         f"# Search on {', '.join(args.tasks)}",
         "",
         f"Model: {args.model_args.get('pretrained', 'the reference model')}. Optimizer: {args.optimizer}, seed "
         f"{args.seed}, search sample {metadata_of(args)['search_seed']}.",
+        "",
+        verdict(search, to_beat, best, found, held_out),
         "",
         "Factors, layer by layer: " + ", ".join(f"{s:.3f}" for s in found.per_layer()),
         "",
@@ -324,7 +335,7 @@ def summary(
         asked = f"{questions} question" + "s" * (questions != 1)
         if questions < examples:
             asked = f"{examples} examples of {asked}"
-        lines += ["", f"## {task}: held-out examples ({asked})", ""]
+        lines += ["", f"## {titled(members[0])}: held-out examples, {asked}", ""]
         header = ["", "mean", *(f"{part.position:g} %" for part in members if part.position is not None)]
         table = []
         for name, measured in held_out.measured.items():
@@ -344,6 +355,43 @@ def summary(
             )
     lines += ["", "The same scores from lm_eval itself:", "", "    " + reproduce_command(args, held_out.parts)]
     return "\n".join(lines) + "\n"
+
+
+def verdict(search: Search, to_beat: Mapping[str, Entry], best: Entry, found: Factors, held_out: HeldOut | None) -> str:
+    """Whether the factors are worth using, by what was measured, in a few sentences."""
+    plain, here = to_beat["baseline"]["fitness"], best["fitness"]
+    if here <= plain + 1e-9:  # sums are rounded
+        return (
+            f"Verdict: no individual is fitter than the plain model on the search examples ({here:.4f} against "
+            f"{plain:.4f}), so these factors are not worth using. Start elsewhere (--start wide, or --start 1), search "
+            "longer, or choose examples that the plain model gets wrong more often."
+        )
+    said = [f"fitter than the plain model on the search examples ({here:.4f} against {plain:.4f})"]
+    if held_out is None:
+        said.append("not measured on held-out examples, so nobody knows how much of that is luck")
+    else:
+        for task, members in groups(held_out.parts).items():
+            compared = {name: found for (of, name), found in held_out.comparisons.items() if of == task}
+            against = [_against(name, comparison, members[0].sign) for name, comparison in compared.items()]
+            if against:
+                said.append(f"on held-out examples of {titled(members[0])} {' and '.join(against)}")
+    text = "Verdict: the factors are " + "; ".join(said) + "."
+    if len(set(found.per_layer()[search.args.skip :])) == 1:
+        text += " They are one number for all layers, so this is Position Interpolation."
+    if held_out is not None:
+        fewest = min(len(set(part.questions)) for part in held_out.parts)
+        if fewest < FEW_QUESTIONS:
+            text += f" Intervals of {fewest} questions are too narrow; ask {FEW_QUESTIONS} (--held_out_examples)."
+    return text
+
+
+def _against(name: str, comparison: Any, sign: int) -> str:
+    """How the factors compare with what is called ``name``, on examples that the search has not seen."""
+    low, high = sorted((sign * comparison.mean.low, sign * comparison.mean.high))
+    better = "better than" if low > 0 else "worse than" if high < 0 else "not clearly better or worse than"
+    return (
+        f"{better} {'the plain model' if name == 'baseline' else name} ({_with_interval(comparison.mean, short=True)})"
+    )
 
 
 def _with_interval(difference: Any, short: bool = False) -> str:
@@ -453,7 +501,8 @@ def _draw(
         )
         axes.plot(generations, bests, drawstyle="steps-post", color="C0", label="fittest so far")
         for number, (name, entry) in enumerate(to_beat.items(), 1):
-            axes.axhline(entry["fitness"], color=f"C{number}", linestyle="--", linewidth=1, label=_shown(search, name))
+            style = {"color": f"C{number}", "linestyle": ("--", ":")[number % 2], "linewidth": 1.5}
+            axes.axhline(entry["fitness"], label=_shown(search, name), **style)
 
     per_layer = found.per_layer()
     with _figure(folder / "curve.png", "layer", "factor") as axes:

@@ -23,21 +23,20 @@ class RotaryLM(HFLM):
         **kwargs: what ``hf`` takes.
 
     Raises:
-        UserError: ``pretrained`` is a path where no folder is, or ``device`` a GPU that PyTorch does not find.
+        UserError: ``pretrained`` names no model, ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does
+            not find.
     """
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         if pretrained is None or (isinstance(pretrained, str) and pretrained in reference.NAMES):
             pretrained = str(reference.path(reference.NAMES[pretrained or "reference"]))
-        if isinstance(pretrained, str) and pretrained.startswith((".", "/", "~")):
+        if isinstance(pretrained, str):
             pretrained = os.path.expanduser(pretrained)
-            if not os.path.isdir(pretrained):
-                raise UserError(
-                    f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub"
-                )
+            _check_folder(pretrained, weights_elsewhere=bool(kwargs.get("gguf_file")))
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
         _check_device(kwargs.get("device"))
+        _check_dtype(kwargs.get("dtype"))
         super().__init__(pretrained=pretrained, **kwargs)
 
     def needs_check(self) -> bool:
@@ -49,12 +48,42 @@ class RotaryLM(HFLM):
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         """Read the model's configuration, and check the model that it describes."""
-        super()._get_config(pretrained, **kwargs)
+        try:
+            super()._get_config(pretrained, **kwargs)
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"pretrained={pretrained}: no folder here, and nothing from the Hub ({reason}); give a model's folder "
+                "or its name on the Hub"
+            ) from None
         if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or not self.needs_check():
             return
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
+
+
+def _check_folder(pretrained: str, weights_elsewhere: bool) -> None:
+    """Refuse what is spelled as a path and is no folder, and a folder that holds no model.
+
+    Raises:
+        UserError: there is no such folder, or no configuration in it.
+    """
+    if not os.path.isdir(pretrained):
+        if pretrained.startswith((".", "/", "~")):
+            raise UserError(f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub")
+    elif not weights_elsewhere and not os.path.isfile(os.path.join(pretrained, "config.json")):
+        raise UserError(f"pretrained={pretrained}: no config.json in this folder; give a folder with a model in it")
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Refuse a name that is none of PyTorch's types, which ``hf`` would end on as an attribute that is missing.
+
+    Raises:
+        UserError: no such type.
+    """
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise UserError(f"dtype={dtype}: no type of PyTorch's; expected auto, float32, float16, bfloat16, ...")
 
 
 def _check_device(device: Any) -> None:
