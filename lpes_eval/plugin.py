@@ -25,7 +25,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -209,9 +209,36 @@ def extend(module: ModuleType) -> None:
 
 
 def _check_early(args: Any) -> None:
-    """Read the factors named on the command line, which takes no model and no torch."""
+    """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
     arguments = getattr(args, "model_args", None)
-    if getattr(args, "model", None) in MODELS and isinstance(arguments, dict) and arguments.get("factors") is not None:
+    arguments = arguments if isinstance(arguments, dict) else {}
+    if getattr(args, "model", None) in MODELS and arguments.get("factors") is not None:
         from lpes_eval import factors
 
         factors.parse(arguments["factors"])
+    if getattr(args, "tasks", None) and not getattr(args, "include_path", None):
+        named = [args.tasks] if isinstance(args.tasks, str) else args.tasks
+        check_examples([name for text in named for name in text.split(",")], arguments, args.metadata or {})
+
+
+def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Load the examples of our own tasks once, which takes a second or two and no model.
+
+    Args:
+        tasks: names as for ``lm_eval --tasks``; those of other tasks are passed over.
+        arguments: the model's, which may decide where examples come from.
+        metadata: what ``--metadata`` says.
+
+    Raises:
+        DataError: as the tasks do, or a setting that none of them takes where all tasks are ours.
+    """
+    from lm_eval.tasks import TaskManager
+
+    from lpes_eval.task import refuse_misspelt
+
+    told = {**arguments, **metadata}
+    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=told)
+    found = {name: manager.match_tasks([name]) for name in tasks}
+    if all(found.values()):
+        refuse_misspelt(metadata, complete=True)
+    manager.load(sorted({task for names in found.values() for task in names}))

@@ -6,8 +6,9 @@ arguments, then ``--metadata``) as keywords and returns ``(rows, source)``.
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -21,8 +22,44 @@ from lpes_eval.plugin import current_lm
 
 logger = logging.getLogger(__name__)
 
+SETTINGS = (
+    "chat_prompt",
+    "data_dir",
+    "longest",
+    "max_length",
+    "num_documents",
+    "num_keys",
+    "prompt_style",
+    "prompt_tokens",
+    "search_seed",
+    "source",
+    "split",
+    "stride",
+    "text_file",
+    "tokenizer",
+    "windows",
+)
+"""What ``--metadata`` may say to this project's tasks; each task's README says what it takes."""
 SPLIT = "test"
 """The name under which lm-eval knows whichever split (held-out or search) was asked for."""
+
+
+def refuse_misspelt(metadata: Mapping[str, Any], complete: bool = False) -> None:
+    """Refuse a setting that no task takes: lm-eval passes over it, and other examples than meant are evaluated.
+
+    Args:
+        metadata: what the tasks are told, with the model's arguments in it unless ``complete``.
+        complete: it is all meant for our tasks, so every name is one of ``SETTINGS``; otherwise only a name that
+            nearly is one of them counts as misspelt.
+
+    Raises:
+        DataError: names the setting, and the one that was meant.
+    """
+    for name, value in metadata.items():
+        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)
+        if name not in SETTINGS and (near or complete):
+            meant = f"{near[0]}={value}" if near else f"one of {', '.join(SETTINGS)}"
+            raise DataError(f"{name}={value}: no setting of this task; expected {meant} (--metadata)")
 
 
 class BenchmarkTask(ConfigurableTask):
@@ -35,6 +72,7 @@ class BenchmarkTask(ConfigurableTask):
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples through the YAML's ``custom_dataset``."""
+        refuse_misspelt(self.config.metadata)
         rows, source = self.config.custom_dataset(**self.config.metadata)
         self.dataset = {SPLIT: Dataset.from_list(rows)}
         self.config.metadata["source"] = source.to_dict()

@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of what is printed has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_how_to_go_on(folder)
+        return 1
     except OSError as error:
         if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
             raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval import plugin
 from lpes_eval.data.draw import shuffled, stream
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
@@ -146,6 +147,8 @@ def load(args: argparse.Namespace) -> Search:
     from search.identity import packages
     from search.parts import load_parts
 
+    if not args.include_path:
+        plugin.check_examples(args.tasks, args.model_args, args.metadata)
     lm = load_model(args)
     parts = load_parts(lm, args.tasks, metadata=metadata_of(args), examples=args.examples, **task_options(args))
     held_out = load_held_out(args, lm)

@@ -185,6 +185,34 @@ def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(told
     assert len(ran) == len(told()) == 1
 
 
+@pytest.mark.parametrize(
+    ("tasks", "metadata", "message"),
+    [
+        ("kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
+        ("mmlu,kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
+        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of chat_prompt, data_dir"),
+        ("kv_retrieval_50_*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
+        ("mdqa_pos", {"split": "serach"}, "split='serach' is not a split; expected one of held_out, search"),
+        ("leval", {}, "L-Eval has no generated set"),
+    ],
+)
+def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(capsys, tasks, metadata, message):
+    from lm_eval._cli.harness import HarnessCLI
+
+    given = SimpleNamespace(
+        model="hf", model_args={}, tasks=tasks, metadata=metadata, func=lambda _: pytest.fail("it went on")
+    )
+    with pytest.raises(SystemExit) as ended:
+        HarnessCLI.execute(None, given)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"lm_eval: error: {message}")
+
+
+def test_what_other_tasks_are_told_is_their_business(capsys):
+    plugin.check_examples(["mmlu", "kv_retrieval_50_pos_000"], {"max_length": 4096}, {"max_seq_lengths": [4096]})
+    plugin.check_examples(["kv_retrieval_50_pos_000"], {"dtype": "float16"}, {"num_keys": 4, "search_seed": 1})
+
+
 def test_without_the_extension_a_benchmark_refuses_to_send_what_it_cannot_measure(tmp_path):
     code = f"""
 import lm_eval

@@ -554,6 +554,50 @@ def test_damaged_arguments_are_no_default_search(tmp_path, capsys):
     assert "arguments.json: damaged" in capsys.readouterr().err
 
 
+def test_a_setting_that_no_task_takes_is_refused_before_the_model(monkeypatch, capsys):
+    monkeypatch.setattr(setup, "load_model", lambda args: pytest.fail("loaded"))
+    assert ga.main(["--metadata", "num_keyz=6"]) == 2
+    assert "num_keyz=6: no setting of this task; expected num_keys=6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "said"), [(OSError(28, "No space left on device", "j.part"), "j.part: No space")])
+def test_a_full_disk_is_one_line_and_says_how_to_go_on(command, tmp_path, monkeypatch, error, said):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("search.report.write", full)
+    status, _, err = command(*SMALL, "--held_out_examples", "0")
+    assert status == 2
+    assert f"\nsearch: error: {said}" in err
+    assert f"go on with: python -m search.ga --resume {tmp_path / 'out'}" in err
+
+
+@pytest.mark.parametrize(
+    ("here", "plain", "low", "high", "says"),
+    [
+        (0.5, 0.5, 0.1, 0.2, "no individual is fitter than the plain model"),
+        (0.6, 0.5, 0.1, 0.2, "better than the plain model"),
+        (0.6, 0.5, -0.2, -0.1, "worse than the plain model"),
+        (0.6, 0.5, -0.1, 0.1, "not clearly better or worse than the plain model"),
+    ],
+)
+def test_the_verdict_goes_by_the_held_out_examples(here, plain, low, high, says):
+    part = part_at("toy", 0)
+    part.sign, part.questions, part.task = 1, [1, 2], SimpleNamespace(config=SimpleNamespace(metadata=None))
+    difference = SimpleNamespace(difference=(low + high) / 2, low=low, high=high)
+    held_out = SimpleNamespace(parts=[part], comparisons={("toy", "baseline"): SimpleNamespace(mean=difference)})
+    search = SimpleNamespace(args=SimpleNamespace(skip=0))
+    found = factors_file.Factors.from_curve("free", [1.0, 1.2], num_layers=2)
+    said = report.verdict(search, {"baseline": {"fitness": plain}}, {"fitness": here}, found, held_out)
+    assert says in said
+    assert ("2 questions are too narrow" in said) == (here > plain)
+    assert "Position Interpolation" not in said
+    uniform = factors_file.Factors.from_curve("free", [1.2, 1.2], num_layers=2)
+    said = report.verdict(search, {"baseline": {"fitness": 0.1}}, {"fitness": here}, uniform, None)
+    assert "not measured on held-out examples" in said
+    assert "this is Position Interpolation" in said
+
+
 def test_held_out_examples_that_are_refused_are_refused_before_the_search(command, tmp_path, monkeypatch):
     from search import parts
 
@@ -698,7 +742,7 @@ def test_one_held_out_question_gives_no_interval_and_valid_json(command, tmp_pat
     summary = (tmp_path / "out" / "summary.md").read_text()
     assert "without an interval, as one question gives none; worst position" in summary
     assert "nan" not in summary
-    assert "(1 question)" in summary
+    assert "held-out examples, 1 question" in summary
     assert "search sample 3" in summary
 
 
