@@ -130,7 +130,9 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         "answers")  # fmt: skip
 
     add = parser.add_argument_group("the search").add_argument
-    add("--preset", choices=PRESETS, default=preset, help="defaults for all that follows, and for --examples")
+    quick = ", ".join(f"{name} {value}" for name, value in PRESETS["quick"].items())
+    add("--preset", choices=PRESETS, default=preset,
+        help=f"defaults for what follows and for --examples: Table 12, or a search of minutes ({quick})")  # fmt: skip
     add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
     add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
     add("--control_points", type=at_least(2), default=4, metavar="N",
@@ -246,7 +248,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         """Add the default, in the form in which it would be typed."""
-        if action.default in (None, False, {}, argparse.SUPPRESS) or "default:" in (action.help or ""):
+        unset = action.default is None or action.default is False or action.default in ({}, argparse.SUPPRESS)
+        if unset or "default:" in (action.help or ""):
             return action.help
         value = action.default
         if isinstance(value, list):

@@ -66,7 +66,8 @@ class Space:
         if self.L < 2 or (self.grid and self.d > self.L - 1):
             raise UserError(
                 f"{self.d + 1} control points do not fit {self.L} layer(s): on the grid their x are different whole "
-                f"numbers from 0 to {self.L - 1} (Table 9, Eq. 10); take fewer points, or search off the grid"
+                f"numbers from 0 to {self.L - 1} (Table 9, Eq. 10); take fewer --control_points, or leave the grid "
+                "(--continuous)"
             )
 
     @classmethod

@@ -196,7 +196,9 @@ class Verdict:
         """The answer in one line."""
         tested = sum(row.change.method != "none" for row in self.rows)
         worse = sum(row.worse for row in self.rows)
-        found = f"{worse} of {len(self.rows)} scores and spreads got worse" if worse else "nothing got worse"
+        found = (
+            f"{worse} of {len(self.rows)} scores and spreads got worse" if worse else "nothing got worse beyond chance"
+        )
         besides = "" if self.max_drop is None else f", or wherever a mean drops by more than {self.max_drop:g}"
         return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / self.alpha:.0f}{besides})"
 
@@ -251,6 +253,8 @@ def load(path: str | Path) -> Baseline:
         UserError: a file that is not a baseline, or one of another version of the format.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected the baseline's file (JSON)")
     if not path.is_file():
         raise NoBaseline(
             f"{path}: no baseline there; write one with lpes-eval regress RESULTS --baseline {path} --update"
@@ -330,8 +334,8 @@ def add_parser(subparsers: Any) -> None:
         help="fail if scores got worse than a committed baseline",
         description="Hold a run of lm_eval against a committed baseline. docs/regress.md says what is tested and how "
         "often a mere rerun fails.",
-        epilog="exit status: 0 nothing got worse; 1 something did; 2 an error of use; 3 no baseline; 4 not comparable "
-        "(another task version, model, source or set of examples)",
+        epilog="exit status: 0 nothing got worse beyond chance; 1 something did; 2 an error of use; 3 no baseline; 4 "
+        "not comparable (another task version, model, source or set of examples)",
     )
     parser.add_argument("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
     parser.add_argument("--baseline", metavar="FILE", required=True, help="the committed baseline (JSON)")
@@ -482,7 +486,8 @@ def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
     was, is_now = flatten(baseline.provenance), flatten(now.provenance)
     for key in sorted({*was, *is_now} - {"date", "command"}):
         if was.get(key) != is_now.get(key):
-            yield f"{key}: {was.get(key)} in the baseline, {is_now.get(key)} now."
+            then, today = ("none" if found.get(key) is None else found[key] for found in (was, is_now))
+            yield f"{key}: {then} in the baseline, {today} now."
 
 
 @dataclass(frozen=True)
