@@ -235,7 +235,7 @@ class Verdict:
 def snapshot(results: Results) -> Baseline:
     """Reduce a run to the form of a baseline."""
     tasks = {name: _record(task) for name, task in results.tasks.items()}
-    groups = {family.name: dict(_group_rows(family, tasks)) for family in results.families}
+    groups = {family.name: dict(_reported_rows(family, tasks)) for family in results.families}
     return Baseline(
         model=results.model,
         provenance=_provenance(results),
@@ -607,7 +607,7 @@ def _record(task: Task) -> Record:
     return Record(task.identity, task.position, scores)
 
 
-def _group_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, GroupRow]]:
+def _reported_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, GroupRow]]:
     for measure, row in family.reported.items():
         if any(tasks[task.name].scores[measure.key].by_question is None for task in family.tasks):
             yield measure.key, row
