@@ -316,6 +316,7 @@ def _collected(samples: Iterable[Path], given: Iterable[str]) -> dict[str, dict[
     """Each task's predictions, from samples or from ``TASK=FILE.json``; a task comes from one file alone."""
     files: dict[str, Path] = {}
     answers: dict[str, dict[str, str]] = {}
+    sources: list[tuple[str, Path, Callable[[Path], dict[str, str]]]]
     sources = [(_task_of(path), path, predictions) for path in samples]
     sources += [(task, Path(file), _json_predictions) for task, _, file in (one.partition("=") for one in given)]
     for task, path, read_them in sources:
