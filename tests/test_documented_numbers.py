@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+import yaml
 
 from benchmarks.experiments import store
 from benchmarks.experiments.page import gain, scores_of
@@ -138,3 +139,14 @@ def test_the_five_searches_that_the_docs_sum_up():
         )
         in docs
     )
+
+
+def test_the_workflow_to_copy_installs_what_its_environment_names():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/regress.yml").read_text())
+    steps = workflow["jobs"]["regress"]["steps"]
+    installs = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+    assert [command.split()[2] for command in installs] == ['"$LPES_EVAL"']
+    cached = [step["with"] for step in steps if step.get("with", {}).get("cache")]
+    assert all(list(ROOT.glob(one["cache-dependency-path"])) for one in cached)  # without such a file, the step fails
+    rows = re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \|", (ROOT / "docs/regress.md").read_text(), re.M)
+    assert set(re.findall("[A-Z_]+", " ".join(rows))) == set(workflow["env"])
