@@ -1,5 +1,6 @@
 """Numbers that README and docs quote by hand, held against the results that they come from."""
 
+import json
 import re
 from pathlib import Path
 from statistics import fmean, stdev
@@ -159,6 +160,54 @@ def test_the_five_searches_that_the_docs_sum_up():
         )
         in docs
     )
+
+
+MEASURES = {
+    "`simple_evaluate` (all 20)": "simple_evaluate",
+    "all measures (all 20)": "all measures",
+    "past answers do not serve as drafts": "no past answers as drafts",
+    "nothing is looked up": "no lookup of what repeats",
+    "no drafts at all": "no drafts at all",
+    "shared prefixes are computed for every prompt": "no shared prefixes",
+    "logits everywhere": "logits everywhere",
+    "batches of a fixed number": "batches of a fixed number",
+    "lm-eval's own loop": "lm-eval's own loop",
+    "requests are built for every individual": "requests built for every individual",
+}
+SPEED = json.loads((ROOT / "benchmarks/results/search_speed.json").read_text())
+FOUR = [one for one in SPEED["individuals"] if "no drafts at all" in one["seconds"]]
+
+
+def of_four(kind, measure, field=None):
+    return sum(one[kind][measure] if field is None else one[kind][measure][field] for one in FOUR)
+
+
+@pytest.mark.parametrize("label", MEASURES)
+def test_the_measures_of_speed_that_the_docs_list(label):
+    measure, every = MEASURES[label], SPEED["individuals"] if label.endswith("(all 20)") else FOUR
+    seconds, all_measures = (sum(one["seconds"][which] for one in every) for which in (measure, "all measures"))
+    times = "1" if measure == "all measures" else f"{seconds / all_measures:.2f}"
+    counted = all(measure in one["counts"] for one in FOUR)
+    steps = f" {of_four('counts', measure, 'steps'):,}" if counted else ""
+    assert f"| {label} | {seconds / len(every):.1f} | {times} |{steps} |" in text("docs/search.md")
+
+
+def test_what_past_answers_save_as_the_docs_say():
+    docs, past = text("docs/search.md"), "no past answers as drafts"
+    without, all_measures = (of_four("counts", measure, "steps") for measure in (past, "all measures"))
+    saved = without - all_measures
+    assert f"Past answers save {100 * saved / without:.0f} % of the steps ({saved} of {without:,})" in docs
+    took = {f"{of_four('seconds', measure) / len(FOUR):.1f}" for measure in (past, "all measures")}
+    assert f"the four individuals took {took.pop()} seconds each with and without them" in docs
+    assert not took
+    assert of_four("counts", "no drafts at all", "steps") == of_four("counts", "no drafts at all", "tokens")
+    summary = SPEED["summary"]
+    each = summary["times_faster_an_individual"]
+    assert f"{summary['times_faster']:.1f} times as fast as calling `simple_evaluate` for every individual" in docs
+    assert f"({each['least']:.1f} to {each['most']:.1f} times, depending on the individual)" in docs
+    exact = json.loads((ROOT / "benchmarks/results/search_exact.json").read_text())["summary"]["rows"]["all measures"]
+    assert f"For all {exact['answers']:,} answers" in docs
+    assert f"With drafts, {exact['steps']:,} of {exact['tokens']:,} decode steps remained." in docs
 
 
 def test_the_workflow_to_copy_installs_what_its_environment_names():
