@@ -10,6 +10,7 @@ import yaml
 
 from benchmarks.experiments import store
 from benchmarks.experiments.page import gain, scores_of
+from lpes_eval.data import jsonl
 from lpes_eval.scoring import statistics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,6 +145,19 @@ def test_the_searches_of_several_seeds_that_the_docs_list(search):
     summary = f"{fmean(found):.1f} | {stdev(found):.1f}" if len(found) > 1 else "|"
     row = f"| {search} | {', '.join(f'{value:.1f}' for value in found)} | {summary} |"
     assert row in text("docs/search.md")
+
+
+def test_the_first_seed_alone_that_the_docs_warn_of():
+    over = mean("controls/cma-es-held-out") - mean("searches/kv-1-held-out")
+    assert f"The first seed alone had CMA-ES {over:.1f} points above the genetic algorithm." in text("docs/search.md")
+
+
+@pytest.mark.parametrize("model", ["base", "kv"])
+def test_a_card_has_the_checksum_that_sha256sum_prints(model):
+    folder = ROOT / "lpes_eval/reference" / model
+    card = text(f"lpes_eval/reference/{model}/README.md")
+    printed = jsonl.sha256(folder / "model.safetensors")
+    assert f"`sha256sum model.safetensors` gives another, because the file has a header too: `{printed}`" in card
 
 
 def test_the_five_searches_that_the_docs_sum_up():
