@@ -1,13 +1,16 @@
 """Numbers that README and docs quote by hand, held against the results that they come from."""
 
+import json
 import re
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+import yaml
 
 from benchmarks.experiments import store
 from benchmarks.experiments.page import gain, scores_of
+from lpes_eval.data import jsonl
 from lpes_eval.scoring import statistics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,25 +44,45 @@ def gained(over, of):
 
 def test_the_gains_that_readme_quotes():
     records, articles = gained("all/kv/plain", "all/kv/lpes"), gained("all/mdqa/plain", "all/mdqa/lpes")
-    first, other = gained("main/mdqa/plain", "main/mdqa/lpes"), gained("transfer/kv-44-plain", "transfer/kv-44-shipped")
-    twenty = gained("transfer/mdqa-20-plain", "transfer/mdqa-20-shipped")
+    first = gained("main/mdqa/plain", "main/mdqa/lpes")
     readme = text("README.md")
     for sentence in [
         "+{:.1f} points on records (95 % interval {:.1f} to {:.1f})".format(*records),
         "+{:.1f} on articles ({:.1f} to {:.1f})".format(*articles),
         "the gain on articles is {:.1f} ({:.1f} to {:.1f})".format(*first),
-        "gain {:.1f} points at 44 pairs ({:.1f} to {:.1f})".format(*other),
-        "{:.1f} at 20 articles ({:.1f} to {:.1f};".format(*twenty),
-        f"at 25 pairs, where the plain model has {mean('transfer/kv-25-plain'):.0f} %",
     ]:
         assert sentence in readme
-    assert gained("transfer/kv-25-plain", "transfer/kv-25-shipped")[0] == pytest.approx(0, abs=0.05)
-    assert (
-        "those of a smaller search cost {:.0f} points at 25 pairs".format(
-            -gained("transfer/kv-25-plain", "transfer/kv-25-lpes")[0]
-        )
-        in readme
-    )
+
+
+def at_length(length, factors):
+    """What factors gain at another length, and the last position in percent, plain and with them."""
+    plain, scaled = f"transfer/{length}-plain", f"transfer/{length}-{factors}"
+    gains = [number + 0.0 if abs(number) >= 0.05 else 0.0 for number in gained(plain, scaled)]  # no -0.0
+    return gains, (by_position(plain)[-1], by_position(scaled)[-1])
+
+
+def test_the_other_lengths_that_readme_quotes():
+    readme = text("README.md")
+    shipped = {n: at_length(n, "shipped") for n in ("kv-25", "kv-40", "kv-44", "mdqa-5", "mdqa-20")}
+    smaller = {n: -at_length(n, "lpes")[0][0] for n in ("kv-25", "kv-40", "kv-44")}
+    for sentence in [
+        "gain {:.1f} points at 44 pairs ({:.1f} to {:.1f})".format(*shipped["kv-44"][0]),
+        "{:.1f} at 20 articles ({:.1f} to {:.1f})".format(*shipped["mdqa-20"][0]),
+        "{:.1f} at 25 pairs ({:.1f} to {:.1f})".format(*shipped["kv-25"][0]),
+        "{:.1f} at 40 ({:.1f} to {:.1f})".format(*shipped["kv-40"][0]),
+        "{:.1f} at 5 articles ({:.1f} to {:.1f})".format(*shipped["mdqa-5"][0]),
+        "they lose at 25 pairs ({:.0f} % to {:.0f} %)".format(*shipped["kv-25"][1]),
+        "at 40 ({:.0f} % to {:.0f} %)".format(*shipped["kv-40"][1]),
+        "at 44 ({:.0f} % to {:.0f} %)".format(*shipped["kv-44"][1]),
+        "cost {:.0f} points at 25 pairs, {:.0f} at 40 and {:.0f} at 44".format(*smaller.values()),
+    ]:
+        assert sentence in readme
+    right = [mean(f"transfer/{n}-plain") for n in ("kv-25", "kv-40", "mdqa-5")]
+    assert f"where the plain model has {min(right):.0f} to {max(right):.0f} %" in readme
+    assert {mean(f"transfer/kv-{n}-{how}") for n in (60, 75) for how in ("plain", "shipped")} == {0.0}
+    lost = shipped["kv-25"][1][0] - shipped["kv-25"][1][1]
+    cost = f"cost {smaller['kv-25']:.0f} points in the mean; the shipped ones, of a larger search, cost none there and"
+    assert f"{cost} {lost:.0f} at the last position" in text("docs/search.md")
 
 
 def test_the_positions_that_readme_quotes():
@@ -124,6 +147,19 @@ def test_the_searches_of_several_seeds_that_the_docs_list(search):
     assert row in text("docs/search.md")
 
 
+def test_the_first_seed_alone_that_the_docs_warn_of():
+    over = mean("controls/cma-es-held-out") - mean("searches/kv-1-held-out")
+    assert f"The first seed alone had CMA-ES {over:.1f} points above the genetic algorithm." in text("docs/search.md")
+
+
+@pytest.mark.parametrize("model", ["base", "kv"])
+def test_a_card_has_the_checksum_that_sha256sum_prints(model):
+    folder = ROOT / "lpes_eval/reference" / model
+    card = text(f"lpes_eval/reference/{model}/README.md")
+    printed = jsonl.sha256(folder / "model.safetensors")
+    assert f"`sha256sum model.safetensors` gives another, because the file has a header too: `{printed}`" in card
+
+
 def test_the_five_searches_that_the_docs_sum_up():
     docs, gains = text("docs/search.md"), {}
     for task in ("kv", "mdqa"):
@@ -138,3 +174,62 @@ def test_the_five_searches_that_the_docs_sum_up():
         )
         in docs
     )
+
+
+MEASURES = {
+    "`simple_evaluate` (all 20)": "simple_evaluate",
+    "all measures (all 20)": "all measures",
+    "past answers do not serve as drafts": "no past answers as drafts",
+    "nothing is looked up": "no lookup of what repeats",
+    "no drafts at all": "no drafts at all",
+    "shared prefixes are computed for every prompt": "no shared prefixes",
+    "logits everywhere": "logits everywhere",
+    "batches of a fixed number": "batches of a fixed number",
+    "lm-eval's own loop": "lm-eval's own loop",
+    "requests are built for every individual": "requests built for every individual",
+}
+SPEED = json.loads((ROOT / "benchmarks/results/search_speed.json").read_text())
+FOUR = [one for one in SPEED["individuals"] if "no drafts at all" in one["seconds"]]
+
+
+def of_four(kind, measure, field=None):
+    return sum(one[kind][measure] if field is None else one[kind][measure][field] for one in FOUR)
+
+
+@pytest.mark.parametrize("label", MEASURES)
+def test_the_measures_of_speed_that_the_docs_list(label):
+    measure, every = MEASURES[label], SPEED["individuals"] if label.endswith("(all 20)") else FOUR
+    seconds, all_measures = (sum(one["seconds"][which] for one in every) for which in (measure, "all measures"))
+    times = "1" if measure == "all measures" else f"{seconds / all_measures:.2f}"
+    counted = all(measure in one["counts"] for one in FOUR)
+    steps = f" {of_four('counts', measure, 'steps'):,}" if counted else ""
+    assert f"| {label} | {seconds / len(every):.1f} | {times} |{steps} |" in text("docs/search.md")
+
+
+def test_what_past_answers_save_as_the_docs_say():
+    docs, past = text("docs/search.md"), "no past answers as drafts"
+    without, all_measures = (of_four("counts", measure, "steps") for measure in (past, "all measures"))
+    saved = without - all_measures
+    assert f"Past answers save {100 * saved / without:.0f} % of the steps ({saved} of {without:,})" in docs
+    took = {f"{of_four('seconds', measure) / len(FOUR):.1f}" for measure in (past, "all measures")}
+    assert f"the four individuals took {took.pop()} seconds each with and without them" in docs
+    assert not took
+    assert of_four("counts", "no drafts at all", "steps") == of_four("counts", "no drafts at all", "tokens")
+    summary = SPEED["summary"]
+    each = summary["times_faster_an_individual"]
+    assert f"{summary['times_faster']:.1f} times as fast as calling `simple_evaluate` for every individual" in docs
+    assert f"({each['least']:.1f} to {each['most']:.1f} times, depending on the individual)" in docs
+    exact = json.loads((ROOT / "benchmarks/results/search_exact.json").read_text())["summary"]["rows"]["all measures"]
+    assert f"For all {exact['answers']:,} answers" in docs
+    assert f"With drafts, {exact['steps']:,} of {exact['tokens']:,} decode steps remained." in docs
+
+
+def test_the_workflow_to_copy_installs_what_its_environment_names():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/regress.yml").read_text())
+    steps = workflow["jobs"]["regress"]["steps"]
+    installs = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+    assert [command.split()[2] for command in installs] == ['"$LPES_EVAL"']
+    cached = [step["with"] for step in steps if step.get("with", {}).get("cache")]
+    assert all(list(ROOT.glob(one["cache-dependency-path"])) for one in cached)  # without such a file, the step fails
+    rows = re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+) \|", (ROOT / "docs/regress.md").read_text(), re.M)
+    assert set(re.findall("[A-Z_]+", " ".join(rows))) == set(workflow["env"])

@@ -23,6 +23,7 @@ from lpes_eval.data import kv, mdqa
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
 from lpes_eval.scoring import statistics
+from lpes_eval.scoring.report import markdown_table
 
 if TYPE_CHECKING:
     from benchmarks.experiments.bench import Bench
@@ -52,6 +53,8 @@ OTHERS = {
     "ms_poe-skip-1": "Ms-PoE with only the first layer left alone",
     "moice": "MoICE",
 }
+GA = "genetic algorithm, wide start"
+FREE_GA = "the same, one factor a layer"
 NONE = "–"
 GUESSED = 256
 """Perplexity of an even guess at a token of two hexadecimal digits."""
@@ -139,8 +142,9 @@ class Page:
             "",
             "<!-- Written by `python -m benchmarks.experiments.page` from the results that are kept; do not edit. -->",
             "",
-            f"Measured on the reference model ({model.layers} layers; SHA-256 of its weights' file "
-            f"`{model.sha256[:16]}…`). All of it: `python -m benchmarks.experiments --jobs 2`; "
+            f"Measured on the reference model ({model.layers} layers; `sha256sum model.safetensors`: "
+            f"`{model.sha256[:16]}…`; the hash in its `run.json` is another, of the weights' names and values alone). "
+            "All of it: `python -m benchmarks.experiments --jobs 2`; "
             "the first table alone, compared with the numbers "
             "here: `python -m benchmarks.experiments --preset headline --jobs 2`; this page: "
             "`python -m benchmarks.experiments.page`.",
@@ -165,7 +169,13 @@ class Page:
 
     def short(self) -> str:
         """Whether the bars are met."""
-        lines = ["## In short", ""]
+        lines = [
+            "## In short",
+            "",
+            f"The bars of {BARS[KV]} and {BARS[MDQA]} points are the paper's gains on Vicuna-7B (Table 1: KV retrieval "
+            "and MDQA), a far larger model on other data.",
+            "",
+        ]
         for task in (KV, MDQA):
             lines += [f"**{TITLES[task]}**", "", *(f"- {line}" for line in self.verdicts(task)), ""]
         return "\n".join(lines).rstrip()
@@ -357,21 +367,22 @@ class Page:
     def controls(self) -> str:
         """The genetic algorithm beside other optimisers."""
         plain = f"main/{SHORT[KV]}/plain"
-        rows = [("plain", plain, None), ("genetic algorithm", f"{self.BEZIER}-held-out", self.BEZIER)]
-        rows.append(("genetic algorithm, one factor a layer", f"{self.FREE}-held-out", self.FREE))
+        rows = [("plain", plain, None), (GA, f"{self.BEZIER}-held-out", self.BEZIER)]
+        rows.append((f"{GA}, one factor a layer", f"{self.FREE}-held-out", self.FREE))
         for control in plan.CONTROLS:
             rows.append((optimizer(control), f"controls/{control}-held-out", f"controls/{control}"))
         lines = [
             "## Controls: other optimisers (App. C)",
             "",
-            "Searches here begin with a wide first population, as they have few generations; the published one begins "
-            "at 1.5 in every layer. CMA-ES and random search ask for as many individuals a generation over the same "
-            "control points. Gradient descent has one factor a layer, and ends with its last epoch's factors.",
+            "The genetic algorithm begins with a wide first population, as it has few generations here; from 1.5 in "
+            "every layer it begins as published. CMA-ES begins at 1.5 in every layer, too; random search has no start. "
+            "These two ask for as many individuals a generation over the same control points. Gradient descent has one "
+            "factor a layer, and ends with its last epoch's factors. Each row is one search: whether an optimiser is "
+            'better is said below, under "Other seeds".',
             *self.picture("convergence", "fitness by generation", "controls/*"),
             "",
             self.searched(rows, plain),
             "",
-            *self.against_controls(),
             self.circumstances(),
             "",
             *self.seeds(),
@@ -380,10 +391,9 @@ class Page:
 
     def seeds(self) -> list[str]:
         """Optimisers by what several searches each found, compared seed by seed."""
-        ga, free = "genetic algorithm", "the same, one factor a layer"
-        searches = {ga: {seed: f"searches/{SHORT[KV]}-{seed}" for seed in SEEDS}}
+        searches = {GA: {seed: f"searches/{SHORT[KV]}-{seed}" for seed in SEEDS}}
         for name, seeds in plan.SEEDED.items():
-            label = free if name == self.FREE else optimizer(name.partition("/")[2])
+            label = FREE_GA if name == self.FREE else optimizer(name.partition("/")[2])
             searches[label] = {seed: plan.seeded(name, seed) for seed in seeds}
         means: dict[str, dict[int, float]] = {}
         for label, names in searches.items():
@@ -392,48 +402,60 @@ class Page:
         rows = []
         for label, found in means.items():
             values = list(found.values())
+            over = [_over_seeds(means[base], found) if base != label else "" for base in (GA, FREE_GA)]
             rows.append(
                 [
                     label,
                     *(f"{found[seed]:.1f}" if seed in found else NONE for seed in SEEDS),
                     f"{np.mean(values):.1f}" if values else NONE,
                     f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else NONE,
-                    *("" if base == label else _over_seeds(means[base], found) for base in (ga, free)),
+                    *(str(one) if one is not None else NONE for one in over),
                 ]
             )
-        header = ["", *(f"seed {seed}" for seed in SEEDS), "mean", "SD", f"− {ga}", "− one factor a layer"]
+        header = ["", *(f"seed {seed}" for seed in SEEDS), "mean", "SD", "− genetic algorithm", "− one factor a layer"]
         return [
             "### Other seeds",
             "",
             "The mean over positions on the same held-out questions. A seed has search examples of its own, so "
             "differences are taken seed by seed; brackets are the 95 % t interval of their mean.",
             "",
-            _table(header, rows),
+            markdown_table(header, rows),
             "",
+            *self.against_controls(means),
             self.circumstances(),
         ]
 
-    def against_controls(self) -> list[str]:
-        """A line for every control: whether it found better factors than the genetic algorithm, or worse ones."""
-        lines = []
+    def against_controls(self, means: Mapping[str, Mapping[int, float]]) -> list[str]:
+        """A line for every control: whether it finds better factors than the genetic algorithm, or worse ones.
+
+        Where there are several seeds, their spread decides; else the one search is no more than told.
+        """
+        lines, single = [], False
         for control in plan.CONTROLS:
-            than = {"the genetic algorithm": self.BEZIER}
+            than = {GA: ("the genetic algorithm with a wide start", self.BEZIER)}
             if "gradient" in control:  # which has a factor a layer
-                than["the genetic algorithm with one factor a layer"] = self.FREE
+                than[FREE_GA] = ("the genetic algorithm with one factor a layer", self.FREE)
+            label = optimizer(control)
             found = self.get(f"controls/{control}-held-out")
-            for label, search in than.items():
-                if found is None or (base := self.get(f"{search}-held-out")) is None:
+            for base, (named, search) in than.items():
+                if found is None or (other := self.get(f"{search}-held-out")) is None:
                     continue
-                over = gain(base, found)
-                clear = abs(over.mean) > 2 * over.error
-                verdict = ("**better**" if over.mean > 0 else "worse") if clear else "not clearly better or worse"
-                lines.append(f"- {optimizer(control)}: {verdict} than {label} ({_signed(over)}, SE {over.error:.1f}).")
-        if lines:
+                if over := _over_seeds(means[base], means.get(label, {})):
+                    lines.append(f"- {label}, {over.seeds} seeds: {over.verdict} than {named} ({over}).")
+                else:
+                    one, single = gain(other, found), True
+                    clear = abs(one.mean) > 2 * one.error
+                    scored = ("higher" if one.mean > 0 else "lower") if clear else "neither clearly higher nor lower"
+                    lines.append(
+                        f"- {label}, one seed: scored {scored} than {named} ({_signed(one)}, SE {one.error:.1f})."
+                    )
+        if single:
             lines += [
                 "",
-                "The errors are those of the questions; each row is one search, and another seed changes more.",
+                "The errors of one seed are those of the questions. As the table shows, another seed changes more, so "
+                "one search does not say which optimiser is better.",
             ]
-        return [*lines, ""]
+        return [*lines, ""] if lines else []
 
     def lambdas(self) -> str:
         """Table 15."""
@@ -606,7 +628,7 @@ class Page:
         lines += [f"The longest context in training had about {window} tokens; PI, dynamic NTK and YaRN stretch it to "
             f"the longest length here.", ""]  # fmt: skip
         lines += [
-            _table(header, rows),
+            markdown_table(header, rows),
             "",
             "Help and hurt: the paired 95 % interval, in nats, leaves out 0.",
             "",
@@ -686,7 +708,7 @@ class Page:
                 over = gain(compared_to, result)
                 cells += [_signed(over), f"{over.worst:+.1f} [{over.worst_low:+.1f}, {over.worst_high:+.1f}]"]
             body.append([*cells, *more])
-        return _table(header, body)
+        return markdown_table(header, body)
 
     def circumstances(self) -> str:
         """Commands, sizes, seeds, hardware and versions of the results used since the last time."""
@@ -754,16 +776,40 @@ def _converged(fittest: Sequence[Sequence[float]]) -> int:
     return int(max(fittest, key=lambda pair: (pair[1], -pair[0]))[0])
 
 
-def _over_seeds(base: Mapping[int, float], found: Mapping[int, float]) -> str:
-    """The mean difference between searches with the same seed, and its 95 % t interval."""
+@dataclass(frozen=True)
+class OverSeeds:
+    """The mean difference between searches with the same seeds, and its 95 % t interval, in points."""
+
+    seeds: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0, as it is printed."""
+        return round(self.low, 1) > 0 or round(self.high, 1) < 0
+
+    @property
+    def verdict(self) -> str:
+        """Which of the two is better."""
+        return ("better" if self.mean > 0 else "worse") if self.clear else "not shown to be better or worse"
+
+    def __str__(self) -> str:
+        """As the tables show it."""
+        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+
+def _over_seeds(base: Mapping[int, float], found: Mapping[int, float]) -> OverSeeds | None:
+    """What ``found`` has over ``base``, seed by seed; none where fewer than two seeds are in both."""
     from scipy import stats
 
     differences = [found[seed] - base[seed] for seed in found if seed in base]
     if len(differences) < 2:
-        return NONE
+        return None
     middle = float(np.mean(differences))
     half = float(stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences))
-    return f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
+    return OverSeeds(len(differences), middle, middle - half, middle + half)
 
 
 def _exp(nats: float) -> str:
@@ -788,7 +834,7 @@ def optimizer(name: str) -> str:
     """An optimiser as prose calls it."""
     return {
         "start-1.5": "genetic algorithm from 1.5",
-        "cma-es": "CMA-ES",
+        "cma-es": "CMA-ES from 1.5",
         "random": "random search",
         "gradient": "gradient descent from 1.5",
         "gradient-1": "gradient descent from 1",
@@ -797,11 +843,6 @@ def optimizer(name: str) -> str:
 
 def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -87,6 +87,21 @@ def whole_seed(search_seed: Any) -> int:
     return int(search_seed)
 
 
+def check_enough(total: int, path: Any) -> None:
+    """That a file's ``total`` examples can be divided.
+
+    Raises:
+        DataError: fewer than two.
+    """
+    if total < 2:
+        from lpes_eval.errors import DataError
+
+        raise DataError(
+            f"{path}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line and at least two, to hold "
+            "out and to search on. If the file was downloaded, fetch it again"
+        )
+
+
 def split(total: int, search_seed: int = 0, num_search: int = SEARCH) -> Split:
     """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search.
 

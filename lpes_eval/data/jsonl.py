@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def read(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str,
 
     Args:
         path: a ``.jsonl`` file, or a ``.jsonl.gz``.
-        required: the fields that every line must have.
+        required: the fields that every line must have; or a line that has them, to show where one is missing.
 
     Raises:
         DataError: no such file, a broken archive, a line that is not a JSON object or lacks a required field.
@@ -43,14 +43,35 @@ def read(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str,
                 if not isinstance(record, dict):
                     raise DataError(f"{path}, line {number}: found {type(record).__name__}, expected a JSON object")
                 if missing := [field for field in required if field not in record]:
-                    raise DataError(f"{path}, line {number}: the field {missing[0]!r} is missing")
+                    raise DataError(
+                        f"{path}, line {number}: the field {missing[0]!r} is missing; found "
+                        f"{', '.join(map(repr, record)) or 'no field'}, expected {_expected(required)}"
+                    )
                 yield record
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if not _is_gzip(path):
+            raise DataError(
+                f"{path}: not a gzip archive; expected one because of its name. If it is text, compress it (gzip) or "
+                "take .gz from its name; if it was downloaded, fetch it again"
+            ) from None
         raise DataError(
             f"{path}: broken gzip archive after line {number} ({error}); the download may be incomplete, fetch it again"
         ) from None
     except UnicodeDecodeError as error:
+        if opener is open and _is_gzip(path):
+            raise DataError(f"{path}: a gzip archive; expected text because of its name. Add .gz to it") from None
         raise DataError(f"{path}, after line {number}: not UTF-8 text ({error.reason})") from None
+
+
+def _expected(required: Collection[str]) -> str:
+    if isinstance(required, Mapping):
+        return f"a line like {json.dumps(required)}"
+    return ", ".join(map(repr, required))
+
+
+def _is_gzip(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def sha256(path: str | Path) -> str:

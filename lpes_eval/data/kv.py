@@ -101,6 +101,12 @@ def official_name(num_keys: int) -> str:
     return f"kv-retrieval-{num_keys}_keys.jsonl.gz"
 
 
+OFFICIAL_NAMES = "kv-retrieval-[0-9]*_keys.jsonl"
+"""Files of every size, without ``.gz``."""
+OFFICIAL_LINE = {"ordered_kv_records": [["KEY", "VALUE"], ["KEY 2", "VALUE 2"]], "key": "KEY", "value": "VALUE"}
+"""What a line has."""
+
+
 def official_url(num_keys: int) -> str:
     """The file's address.
 
@@ -137,7 +143,7 @@ def read_official(path: Path, num_keys: int) -> list[Question]:
         DataError: a line that is not in the benchmark's form, or with another number of records; names the line.
     """
     questions = []
-    for number, line in enumerate(jsonl.read(path, required=("ordered_kv_records", "key", "value")), 1):
+    for number, line in enumerate(jsonl.read(path, required=OFFICIAL_LINE), 1):
         where = f"{path}, example {number}"
         records, gold = line["ordered_kv_records"], [line["key"], line["value"]]
         if not isinstance(records, list) or not all(_is_record(record) for record in records):
@@ -151,8 +157,7 @@ def read_official(path: Path, num_keys: int) -> list[Question]:
             )
         others = tuple((key, value) for key, value in records if [key, value] != gold)
         questions.append(Question(number - 1, (gold[0], gold[1]), others))
-    if not questions:
-        raise DataError(f"{path}: no examples in it; the download may be incomplete, fetch it again")
+    draw.check_enough(len(questions), path)
     return questions
 
 

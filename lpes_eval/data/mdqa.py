@@ -90,6 +90,21 @@ def official_name(num_documents: int) -> str:
     return f"nq-open-{num_documents}_total_documents_gold_at_0.jsonl.gz"
 
 
+OFFICIAL_NAMES = "nq-open-[0-9]*_total_documents_gold_at_0.jsonl"
+"""Files of every size, without ``.gz``."""
+SUBFOLDERS = ("*_total_documents", "qa_data/*_total_documents", "qa_data")
+"""``subfolders`` of every size."""
+LINE = {
+    "question": "QUESTION",
+    "answers": ["ANSWER"],
+    "ctxs": [
+        {"title": "TITLE", "text": "TEXT WITH THE ANSWER", "isgold": True},
+        {"title": "TITLE", "text": "TEXT", "isgold": False},
+    ],
+}
+"""What a line has."""
+
+
 def subfolders(num_documents: int) -> tuple[str, ...]:
     """Where in that repository, seen from its root or from ``qa_data``, the file lies."""
     return (f"{num_documents}_total_documents", f"qa_data/{num_documents}_total_documents", "qa_data")
@@ -114,7 +129,8 @@ def read_official(path: Path, num_documents: int) -> list[Example]:
             raise DataError(f"{where}: {len(golds)} documents in 'ctxs' have 'isgold': true, expected one")
         distractors = tuple(document for i, document in enumerate(documents) if i != golds[0])
         examples.append(Example(question_id, question, answers, documents[golds[0]], distractors))
-    return _not_empty(examples, path)
+    draw.check_enough(len(examples), path)
+    return examples
 
 
 def read_oracle(path: Path) -> list[Example]:
@@ -124,7 +140,8 @@ def read_oracle(path: Path) -> list[Example]:
         if len(documents) != 1 or golds != [0]:
             raise DataError(f"{where}: {len(documents)} documents in 'ctxs', expected the gold one alone")
         examples.append(Example(question_id, question, answers, documents[0], ()))
-    return _not_empty(examples, path)
+    draw.check_enough(len(examples), path)
+    return examples
 
 
 def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callable[[int], Example]:
@@ -167,7 +184,7 @@ def _contains(text: str, answer: str) -> bool:
 
 def _read(path: Path) -> Iterator[tuple[str, tuple[str, ...], list[Document], list[int], str]]:
     """Question, answers, documents, the numbers of the gold ones, and the place for errors, one line at a time."""
-    for number, line in enumerate(jsonl.read(path, required=("question", "answers", "ctxs")), 1):
+    for number, line in enumerate(jsonl.read(path, required=LINE), 1):
         where = f"{path}, example {number}"
         question, answers, contexts = line["question"], line["answers"], line["ctxs"]
         if not isinstance(question, str) or not question.strip():
@@ -183,9 +200,3 @@ def _read(path: Path) -> Iterator[tuple[str, tuple[str, ...], list[Document], li
 
 def _is_document(context: Any) -> bool:
     return isinstance(context, dict) and all(isinstance(context.get(field), str) for field in ("title", "text"))
-
-
-def _not_empty(examples: list[Example], path: Path) -> list[Example]:
-    if not examples:
-        raise DataError(f"{path}: no examples in it; the download may be incomplete, fetch it again")
-    return examples

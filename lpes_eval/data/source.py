@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from lpes_eval.data import jsonl
@@ -121,14 +122,42 @@ def is_shipped(name: str) -> bool:
 
 
 def find(folder: Path, name: str, subfolders: Sequence[str] = ()) -> Path | None:
-    """``name`` in ``folder`` itself, or in one of the places where the benchmark's own repository keeps it."""
-    candidates = (folder / subfolder / name for subfolder in ("", *subfolders))
+    """``name`` in ``folder`` itself, or in one of the places where the benchmark's own repository keeps it.
+
+    Where a name ends in ``.gz``, the file may also lie there uncompressed, without that ending.
+    """
+    names = (name, name.removesuffix(".gz"))
+    candidates = (folder / subfolder / one for subfolder in ("", *subfolders) for one in names)
     return next((path for path in candidates if path.is_file()), None)
 
 
-def missing(folder: Path, name: str, origin: str) -> DataError:
-    """The error for a file that should be in a local folder and is not."""
-    return DataError(f"{folder}: {name} is not there; get it from {origin}, or ask for --metadata source=generated")
+def other_sizes(folder: Path, pattern: str, size: str, subfolders: Sequence[str] = ()) -> str:
+    """Which files of the same kind there are for other sizes, and how to ask for them; empty where there are none.
+
+    Args:
+        folder: where a file was looked for.
+        pattern: what files of its kind are called, without ``.gz``. Their size is the first number in it.
+        size: what the metadata calls it.
+        subfolders: as for ``find``; may be patterns too.
+    """
+    found = {
+        int(re.findall("[0-9]+", path.name)[0]): path.name
+        for place in ("", *subfolders)
+        for ending in ("", ".gz")
+        for path in folder.glob(str(PurePath(place, pattern + ending)))
+    }
+    if not found:
+        return ""
+    names, numbers = [found[number] for number in sorted(found)], map(str, sorted(found))
+    there = "there is" if len(names) == 1 else "there are"
+    return f" ({there} {', '.join(names)}: add {size}={' or '.join(numbers)} to --metadata)"
+
+
+def missing(folder: Path, name: str, origin: str, others: str = "") -> DataError:
+    """The error for a file that should be in a local folder and is not; ``others`` are those of ``other_sizes``."""
+    return DataError(
+        f"{folder}: {name} is not there{others}; get it from {origin}, or ask for --metadata source=generated"
+    )
 
 
 def download(url: str, sha256: str | None = None, way_out: str = WAY_OUT) -> Path:

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from lpes_eval.data import draw, jsonl, kv
-from lpes_eval.data.source import Source, asked, download, find, missing
+from lpes_eval.data.source import Source, asked, download, find, missing, other_sizes
 from lpes_eval.errors import DataError
 from lpes_eval.scoring.kv import process_results  # noqa: F401
 from lpes_eval.task import BenchmarkTask  # noqa: F401
@@ -28,7 +28,8 @@ def load(*, num_keys, position, split="held_out", search_seed=0, **metadata):
         questions = kv.read_official(path, num_keys)
         drawn = draw.split(len(questions), search_seed)
         examples = [questions[i].at(position) for i in drawn.indices(split)]
-        name, location, digest = path.name.removesuffix(".jsonl.gz"), str(path), jsonl.sha256(path)
+        name = kv.official_name(num_keys).removesuffix(".jsonl.gz")
+        location, digest = str(path), jsonl.sha256(path)
     rows = [{"question_id": e.question_id, "key": e.key, "value": e.value, "prompt": e.prompt()} for e in examples]
     return rows, Source(wish.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(rows))
 
@@ -36,11 +37,12 @@ def load(*, num_keys, position, split="held_out", search_seed=0, **metadata):
 def _official(wish, num_keys):
     if wish.kind == "official":
         return download(kv.official_url(num_keys))
-    name = kv.official_name(num_keys)
-    path = find(wish.folder, name, ("kv_retrieval_data",))
+    name, subfolders = kv.official_name(num_keys), ("kv_retrieval_data",)
+    path = find(wish.folder, name, subfolders)
     if path is None:
+        others = other_sizes(wish.folder, kv.OFFICIAL_NAMES, "num_keys", subfolders)
         try:
-            raise missing(wish.folder, name, kv.official_url(num_keys))
+            raise missing(wish.folder, name, kv.official_url(num_keys), others)
         except kv.NoSuchFile as reason:
-            raise DataError(f"{wish.folder}: {name} is not there, and {reason}") from None
+            raise DataError(f"{wish.folder}: {name} is not there{others}, and {reason}") from None
     return path

@@ -22,7 +22,7 @@ def load(*, split="held_out", search_seed=0, text_file=None, **metadata):
     digest = hashlib.sha256("\0".join(t.text for t in texts).encode()).hexdigest()
     chosen = text.text_numbers(len(texts), split, search_seed)
     rows = [{"question_id": n, "name": texts[n].name, "characters": len(texts[n].text)} for n in chosen]
-    seed = str(draw.SPLIT_SEED) + (f", search_seed {search_seed}" if split == "search" else "")
+    seed = draw.split(len(texts), search_seed).seed(split)
     name = "pg19-test" if kind == "official" else path.name
     return rows, Source(kind, name, str(path), digest, split, seed, len(texts), len(rows))
 

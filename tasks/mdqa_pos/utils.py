@@ -5,7 +5,7 @@ import json
 from functools import lru_cache
 
 from lpes_eval.data import draw, fiction, jsonl, mdqa
-from lpes_eval.data.source import Source, asked, download, find, missing
+from lpes_eval.data.source import Source, asked, download, find, missing, other_sizes
 from lpes_eval.errors import DataError
 from lpes_eval.scoring.qa import process_results  # noqa: F401
 from lpes_eval.task import BenchmarkTask  # noqa: F401
@@ -49,7 +49,8 @@ def _file(wish, num_documents):
         return path, official.removesuffix(".jsonl.gz")
     if path := find(wish.folder, mdqa.ORACLE, ("qa_data",)):
         return path, mdqa.DRAWN
-    raise missing(wish.folder, f"{official} (or {mdqa.ORACLE})", mdqa.official_url(num_documents))
+    others = other_sizes(wish.folder, mdqa.OFFICIAL_NAMES, "num_documents", mdqa.SUBFOLDERS)
+    raise missing(wish.folder, f"{official} (or {mdqa.ORACLE})", mdqa.official_url(num_documents), others)
 
 
 @lru_cache(maxsize=2)

@@ -124,7 +124,7 @@ LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", 
 
 
 def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path):
-    (question,) = kv.read_official(official(tmp_path / "f.jsonl.gz", [LINE]), 3)
+    question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [LINE, LINE]), 3)
     orders = {p: [k for k, _ in question.at(p).records] for p in (0, 50, 100)}
     assert orders == {0: ["b", "a", "c"], 50: ["a", "b", "c"], 100: ["a", "c", "b"]}
     assert {question.at(p).value for p in (0, 50, 100)} == {"2"}
@@ -151,7 +151,8 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
         ([LINE | {"ordered_kv_records": [["a", 1], ["b", "2"], ["c", "3"]]}], "pairs of strings"),
         ([LINE | {"key": "z"}], "stands 0 times"),
         ([LINE | {"ordered_kv_records": [["b", "2"]] * 3}], "stands 3 times"),
-        ([], "no examples"),
+        ([], "no examples in it; expected one a line and at least two"),
+        ([LINE], "1 example in it; expected one a line and at least two"),
     ],
 )
 def test_a_broken_official_file_is_named_with_the_line(tmp_path, lines, named):
@@ -167,6 +168,67 @@ def test_a_file_that_is_cut_off_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match="broken gzip archive after line"):
         kv.read_official(path, 3)
+
+
+def test_a_line_that_lacks_a_field_is_told_what_it_has_and_what_a_line_looks_like(tmp_path):
+    path = official(tmp_path / "f.jsonl.gz", [{"records": [], "key": "b"}])
+    with pytest.raises(DataError, match="'ordered_kv_records' is missing; found 'records', 'key', expected") as caught:
+        kv.read_official(path, 3)
+    shown = json.loads(str(caught.value).split("a line like ")[1])
+    assert len(kv.read_official(official(path, [shown, shown]), len(shown["ordered_kv_records"]))) == 2
+
+
+def test_a_file_that_is_compressed_or_not_against_its_name_is_told_so(tmp_path):
+    line = json.dumps(LINE) + "\n"
+    (tmp_path / "f.jsonl.gz").write_text(line * 2)
+    with pytest.raises(DataError, match=r"f.jsonl.gz: not a gzip archive.* compress it \(gzip\) or take .gz from its"):
+        kv.read_official(tmp_path / "f.jsonl.gz", 3)
+    official(tmp_path / "f.jsonl", [LINE])
+    with pytest.raises(DataError, match=r"f.jsonl: a gzip archive.* Add .gz"):
+        kv.read_official(tmp_path / "f.jsonl", 3)
+
+
+def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path):
+    from tasks.kv_retrieval import utils
+
+    (tmp_path / "kv-retrieval-3_keys.jsonl").write_text((json.dumps(LINE) + "\n") * 5)
+    rows, source = utils.load(num_keys=3, position=0, data_dir=str(tmp_path))
+    assert len(rows) == 3
+    assert source.version(1) == "1 folder: kv-retrieval-3_keys"
+    assert source.location.endswith(".jsonl")
+    official(tmp_path / "kv-retrieval-3_keys.jsonl.gz", [LINE] * 10)  # the benchmark's own form is preferred
+    assert len(utils.load(num_keys=3, position=0, data_dir=str(tmp_path))[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (["kv-retrieval-8_keys.jsonl"], "(there is kv-retrieval-8_keys.jsonl: add num_keys=8 to --metadata)"),
+        (
+            ["kv-retrieval-75_keys.jsonl.gz", "kv_retrieval_data/kv-retrieval-8_keys.jsonl.gz"],
+            "are kv-retrieval-8_keys.jsonl.gz, kv-retrieval-75_keys.jsonl.gz: add num_keys=8 or 75 to --metadata)",
+        ),
+        (["kv-retrieval-8_keys.jsonl.bz2", "mine.jsonl"], "is not there, and no official file has 50 pairs"),
+    ],
+)
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, there, said):
+    from tasks.kv_retrieval import utils
+
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"kv-retrieval-50_keys.jsonl.gz is not there") as caught:
+        utils.load(num_keys=50, position=0, data_dir=str(tmp_path))
+    assert said in str(caught.value)
+
+
+def test_the_line_that_the_readme_shows_is_read(tmp_path):
+    readme = Path(__file__).resolve().parents[2] / "tasks/kv_retrieval/README.md"
+    (shown,) = re.findall(r"^```json\n(.*)\n```$", readme.read_text(), re.M)
+    question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [shown] * 2), 3)
+    assert question.at(100).prompt().endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
+    splits = {n: draw.split(n) for n in (2, 10, 833, 834, 5000)}
+    assert {n: len(split.held_out) for n, split in splits.items()} == {2: 1, 10: 6, 833: 499, 834: 500, 5000: 500}
 
 
 @pytest.mark.parametrize(

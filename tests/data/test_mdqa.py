@@ -282,6 +282,37 @@ def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(util
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("place", ["", "8_total_documents/", "qa_data/8_total_documents/"])
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(utils, tmp_path, place):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / mdqa.official_name(8)).touch()
+    with pytest.raises(DataError) as error:
+        utils.load(num_documents=10, position=0, data_dir=str(tmp_path))
+    assert f"there is {mdqa.official_name(8)}: add num_documents=8 to --metadata" in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "documents"), [(mdqa.official_name(3), 3), (mdqa.ORACLE, 1)])
+def test_a_file_may_lie_in_the_folder_uncompressed(utils, tmp_path, name, documents):
+    path = tmp_path / name.removesuffix(".gz")
+    lines = (line(n, documents) | {"answers": [f"number {n}"]} for n in range(10))
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    rows, source = utils.load(num_documents=3, position=0, data_dir=str(tmp_path))
+    assert len(rows) == 6
+    assert source.location == str(path)
+
+
+def test_the_line_that_the_readme_shows_is_read(tmp_path):
+    (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / "README.md").read_text(), re.M)
+    example, _ = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [shown] * 2), 2)
+    assert example.prompt(100).splitlines()[2].startswith("Document [1](Title: New mill)")
+    assert example.gold.title == "Old mill"
+
+
+def test_the_line_that_errors_show_is_read(tmp_path):
+    (example, _) = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [mdqa.LINE] * 2), 2)
+    assert example.gold.text == "TEXT WITH THE ANSWER"
+
+
 def test_a_file_that_changed_is_read_anew(utils, tmp_path):
     path = tmp_path / mdqa.official_name(10)
     for offset in (0, 100):
