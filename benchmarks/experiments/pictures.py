@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.experiments import plan
-from benchmarks.experiments.page import METHODS, TITLES, Page, Z, optimizer, scores_of
+from benchmarks.experiments.page import GA, METHODS, TITLES, Page, Z, optimizer, scores_of
 from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
 from lpes_eval.factors import Factors
 from lpes_eval.scoring import statistics
@@ -104,7 +104,7 @@ def _draw_factors(page: Page, figure: Any) -> bool:
 
 def _draw_convergence(page: Page, figure: Any) -> bool:
     by_generation, by_cost = figure.subplots(1, 2, sharey=True)
-    searches = {"genetic algorithm": Page.BEZIER} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
+    searches = {GA: Page.BEZIER} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
     for number, (label, name) in enumerate(searches.items()):
         if result := page.get(name):
             descends = name.startswith("controls/gradient")

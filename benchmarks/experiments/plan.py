@@ -31,9 +31,14 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "gradient-1": {"optimizer": "gradient", "start": 1},
 }
 """How else is searched: from the published start (Eq. 8), by other optimisers, by gradient descent from 1.5 and 1."""
-SEEDED = {"curves/free": SEEDS, "controls/cma-es": SEEDS, "controls/gradient-1": SEEDS[:3]}
-"""Searches that are made with several seeds, as the genetic algorithm's are: one says little about an optimiser.
-Gradient descent takes longest, and has fewer."""
+SEEDED = {
+    "curves/free": SEEDS,
+    "controls/start-1.5": SEEDS,
+    "controls/cma-es": SEEDS,
+    "controls/random": SEEDS,
+    "controls/gradient-1": SEEDS,
+}
+"""Searches that are made with several seeds, as the genetic algorithm's are: one says little about an optimiser."""
 LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
