@@ -499,15 +499,16 @@ def _draw(
             color="0.7",
             label="individuals",
         )
-        axes.plot(generations, bests, drawstyle="steps-post", color="C0", label="fittest so far")
-        for number, (name, entry) in enumerate(to_beat.items(), 1):
-            style = {"color": f"C{number}", "linestyle": ("--", ":")[number % 2], "linewidth": 1.5}
-            axes.axhline(entry["fitness"], label=_shown(search, name), **style)
+        axes.plot(generations, bests, drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far")
+        for name, entry in to_beat.items():
+            color, line, _ = _style(name)
+            axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=_shown(search, name))
 
     per_layer = found.per_layer()
     with _figure(folder / "curve.png", "layer", "factor") as axes:
-        axes.plot(range(len(per_layer)), per_layer, marker="o", markersize=3, label="found factors")
-        axes.axhline(sum(per_layer) / len(per_layer), color="C1", linestyle="--", linewidth=1, label="their mean")
+        color, line, marker = _style(FOUND)
+        axes.plot(range(len(per_layer)), per_layer, line, color=color, marker=marker, markersize=4, label=FOUND)
+        axes.axhline(sum(per_layer) / len(per_layer), color=_style("PI")[0], linestyle=":", label="their mean")
 
     if held_out is None:
         return
@@ -515,10 +516,15 @@ def _draw(
         if len(members) > 1:
             with _figure(folder / f"positions-{task}.png", "gold position (%)", "held-out score") as axes:
                 positions = [part.position for part in members]
-                for name, measured in held_out.measured.items():
+                for number, (name, measured) in enumerate(held_out.measured.items()):
                     values = [measured.scores[part.name] for part in members]
                     errors = [_standard_error(measured.examples[part.name]) for part in members]
-                    axes.errorbar(positions, values, errors, marker="o", markersize=3, capsize=2, label=name)
+                    color, line, marker = _style(name)
+                    beside = [position + number - 1 for position in positions]  # equal scores do not hide each other
+                    axes.errorbar(
+                        beside, values, errors, color=color, linestyle=line, marker=marker, markersize=4, capsize=2,
+                        label=name,
+                    )  # fmt: skip
                 axes.set_xticks(positions)
 
 
@@ -529,6 +535,13 @@ def _standard_error(values: Sequence[Any]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
+def _style(name: str) -> tuple[str, str, str]:
+    """Colour, line and marker of what is called ``name``: the same in every picture, and told apart without colour."""
+    if name == FOUND:
+        return "#0072B2", "-", "o"
+    return ("0.4", "--", "s") if name == "baseline" else ("#E69F00", ":", "^")
+
+
 @contextmanager
 def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
     from matplotlib.figure import Figure
@@ -537,6 +550,7 @@ def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
     yield axes
     axes.set_xlabel(x)
     axes.set_ylabel(y)
