@@ -39,6 +39,7 @@ METHOD = "_peer_method"
 """The attribute by which a peer method (``lpes_eval.peers``) marks a module of the model that it is in: its name."""
 
 _ATTRIBUTE = "_layer_rope"
+_COPIES = "_layer_rope_copies"
 _RETIRED = "_retired_because_rotated"
 _POSITION_EMBEDDINGS = "position_embeddings"
 _REPLICATE = "_replicate_for_data_parallel"
@@ -63,7 +64,9 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
 
     Keys in a cache are already rotated. A cache that was filled before this call is refused when it is next used
-    (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it.
+    (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it. Under
+    ``torch.compile`` three cases go unseen: a static cache, whose length compiled code does not know; factors that are
+    a tensor and change their values; and, after ``remove``, a cache that only compiled forwards have filled.
     """
     decoder = find_decoder(model)
     if (method := method_in(model)) is not None:
@@ -231,6 +234,7 @@ class _LayerRope:
         self.some_plain = None in self.slots
         self.detached = False
         self._handles: list[Any] = []
+        self.stamp = _Stamp(factors if live is None else None)
         self._begin()
         if "forward" in decoder.module.__dict__:
             self._handles.append(decoder.module.register_forward_pre_hook(self.check_cache, with_kwargs=True))
@@ -282,7 +286,8 @@ class _LayerRope:
             if (forward := _ours(module)) is not None:  # else somebody has wrapped it, and it only passes on
                 forward.take_back()
         for cache in list(self.caches):
-            cache.__dict__.pop(_ATTRIBUTE, None)
+            for name in (_ATTRIBUTE, _COPIES):
+                cache.__dict__.pop(name, None)
             retire(cache, "under layer factors that were changed or removed since")
         self.caches.clear()
         self._latest = lambda: None
@@ -310,32 +315,47 @@ class _LayerRope:
 
     def check_cache(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors. As the arguments of a hook before the forward."""
-        # A cache meets its first, uncompiled forward before any compiled one.
-        if torch.compiler.is_compiling() or self.detached:
+        if self.detached:
             return
         cache = kwargs.get("past_key_values") if not args else _cache_in((*args, *kwargs.values()))
         if not isinstance(cache, Cache):
             return
-        if self.live is None and (cache is self._latest() or cache in self.caches):
+        compiling = torch.compiler.is_compiling()
+        if self.live is None and not compiling and (cache is self._latest() or cache in self.caches):
             return
-        mark = cache.__dict__.get(_ATTRIBUTE)
-        if (mark is None or mark.factors != self.factors) and cache.get_seq_length() > 0:
+        if not self._knows(getattr(cache, _ATTRIBUTE, None)) and (held := held_in(cache)) > 0:
             raise CacheError(
-                f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated under "
-                "other layer factors than those now in force; start with an empty cache"
+                f"the key-value cache holds {held} positions whose keys were rotated under other layer factors than "
+                "those now in force; start with an empty cache"
             )
         self.own(cache)
 
     def note_cache(self, module: nn.Module, args: tuple, output: Any) -> None:
         """Remember the cache that a forward returns. As the arguments of a hook after the forward."""
-        if not torch.compiler.is_compiling() and not self.detached:
-            cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
-            if isinstance(cache, Cache) and cache is not self._latest() and cache not in self.caches:
-                self.own(cache)
+        if self.detached:
+            return
+        cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
+        if not isinstance(cache, Cache):
+            return
+        if torch.compiler.is_compiling() or (cache is not self._latest() and cache not in self.caches):
+            self.own(cache)
+
+    def _knows(self, stamp: _Stamp | None) -> bool:
+        """Whether a cache with this stamp on it was filled under the factors now in force, as far as can be told."""
+        if stamp is None or stamp is self.stamp:
+            return stamp is not None
+        if self.live is not None and torch.compiler.is_compiling():  # a tensor's values are not known there
+            return True
+        return stamp.factors == self.factors
 
     def own(self, cache: Cache) -> None:
         """Note that the cache's keys are rotated under these factors."""
-        cache.__dict__[_ATTRIBUTE] = _Mark(self.factors, self, cache)
+        if torch.compiler.is_compiling():  # an attribute is all that compiled code can leave
+            if getattr(cache, _ATTRIBUTE, None) is not self.stamp:
+                setattr(cache, _ATTRIBUTE, self.stamp)
+            return
+        cache.__dict__[_ATTRIBUTE] = self.stamp if self.live is None else _Stamp(self.factors)
+        cache.__dict__[_COPIES] = _Copies(self, cache)
         self.caches.add(cache)
         self._latest = weakref.ref(cache)
 
@@ -344,23 +364,42 @@ def _cache_in(values: tuple) -> Cache | None:
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
-class _Mark:
-    """On a cache: the factors that its keys are rotated under. A copy of the cache is made known to the same model."""
+def held_in(cache: Cache) -> int:
+    """How many positions a cache holds. The length of a static cache is not known in compiled code, and counts as 0."""
+    length = cache.get_seq_length()
+    return 0 if torch.compiler.is_compiling() and isinstance(length, Tensor) else int(length)
 
-    def __init__(self, factors: tuple[float, ...], rope: _LayerRope | None = None, cache: Cache | None = None) -> None:
+
+class _Stamp:
+    """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
+
+    Each application of factors has one stamp of its own. Compiled code asks whether it is the same object, so that
+    other factors compile nothing anew.
+    """
+
+    def __init__(self, factors: tuple[float, ...] | None) -> None:
         self.factors = factors
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
+        return self
+
+
+class _Copies:
+    """On a cache: makes a copy of it known to the same model."""
+
+    def __init__(self, rope: _LayerRope | None = None, cache: Cache | None = None) -> None:
         self._rope = weakref.ref(rope) if rope is not None else lambda: None
         self._cache = weakref.ref(cache) if cache is not None else lambda: None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Mark:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Copies:
         rope, copied = self._rope(), memo.get(id(self._cache()))
         if rope is None or not isinstance(copied, Cache):
-            return _Mark(self.factors)
+            return _Copies()
         rope.caches.add(copied)
-        return _Mark(self.factors, rope, copied)
+        return _Copies(rope, copied)
 
     def __reduce__(self) -> tuple:
-        return _Mark, (self.factors,)
+        return _Copies, ()
 
 
 # -- in place of a module's forward ----------------------------------------------------------------------------------
@@ -725,17 +764,16 @@ def retire(cache: Cache, rotated: str) -> None:
 
     Once it is reset it is as good as new.
     """
-    if cache.get_seq_length() > 0:
+    if held_in(cache) > 0:
         cache.__dict__[_RETIRED] = rotated
         cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
 
 
 def _refuse_update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
     rotated = cache.__dict__[_RETIRED]
-    if cache.get_seq_length() == 0:
+    if (held := held_in(cache)) == 0:
         del cache.update, cache.__dict__[_RETIRED]
         return cache.update(*args, **kwargs)
     raise CacheError(
-        f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated {rotated}; "
-        "start with an empty cache"
+        f"the key-value cache holds {held} positions whose keys were rotated {rotated}; start with an empty cache"
     )

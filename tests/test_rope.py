@@ -627,6 +627,87 @@ def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
         assert torch.allclose(model(ids, past_key_values=cache).logits, logits(model, ids), atol=1e-4)
 
 
+# -- the same where forwards are compiled ----------------------------------------------------------------------------
+
+
+def compiled(model, **options):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", **options)
+
+
+@pytest.fixture
+def small():
+    model = llama(num_hidden_layers=2)
+    lpes_eval.apply(model, [1.3, 1.7])
+    return model
+
+
+def test_generation_that_falls_back_from_compiled_code_goes_on(small, ids):
+    expected = generate(small, ids)
+    small.forward = compiled(small.forward, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):  # prefill, one step, and from then on uncompiled
+        assert torch.equal(generate(small, ids), expected)
+
+
+@pytest.mark.parametrize("first", ["compiled", "uncompiled"])
+def test_a_cache_goes_from_compiled_code_to_uncompiled_and_back(small, ids, first):
+    expected = logits(small, ids, use_cache=False)
+    steps = [compiled(small, fullgraph=True), small]  # in one graph: nothing about caches breaks it
+    with torch.no_grad():
+        output = steps[first == "uncompiled"](ids[:, :36], use_cache=True)
+        for t in range(36, 40):
+            output = steps[t % 2](ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)
+
+
+@pytest.mark.parametrize("filled", ["compiled", "uncompiled", "without factors"])
+def test_a_cache_filled_under_other_factors_is_refused_by_compiled_code_too(small, ids, filled):
+    fast = compiled(small)
+    with torch.no_grad():
+        if filled == "without factors":
+            lpes_eval.remove(small)
+        cache = (fast if filled == "compiled" else small)(ids, use_cache=True).past_key_values
+        lpes_eval.apply(small, [1.7, 1.3])
+        for decode in (fast, small):
+            with pytest.raises(CacheError, match="40 positions"):
+                decode(ids[:, :1], past_key_values=cache)
+
+
+def test_compiled_steps_go_on_under_other_factors_without_compiling_anew(small, ids):
+    graphs = []
+    torch._dynamo.reset()
+    fast = torch.compile(small, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=False)
+    numbers = []
+    with torch.no_grad():
+        for factors in ([1.3, 1.7], [1.4, 1.9], [1.1, 1.2]):
+            lpes_eval.apply(small, factors)
+            cache = small(ids, use_cache=True).past_key_values
+            fast(ids[:, :1], past_key_values=cache)
+            numbers.append(len(graphs))
+    assert numbers == [1, 1, 1]
+
+
+def test_a_static_cache_that_compiled_code_has_filled_and_that_was_emptied_serves_other_factors(small, ids):
+    cache, fast = StaticCache(config=small.config, max_cache_len=64), compiled(small, fullgraph=True)
+    with torch.no_grad():
+        fast(ids, past_key_values=cache)
+        lpes_eval.apply(small, [1.7, 1.3])
+        with pytest.raises(CacheError, match="40 positions"):
+            small(ids[:, :1], past_key_values=cache)
+        cache.reset()
+        assert torch.allclose(fast(ids, past_key_values=cache).logits, logits(small, ids), atol=1e-4)
+
+
+def test_factors_that_are_a_tensor_go_on_from_compiled_code(small, ids):
+    lpes_eval.apply(small, torch.tensor([1.3, 1.7]))
+    expected = logits(small, ids, use_cache=False)
+    with torch.no_grad():
+        output = compiled(small)(ids[:, :38], use_cache=True)
+        for t in (38, 39):
+            output = small(ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
