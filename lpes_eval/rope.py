@@ -117,7 +117,7 @@ class Decoder:
         rotaries: the rotary modules whose output is handed down to all layers.
         own: the layers' own rotary modules, where they have them: layer number -> modules.
         rotates_as: for each layer the one whose factor it uses: itself, except where a layer attends to keys that an
-            earlier layer has rotated and cached (Gemma 3n, Gemma 4). Its queries must then be rotated like them.
+            earlier layer has rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them.
     """
 
     module: nn.Module
@@ -160,7 +160,10 @@ def find_decoder(model: nn.Module) -> Decoder:
     shared = tuple(module for module in _rotaries(owner) if id(module) not in nested)
     if shared and not any(_takes_position_embeddings(layer) for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
-    return Decoder(owner, tuple(layers), shared, inside, _key_owners(text, len(layers)))
+    owners = _key_owners(text, len(layers))
+    if any(owners[h] == h and _takes_keys(layer) for h, layer in enumerate(layers)):
+        raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
+    return Decoder(owner, tuple(layers), shared, inside, owners)
 
 
 _WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
@@ -177,11 +180,19 @@ REFUSED: dict[str, str] = {
 
 
 def _key_owners(config: Any, depth: int) -> tuple[int, ...]:
-    """For each layer the layer that rotated the keys it attends to."""
+    """For each layer the layer that rotated the keys it attends to, as far as the configuration says."""
+    if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
+        return tuple(sources)
     first_shared = depth - (getattr(config, "num_kv_shared_layers", None) or 0)
     kinds = getattr(config, "layer_types", None) or [None] * depth
     own = list(range(first_shared))
     return (*own, *(max(k for k in own if kinds[k] == kinds[h]) for h in range(first_shared, depth)))
+
+
+def _takes_keys(layer: nn.Module) -> bool:
+    """Whether a layer attends to keys that it is handed; where its modules do not say, whether it could."""
+    known = [module.is_kv_shared_layer for module in layer.modules() if hasattr(module, "is_kv_shared_layer")]
+    return any(known) if known else any(_takes(module, "shared_kv_states") for module in layer.modules())
 
 
 def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, nn.ModuleList]]:
@@ -196,11 +207,11 @@ def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, n
 
 def _rotaries(module: nn.Module) -> list[nn.Module]:
     """The modules within that turn position ids into rotary tables."""
-    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes_position_ids(m)]
+    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
 
 
-def _takes_position_ids(module: nn.Module) -> bool:
-    return "position_ids" in inspect.signature(type(module).forward).parameters
+def _takes(module: nn.Module, name: str) -> bool:
+    return name in inspect.signature(type(module).forward).parameters
 
 
 def _takes_position_embeddings(layer: nn.Module) -> bool:
