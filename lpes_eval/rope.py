@@ -376,9 +376,15 @@ def _cache_in(values: tuple) -> Cache | None:
 
 
 def held_in(cache: Cache) -> int:
-    """How many positions a cache holds. The length of a static cache is not known in compiled code, and counts as 0."""
+    """How many positions a cache holds: the most that any of its layers does, for the first may hold none (MiniMax).
+
+    The length of a static cache is not known in compiled code, and counts as none.
+    """
     length = cache.get_seq_length()
-    return 0 if torch.compiler.is_compiling() and isinstance(length, Tensor) else int(length)
+    if isinstance(length, Tensor):
+        return 0 if torch.compiler.is_compiling() else int(length)
+    layers = getattr(cache, "layers", ())
+    return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)
 
 
 class _Stamp:

@@ -627,6 +627,19 @@ def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
         assert torch.allclose(model(ids, past_key_values=cache).logits, logits(model, ids), atol=1e-4)
 
 
+def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
+    model = tiny_model(tiny_config("minimax"))  # linear attention in layers 0 and 2, of which it keeps something else
+    lpes_eval.apply(model, [1.5] * 4)
+    with torch.no_grad():
+        changed, removed = (model(ids, use_cache=True).past_key_values for _ in range(2))
+        lpes_eval.apply(model, [1.2] * 4)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=changed)
+        lpes_eval.remove(model)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=removed)
+
+
 # -- the same where forwards are compiled ----------------------------------------------------------------------------
 
 
