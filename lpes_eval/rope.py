@@ -50,7 +50,7 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
 
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
-            dtype and with any attention implementation; also one wrapped by PEFT.
+            dtype and with any attention implementation; also one wrapped by PEFT, except for prefix tuning.
         factors: one number > 0 a layer; or a factors object or file, or one number for all layers; or a float tensor
             of shape (layers,), through which gradients flow and whose values count at each forward. Gradient
             checkpointing must then be non-reentrant (``use_reentrant=False``): the other kind goes backward once a
@@ -141,6 +141,9 @@ def find_decoder(model: nn.Module) -> Decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:
         raise refuse(REFUSED[kind])
+    adapter = getattr(getattr(model, "active_peft_config", None), "peft_type", None)
+    if adapter in _LEARNT_KEYS:
+        raise refuse(f"its PEFT adapter ({_LEARNT_KEYS[adapter]}) adds learnt keys, which no layer has rotated")
     text = config.get_text_config(decoder=True)
     if getattr(text, "alibi", False):
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")
@@ -177,6 +180,9 @@ REFUSED: dict[str, str] = {
     "hrm_text": "it runs two stacks of layers several times a forward, so a layer has no depth of its own",
 }
 """Model types that have the parts and still cannot be given layer factors: type -> reason."""
+
+_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
+"""PEFT's adapters that fill the cache before the model does: type -> name."""
 
 
 def _key_owners(config: Any, depth: int) -> tuple[int, ...]:
@@ -336,8 +342,8 @@ class _LayerRope:
             return
         if not self._knows(getattr(cache, _ATTRIBUTE, None)) and (held := held_in(cache)) > 0:
             raise CacheError(
-                f"the key-value cache holds {held} positions whose keys were rotated under other layer factors than "
-                "those now in force; start with an empty cache"
+                f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors now "
+                "in force; start with an empty cache"
             )
         self.own(cache)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import lpes_eval
@@ -509,6 +509,32 @@ def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
     lpes_eval.apply(model, FACTORS)
     lpes_eval.apply(spread, FACTORS)
     assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [IA3Config(task_type="CAUSAL_LM"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)],
+    ids=["IA3", "prompt tuning"],
+)
+def test_adapters_that_leave_the_cache_alone_go_with_factors(model, ids, config):
+    wrapped = get_peft_model(model, config).eval()
+    plain = logits(wrapped, ids)
+    lpes_eval.apply(wrapped, [1.0] * 4)
+    assert torch.equal(logits(wrapped, ids), plain)
+    lpes_eval.apply(wrapped, FACTORS)
+    assert not torch.allclose(logits(wrapped, ids), plain, atol=1e-2)
+    assert torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+
+
+def test_prefix_tuning_is_refused_and_the_reason_is_true(model, ids):
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    lpes_eval.apply(model, FACTORS)
+    wrapped = get_peft_model(model, config)
+    with pytest.raises(CacheError, match="5 positions whose keys were not rotated under the layer factors now in"):
+        wrapped(input_ids=ids)
+    lpes_eval.remove(wrapped)
+    with pytest.raises(UnsupportedModel, match=r"^llama: its PEFT adapter \(prefix tuning\) adds learnt keys"):
+        lpes_eval.apply(wrapped, FACTORS)
 
 
 def test_a_model_under_peft_takes_factors(model, ids):
