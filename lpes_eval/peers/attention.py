@@ -162,9 +162,15 @@ def own_base(model: nn.Module, method: str) -> float:
     nowhere = torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)
     if not inv_freq.is_meta and torch.is_tensor(rotary(inv_freq.new_zeros(1, 1, 1), nowhere)):
         raise refuse("its rotary tables are complex numbers")
-    if not inv_freq.is_meta and not torch.allclose(inv_freq.float(), frequencies(theta, inv_freq.float())):
+    if not inv_freq.is_meta and not _same_up_to_rounding(inv_freq, frequencies(theta, inv_freq.float())):
         raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
     return float(theta)
+
+
+def _same_up_to_rounding(x: Tensor, exact: Tensor) -> bool:
+    """Whether ``x`` could be ``exact`` (float32) in its own dtype: ``model.to(torch.bfloat16)`` rounds buffers as well."""
+    kind = torch.finfo(x.dtype)
+    return torch.allclose(x.float(), exact, rtol=max(kind.eps, 1e-5), atol=max(kind.tiny * kind.eps, 1e-8))
 
 
 def bases_for(theta: float, bases: Sequence[float] | None) -> tuple[float, ...]:

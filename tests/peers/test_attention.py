@@ -210,6 +210,19 @@ def test_a_base_is_replaced_only_where_it_is_all_there_is(family, changes, reaso
         own_base(tiny_model(tiny_config(family, **changes)), "test")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+def test_rounded_frequencies_have_the_base_that_they_were_made_of(dtype, theta):
+    parameters = {"rope_type": "default", "rope_theta": theta}
+    model = tiny_model(tiny_config("llama", rope_parameters=parameters, head_dim=128)).to(dtype)
+    rotary = model.model.rotary_emb
+    assert rotary.inv_freq.dtype == dtype
+    assert own_base(model, "test") == theta
+    rotary.inv_freq = frequencies(1.2 * theta, rotary.inv_freq)
+    with pytest.raises(UnsupportedModel, match="not powers of its rope_theta"):
+        own_base(model, "test")
+
+
 def test_frequencies_that_are_not_powers_of_the_base_are_noticed():
     model = tiny_model(tiny_config("llama"))
     assert own_base(model, "test") == 10000.0
