@@ -257,6 +257,24 @@ def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(method):
     assert distance(found.logits, expected.logits) == 0
 
 
+@pytest.mark.parametrize(
+    ("method", "heads"),
+    [
+        (lambda model: MsPoE(model, Settings(skip=1)), "Ms-PoE caches 4 heads of keys beside 2 of values"),
+        (
+            lambda model: moice.apply(model, Router(routers.describe(model.config, None), seed=1)),
+            "MoICE caches 14 heads of keys beside 2 of values",
+        ),
+    ],
+    ids=["Ms-PoE", "MoICE"],
+)
+def test_a_static_cache_has_no_room_for_more_keys_than_values(method, heads):
+    model = tiny_model(tiny_config("llama"))
+    method(model)
+    with pytest.raises(UserError, match=f"^{heads}, for which a static cache has no room"):
+        generated(model, cache_implementation="static")
+
+
 def test_two_methods_exclude_each_other():
     for first, second in ((Buckets, MsPoE), (MsPoE, Buckets)):
         model = tiny_model(tiny_config("llama"))
