@@ -193,13 +193,14 @@ def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
     if count == 1:
         return call
 
-    def repeat(value: Any) -> Any:
+    def repeat(value: Any, rows: int) -> Any:
         if isinstance(value, dict):
-            return {name: repeat(each) for name, each in value.items()}
-        return value.repeat(count, *[1] * (value.ndim - 1)) if torch.is_tensor(value) and value.ndim > 1 else value
+            return {name: repeat(each, rows) for name, each in value.items()}
+        return torch.cat([value] * count, dim=rows) if torch.is_tensor(value) and value.ndim > 1 else value
 
-    names = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
-    return {name: repeat(value) if name in names else value for name, value in call.items()}
+    names = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0}
+    names["position_ids"] = -2  # (B, T), or (3, B, T) where positions have several axes
+    return {name: repeat(value, names[name]) if name in names else value for name, value in call.items()}
 
 
 class _Sum:
