@@ -124,6 +124,16 @@ def test_what_does_not_fit_into_memory_is_done_in_parts(monkeypatch):
     assert distance(found.logits, expected.logits) < 1e-4
 
 
+def test_rows_are_counted_in_the_first_layer_that_holds_keys():
+    model = tiny_model(tiny_config("qwen3_next"))  # its first layer is linear attention
+    cache = model(**inputs(), use_cache=True).past_key_values
+    Buckets(model, BASES)
+    with pytest.raises(
+        CacheError, match="the key-value cache holds 2 rows, and Attention Buckets with 3 bases needs 6"
+    ):
+        model(inputs()["input_ids"][:, :1], past_key_values=cache)
+
+
 def test_misuse_is_refused():
     model = tiny_model(tiny_config("llama"))
     with pytest.raises(UserError, match="combine=mean"):
