@@ -28,7 +28,10 @@ VERSION = 1
 REFERENCE = "reference"
 MAX_BYTES = 1 << 20
 MAX_LAYERS = 10_000
+LEAST, GREATEST = 1e-3, 1e6
+"""Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
+_FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _SOURCES = ("factors", "curve", "uniform")
 _FIELDS = ("format", "version", *_SOURCES, "num_layers", "unscaled_layers", "origin")
 _ORIGIN: dict[str, tuple[type, ...]] = {
@@ -48,9 +51,9 @@ class Factors:
     """Layer factors in one of three forms, of which exactly one is given.
 
     Attributes:
-        factors: one number > 0 for every layer.
+        factors: one number from 0.001 to 1,000,000 for every layer.
         curve: a curve's kind and control points (see ``lpes_eval.curves``), drawn over the layers that are scaled.
-        uniform: one number > 0 for every scaled layer, which is Position Interpolation with that factor.
+        uniform: one such number for every scaled layer, which is Position Interpolation with that factor.
         num_layers: the depth of the model the factors are for; optional for ``curve`` and ``uniform``.
         unscaled_layers: layers left alone (factor 1), counted from 0.
         origin: where the factors came from: ``model``, ``task``, ``fitness``, ``search``, ``seed``, ``packages``,
@@ -372,15 +375,15 @@ class _Check:
 
     def number(self, value: Any, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(f"{where}: found {_kind(value)}, expected a number > 0")
+            self.fail(f"{where}: found {_kind(value)}, expected {_FACTOR}")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            self.fail(f"{where}: found {_short(value)}, expected a finite number > 0")
-        if number <= 0:
-            self.fail(f"{where}: found {value}, expected a number > 0 (1 leaves a layer as it is)")
+            self.fail(f"{where}: found {_short(value)}, which is not finite; expected {_FACTOR}")
+        if not LEAST <= number <= GREATEST:
+            self.fail(f"{where}: found {_short(value)}, expected {_FACTOR} (1 leaves a layer as it is)")
         return number
 
     def integer(self, value: Any, where: str, low: int, high: int) -> int:

@@ -51,8 +51,9 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
             dtype and with any attention implementation; also one wrapped by PEFT, except for prefix tuning.
-        factors: one number > 0 a layer; or a factors object or file, or one number for all layers; or a float tensor
-            of shape (layers,), through which gradients flow and whose values count at each forward. Gradient
+        factors: one number a layer, from 0.001 to 1,000,000; or a factors object or file, or one number for all
+            layers; or a float tensor of shape (layers,), through which gradients flow and whose values count at each
+            forward. Only those that it has now are checked: whoever changes them keeps them in that range. Gradient
             checkpointing must then be non-reentrant (``use_reentrant=False``): the other kind goes backward once a
             layer, the second time through a graph that the first has freed.
 
