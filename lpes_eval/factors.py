@@ -193,7 +193,7 @@ def load(path: str | Path) -> Factors:
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     try:
         if path.is_dir():
             raise FactorsError(f"{path}: is a folder; expected a factors file (JSON)")

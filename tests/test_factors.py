@@ -292,6 +292,12 @@ def test_factors_for_another_depth_are_refused():
         Factors.from_uniform(1.5, unscaled_layers=[5]).per_layer(4)
 
 
+def test_a_file_at_home_may_be_named_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Factors.from_uniform(1.3).save(tmp_path / "f.json")
+    assert load("~/f.json") == load(Path("~/f.json")) == parse("~/f.json") == Factors.from_uniform(1.3)
+
+
 def test_what_may_be_given_as_factors(tmp_path):
     Factors.from_uniform(1.3).save(tmp_path / "f.json")
     assert parse("1.5") == parse(1.5) == Factors.from_uniform(1.5)
