@@ -231,7 +231,7 @@ def parse(value: Any) -> Factors:
     """
     if isinstance(value, Factors):
         return value
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
     if value == REFERENCE:
         return load(Path(__file__).parent / "reference" / "base" / "factors.json")
@@ -246,7 +246,7 @@ def parse(value: Any) -> Factors:
         return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return Factors.from_dict({"factors": list(value)}, source="factors")
     raise FactorsError(
         f"factors={value!r}: expected a factors file's path, one number for all layers, or a list of one a layer"

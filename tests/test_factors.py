@@ -303,7 +303,7 @@ def test_what_may_be_given_as_factors(tmp_path):
     assert parse("1.5") == parse(1.5) == Factors.from_uniform(1.5)
     assert parse([1, 2]) == Factors.from_list([1, 2])
     assert parse(str(tmp_path / "f.json")) == parse(tmp_path / "f.json") == Factors.from_uniform(1.3)
-    for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf"):
+    for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf", b"ab", bytearray(b"ab"), memoryview(b"ab")):
         with pytest.raises(FactorsError):
             parse(wrong)
 
