@@ -183,8 +183,13 @@ class Factors:
         return data
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
-        write_atomically(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
+        content = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            reason = error.strerror or error
+            raise FactorsError(f"{path}: cannot be written ({reason}); expected a path where a file can be") from error
 
 
 def load(path: str | Path) -> Factors:
@@ -193,14 +198,21 @@ def load(path: str | Path) -> Factors:
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
+    return _read(path, "load reads a factors file; one number for all layers is Factors.from_uniform(NUMBER)")
+
+
+def _read(path: str | Path, way_out: str) -> Factors:
+    """A factors file, or ``FactorsError``; the way out is for a path where no file is."""
     path = Path(os.path.expanduser(path))
     try:
         if path.is_dir():
-            raise FactorsError(f"{path}: is a folder; expected a factors file (JSON)")
+            raise IsADirectoryError
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise FactorsError(f"{path}: no such file; give a factors file, or a number for all layers") from None
+        raise FactorsError(f"{path}: no such file; {way_out}") from None
+    except IsADirectoryError:
+        raise FactorsError(f"{path}: is a folder; expected a factors file (JSON)") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise FactorsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(raw) > MAX_BYTES:
@@ -241,9 +253,9 @@ def parse(value: Any) -> Factors:
         try:
             value = float(value)
         except ValueError:
-            return load(value)
+            value = Path(value)
     if isinstance(value, Path):
-        return load(value)
+        return _read(value, "give a factors file, or a number for all layers")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):

@@ -75,7 +75,11 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     live = factors if isinstance(factors, Tensor) else None
     if live is not None and live.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(live.shape)}; expected one number a layer")
-    values = tuple(parse(factors if live is None else live.tolist()).per_layer(len(decoder.layers)))
+    parsed = parse(factors if live is None else live.tolist())
+    try:
+        values = tuple(parsed.per_layer(len(decoder.layers)))
+    except FactorsError as error:
+        raise FactorsError(f"{factors}: {error}" if isinstance(factors, str | Path) else str(error)) from None
     previous = decoder.module.__dict__.get(_ATTRIBUTE)
     if previous is not None:
         if previous.factors == values and previous.live is live:

@@ -230,6 +230,23 @@ def test_the_ends_of_the_range_are_factors(factor):
     assert torch.isfinite(torch.arange(100_000) / torch.tensor(factors.per_layer())[:, None]).all()
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("/proc/x.json", tmp_path / "file" / "x.json"):
+        with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(.*\); expected a path") as caught:
+            Factors.from_uniform(1.5).save(path)
+        assert ".part" not in str(caught.value)
+
+
+def test_load_reads_files_and_says_so_of_a_number(tmp_path):
+    with pytest.raises(FactorsError, match=r"^1.5: no such file; load reads a factors file; one number .*from_uniform"):
+        load("1.5")
+    with pytest.raises(FactorsError, match=r"no such file; give a factors file, or a number for all layers$"):
+        parse("none.json")
+    with pytest.raises(FactorsError, match=rf"^{tmp_path}: is a folder; expected a factors file \(JSON\)$"):
+        load(tmp_path)
+
+
 def test_other_ways_to_miss_a_file(tmp_path):
     for path, named in ((tmp_path / "none.json", "no such file"), (tmp_path, "folder"), ("a\0b", "cannot be read")):
         with pytest.raises(FactorsError, match=named):
@@ -318,7 +335,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "f.json"
     Factors.from_uniform(1.5).save(path)
     monkeypatch.setattr(module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(disk full\)"):
         Factors.from_uniform(1.7).save(path)
     monkeypatch.undo()
     assert load(path) == Factors.from_uniform(1.5)

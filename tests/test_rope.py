@@ -275,6 +275,10 @@ def test_factors_from_a_file(model, tmp_path):
     Factors.from_uniform(1.5).save(tmp_path / "f.json")
     lpes_eval.apply(model, tmp_path / "f.json")
     assert rope.applied(model) == [1.5] * 4
+    Factors.from_list([1.5] * 5).save(tmp_path / "five.json")
+    for given in (tmp_path / "five.json", str(tmp_path / "five.json")):
+        with pytest.raises(FactorsError, match=rf"^{given}: the factors are for 5 layers, the model has 4"):
+            lpes_eval.apply(model, given)
 
 
 def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
