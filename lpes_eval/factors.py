@@ -28,7 +28,10 @@ VERSION = 1
 REFERENCE = "reference"
 MAX_BYTES = 1 << 20
 MAX_LAYERS = 10_000
+LEAST, GREATEST = 1e-3, 1e6
+"""Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
+_FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _SOURCES = ("factors", "curve", "uniform")
 _FIELDS = ("format", "version", *_SOURCES, "num_layers", "unscaled_layers", "origin")
 _ORIGIN: dict[str, tuple[type, ...]] = {
@@ -48,9 +51,9 @@ class Factors:
     """Layer factors in one of three forms, of which exactly one is given.
 
     Attributes:
-        factors: one number > 0 for every layer.
+        factors: one number from 0.001 to 1,000,000 for every layer.
         curve: a curve's kind and control points (see ``lpes_eval.curves``), drawn over the layers that are scaled.
-        uniform: one number > 0 for every scaled layer, which is Position Interpolation with that factor.
+        uniform: one such number for every scaled layer, which is Position Interpolation with that factor.
         num_layers: the depth of the model the factors are for; optional for ``curve`` and ``uniform``.
         unscaled_layers: layers left alone (factor 1), counted from 0.
         origin: where the factors came from: ``model``, ``task``, ``fitness``, ``search``, ``seed``, ``packages``,
@@ -180,8 +183,13 @@ class Factors:
         return data
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
-        write_atomically(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
+        content = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            reason = error.strerror or error
+            raise FactorsError(f"{path}: cannot be written ({reason}); expected a path where a file can be") from error
 
 
 def load(path: str | Path) -> Factors:
@@ -190,14 +198,21 @@ def load(path: str | Path) -> Factors:
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
-    path = Path(path)
+    return _read(path, "load reads a factors file; one number for all layers is Factors.from_uniform(NUMBER)")
+
+
+def _read(path: str | Path, way_out: str) -> Factors:
+    """A factors file, or ``FactorsError``; the way out is for a path where no file is."""
+    path = Path(os.path.expanduser(path))
     try:
         if path.is_dir():
-            raise FactorsError(f"{path}: is a folder; expected a factors file (JSON)")
+            raise IsADirectoryError
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise FactorsError(f"{path}: no such file; give a factors file, or a number for all layers") from None
+        raise FactorsError(f"{path}: no such file; {way_out}") from None
+    except IsADirectoryError:
+        raise FactorsError(f"{path}: is a folder; expected a factors file (JSON)") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise FactorsError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(raw) > MAX_BYTES:
@@ -228,7 +243,7 @@ def parse(value: Any) -> Factors:
     """
     if isinstance(value, Factors):
         return value
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
     if value == REFERENCE:
         return load(Path(__file__).parent / "reference" / "base" / "factors.json")
@@ -238,12 +253,12 @@ def parse(value: Any) -> Factors:
         try:
             value = float(value)
         except ValueError:
-            return load(value)
+            value = Path(value)
     if isinstance(value, Path):
-        return load(value)
+        return _read(value, "give a factors file, or a number for all layers")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return Factors.from_dict({"factors": list(value)}, source="factors")
     raise FactorsError(
         f"factors={value!r}: expected a factors file's path, one number for all layers, or a list of one a layer"
@@ -372,15 +387,15 @@ class _Check:
 
     def number(self, value: Any, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(f"{where}: found {_kind(value)}, expected a number > 0")
+            self.fail(f"{where}: found {_kind(value)}, expected {_FACTOR}")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            self.fail(f"{where}: found {_short(value)}, expected a finite number > 0")
-        if number <= 0:
-            self.fail(f"{where}: found {value}, expected a number > 0 (1 leaves a layer as it is)")
+            self.fail(f"{where}: found {_short(value)}, which is not finite; expected {_FACTOR}")
+        if not LEAST <= number <= GREATEST:
+            self.fail(f"{where}: found {_short(value)}, expected {_FACTOR} (1 leaves a layer as it is)")
         return number
 
     def integer(self, value: Any, where: str, low: int, high: int) -> int:

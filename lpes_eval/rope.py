@@ -39,6 +39,7 @@ METHOD = "_peer_method"
 """The attribute by which a peer method (``lpes_eval.peers``) marks a module of the model that it is in: its name."""
 
 _ATTRIBUTE = "_layer_rope"
+_COPIES = "_layer_rope_copies"
 _RETIRED = "_retired_because_rotated"
 _POSITION_EMBEDDINGS = "position_embeddings"
 _REPLICATE = "_replicate_for_data_parallel"
@@ -49,9 +50,10 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
 
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
-            dtype and with any attention implementation; also one wrapped by PEFT.
-        factors: one number > 0 a layer; or a factors object or file, or one number for all layers; or a float tensor
-            of shape (layers,), through which gradients flow and whose values count at each forward. Gradient
+            dtype and with any attention implementation; also one wrapped by PEFT, except for prefix tuning.
+        factors: one number a layer, from 0.001 to 1,000,000; or a factors object or file, or one number for all
+            layers; or a float tensor of shape (layers,), through which gradients flow and whose values count at each
+            forward. Only those that it has now are checked: whoever changes them keeps them in that range. Gradient
             checkpointing must then be non-reentrant (``use_reentrant=False``): the other kind goes backward once a
             layer, the second time through a graph that the first has freed.
 
@@ -63,7 +65,9 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
 
     Keys in a cache are already rotated. A cache that was filled before this call is refused when it is next used
-    (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it.
+    (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it. Under
+    ``torch.compile`` three cases go unseen: a static cache, whose length compiled code does not know; factors that are
+    a tensor and change their values; and, after ``remove``, a cache that only compiled forwards have filled.
     """
     decoder = find_decoder(model)
     if (method := method_in(model)) is not None:
@@ -71,7 +75,11 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     live = factors if isinstance(factors, Tensor) else None
     if live is not None and live.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(live.shape)}; expected one number a layer")
-    values = tuple(parse(factors if live is None else live.tolist()).per_layer(len(decoder.layers)))
+    parsed = parse(factors if live is None else live.tolist())
+    try:
+        values = tuple(parsed.per_layer(len(decoder.layers)))
+    except FactorsError as error:
+        raise FactorsError(f"{factors}: {error}" if isinstance(factors, str | Path) else str(error)) from None
     previous = decoder.module.__dict__.get(_ATTRIBUTE)
     if previous is not None:
         if previous.factors == values and previous.live is live:
@@ -114,7 +122,7 @@ class Decoder:
         rotaries: the rotary modules whose output is handed down to all layers.
         own: the layers' own rotary modules, where they have them: layer number -> modules.
         rotates_as: for each layer the one whose factor it uses: itself, except where a layer attends to keys that an
-            earlier layer has rotated and cached (Gemma 3n, Gemma 4). Its queries must then be rotated like them.
+            earlier layer has rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them.
     """
 
     module: nn.Module
@@ -138,6 +146,9 @@ def find_decoder(model: nn.Module) -> Decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:
         raise refuse(REFUSED[kind])
+    adapter = getattr(getattr(model, "active_peft_config", None), "peft_type", None)
+    if adapter in _LEARNT_KEYS:
+        raise refuse(f"its PEFT adapter ({_LEARNT_KEYS[adapter]}) adds learnt keys, which no layer has rotated")
     text = config.get_text_config(decoder=True)
     if getattr(text, "alibi", False):
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")
@@ -157,7 +168,10 @@ def find_decoder(model: nn.Module) -> Decoder:
     shared = tuple(module for module in _rotaries(owner) if id(module) not in nested)
     if shared and not any(_takes_position_embeddings(layer) for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
-    return Decoder(owner, tuple(layers), shared, inside, _key_owners(text, len(layers)))
+    owners = _key_owners(text, len(layers))
+    if any(owners[h] == h and _takes_keys(layer) for h, layer in enumerate(layers)):
+        raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
+    return Decoder(owner, tuple(layers), shared, inside, owners)
 
 
 _WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
@@ -172,13 +186,24 @@ REFUSED: dict[str, str] = {
 }
 """Model types that have the parts and still cannot be given layer factors: type -> reason."""
 
+_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
+"""PEFT's adapters that fill the cache before the model does: type -> name."""
+
 
 def _key_owners(config: Any, depth: int) -> tuple[int, ...]:
-    """For each layer the layer that rotated the keys it attends to."""
+    """For each layer the layer that rotated the keys it attends to, as far as the configuration says."""
+    if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
+        return tuple(sources)
     first_shared = depth - (getattr(config, "num_kv_shared_layers", None) or 0)
     kinds = getattr(config, "layer_types", None) or [None] * depth
     own = list(range(first_shared))
     return (*own, *(max(k for k in own if kinds[k] == kinds[h]) for h in range(first_shared, depth)))
+
+
+def _takes_keys(layer: nn.Module) -> bool:
+    """Whether a layer attends to keys that it is handed; where its modules do not say, whether it could."""
+    known = [module.is_kv_shared_layer for module in layer.modules() if hasattr(module, "is_kv_shared_layer")]
+    return any(known) if known else any(_takes(module, "shared_kv_states") for module in layer.modules())
 
 
 def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, nn.ModuleList]]:
@@ -193,11 +218,11 @@ def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, n
 
 def _rotaries(module: nn.Module) -> list[nn.Module]:
     """The modules within that turn position ids into rotary tables."""
-    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes_position_ids(m)]
+    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
 
 
-def _takes_position_ids(module: nn.Module) -> bool:
-    return "position_ids" in inspect.signature(type(module).forward).parameters
+def _takes(module: nn.Module, name: str) -> bool:
+    return name in inspect.signature(type(module).forward).parameters
 
 
 def _takes_position_embeddings(layer: nn.Module) -> bool:
@@ -231,6 +256,7 @@ class _LayerRope:
         self.some_plain = None in self.slots
         self.detached = False
         self._handles: list[Any] = []
+        self.stamp = _Stamp(factors if live is None else None)
         self._begin()
         if "forward" in decoder.module.__dict__:
             self._handles.append(decoder.module.register_forward_pre_hook(self.check_cache, with_kwargs=True))
@@ -282,7 +308,8 @@ class _LayerRope:
             if (forward := _ours(module)) is not None:  # else somebody has wrapped it, and it only passes on
                 forward.take_back()
         for cache in list(self.caches):
-            cache.__dict__.pop(_ATTRIBUTE, None)
+            for name in (_ATTRIBUTE, _COPIES):
+                cache.__dict__.pop(name, None)
             retire(cache, "under layer factors that were changed or removed since")
         self.caches.clear()
         self._latest = lambda: None
@@ -310,32 +337,47 @@ class _LayerRope:
 
     def check_cache(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors. As the arguments of a hook before the forward."""
-        # A cache meets its first, uncompiled forward before any compiled one.
-        if torch.compiler.is_compiling() or self.detached:
+        if self.detached:
             return
         cache = kwargs.get("past_key_values") if not args else _cache_in((*args, *kwargs.values()))
         if not isinstance(cache, Cache):
             return
-        if self.live is None and (cache is self._latest() or cache in self.caches):
+        compiling = torch.compiler.is_compiling()
+        if self.live is None and not compiling and (cache is self._latest() or cache in self.caches):
             return
-        mark = cache.__dict__.get(_ATTRIBUTE)
-        if (mark is None or mark.factors != self.factors) and cache.get_seq_length() > 0:
+        if not self._knows(getattr(cache, _ATTRIBUTE, None)) and (held := held_in(cache)) > 0:
             raise CacheError(
-                f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated under "
-                "other layer factors than those now in force; start with an empty cache"
+                f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors now "
+                "in force; start with an empty cache"
             )
         self.own(cache)
 
     def note_cache(self, module: nn.Module, args: tuple, output: Any) -> None:
         """Remember the cache that a forward returns. As the arguments of a hook after the forward."""
-        if not torch.compiler.is_compiling() and not self.detached:
-            cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
-            if isinstance(cache, Cache) and cache is not self._latest() and cache not in self.caches:
-                self.own(cache)
+        if self.detached:
+            return
+        cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
+        if not isinstance(cache, Cache):
+            return
+        if torch.compiler.is_compiling() or (cache is not self._latest() and cache not in self.caches):
+            self.own(cache)
+
+    def _knows(self, stamp: _Stamp | None) -> bool:
+        """Whether a cache with this stamp on it was filled under the factors now in force, as far as can be told."""
+        if stamp is None or stamp is self.stamp:
+            return stamp is not None
+        if self.live is not None and torch.compiler.is_compiling():  # a tensor's values are not known there
+            return True
+        return stamp.factors == self.factors
 
     def own(self, cache: Cache) -> None:
         """Note that the cache's keys are rotated under these factors."""
-        cache.__dict__[_ATTRIBUTE] = _Mark(self.factors, self, cache)
+        if torch.compiler.is_compiling():  # an attribute is all that compiled code can leave
+            if getattr(cache, _ATTRIBUTE, None) is not self.stamp:
+                setattr(cache, _ATTRIBUTE, self.stamp)
+            return
+        cache.__dict__[_ATTRIBUTE] = self.stamp if self.live is None else _Stamp(self.factors)
+        cache.__dict__[_COPIES] = _Copies(self, cache)
         self.caches.add(cache)
         self._latest = weakref.ref(cache)
 
@@ -344,23 +386,48 @@ def _cache_in(values: tuple) -> Cache | None:
     return next((value for value in values if isinstance(value, Cache)), None)
 
 
-class _Mark:
-    """On a cache: the factors that its keys are rotated under. A copy of the cache is made known to the same model."""
+def held_in(cache: Cache) -> int:
+    """How many positions a cache holds: the most that any of its layers does, for the first may hold none (MiniMax).
 
-    def __init__(self, factors: tuple[float, ...], rope: _LayerRope | None = None, cache: Cache | None = None) -> None:
+    The length of a static cache is not known in compiled code, and counts as none.
+    """
+    length = cache.get_seq_length()
+    if isinstance(length, Tensor):
+        return 0 if torch.compiler.is_compiling() else int(length)
+    layers = getattr(cache, "layers", ())
+    return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)
+
+
+class _Stamp:
+    """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
+
+    Each application of factors has one stamp of its own. Compiled code asks whether it is the same object, so that
+    other factors compile nothing anew.
+    """
+
+    def __init__(self, factors: tuple[float, ...] | None) -> None:
         self.factors = factors
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
+        return self
+
+
+class _Copies:
+    """On a cache: makes a copy of it known to the same model."""
+
+    def __init__(self, rope: _LayerRope | None = None, cache: Cache | None = None) -> None:
         self._rope = weakref.ref(rope) if rope is not None else lambda: None
         self._cache = weakref.ref(cache) if cache is not None else lambda: None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Mark:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Copies:
         rope, copied = self._rope(), memo.get(id(self._cache()))
         if rope is None or not isinstance(copied, Cache):
-            return _Mark(self.factors)
+            return _Copies()
         rope.caches.add(copied)
-        return _Mark(self.factors, rope, copied)
+        return _Copies(rope, copied)
 
     def __reduce__(self) -> tuple:
-        return _Mark, (self.factors,)
+        return _Copies, ()
 
 
 # -- in place of a module's forward ----------------------------------------------------------------------------------
@@ -725,17 +792,16 @@ def retire(cache: Cache, rotated: str) -> None:
 
     Once it is reset it is as good as new.
     """
-    if cache.get_seq_length() > 0:
+    if held_in(cache) > 0:
         cache.__dict__[_RETIRED] = rotated
         cache.update = MethodType(_refuse_update, cache)  # type: ignore[method-assign]
 
 
 def _refuse_update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
     rotated = cache.__dict__[_RETIRED]
-    if cache.get_seq_length() == 0:
+    if (held := held_in(cache)) == 0:
         del cache.update, cache.__dict__[_RETIRED]
         return cache.update(*args, **kwargs)
     raise CacheError(
-        f"the key-value cache holds {int(cache.get_seq_length())} positions whose keys were rotated {rotated}; "
-        "start with an empty cache"
+        f"the key-value cache holds {held} positions whose keys were rotated {rotated}; start with an empty cache"
     )

@@ -374,7 +374,9 @@ def document() -> str:
         "tables` where kinds of attention have frequencies of their own. A factor applies to all of them.\n\n"
         "`no effect` names layers that the factors do not change, because they do not rotate (linear attention, "
         "state-space and convolution layers, and attention without positions). A factor there is harmless.\n\n"
-        + table(families)
+        "A model wrapped by PEFT takes factors like the model inside it, for example with LoRA, IA3 or prompt tuning. "
+        "Prefix tuning and cartridges are refused: their keys are learnt and put into the cache as they are, so they "
+        "fit the rotation that they were learnt under, and no factor can rotate them anew.\n\n" + table(families)
     )
 
 

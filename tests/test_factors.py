@@ -1,7 +1,6 @@
 """A factors file says what it says, and everything wrong with one is one clear line."""
 
 import json
-import math
 import os
 import pkgutil
 import subprocess
@@ -61,6 +60,11 @@ BAD: dict[str, tuple[object, str]] = {
     "true in the list": (with_(factors=[True, 1.0]), "factors[0]"),
     "zero": (with_(factors=[1.0, 0]), "factors[1]"),
     "a negative factor": (with_(factors=[-1.0]), "factors[0]"),
+    "too small for float32": (with_(factors=[1.0, 1e-50]), "factors[1]: found 1e-50, expected a number from 0.001 to"),
+    "so small that all positions are far": (with_(factors=..., uniform=0.0009), "from 0.001 to 1000000"),
+    "so large that all positions are one": (with_(factors=[1.0, 1e308]), "found 1e+308, expected a number from 0.001"),
+    "y too large": (curved(points=[[0, 1.0], [2, 1000001]]), "points[1] y: found 1000001"),
+    "a free factor too small": (curved(kind="free", points=[1.0, 1e-4]), "points[1]: found 0.0001"),
     "NaN": ('{"format": "lpes-factors", "version": 1, "factors": [NaN]}', "NaN"),
     "Infinity": ('{"format": "lpes-factors", "version": 1, "uniform": Infinity}', "Infinity"),
     "a number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1e999}', "finite"),
@@ -202,7 +206,7 @@ def test_a_good_file_damaged_anywhere_loads_as_something_valid_or_says_one_line(
     except FactorsError as error:
         assert "\n" not in str(error)
     else:
-        assert all(math.isfinite(s) and s > 0 for s in loaded.per_layer(4 if loaded.num_layers is None else None))
+        assert all(0.999e-3 < s < 1.001e6 for s in loaded.per_layer(4 if loaded.num_layers is None else None))
 
 
 RULES_BEYOND_A_SCHEMA = {
@@ -217,6 +221,30 @@ def test_the_published_schema_refuses_what_the_loader_refuses(wrong):
     content, _ = BAD[wrong]
     valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(content)
     assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
+
+
+@pytest.mark.parametrize("factor", [0.001, 1_000_000])
+def test_the_ends_of_the_range_are_factors(factor):
+    factors = Factors.from_list([1.0, factor])
+    jsonschema.validate(factors.to_dict(), SCHEMA)
+    assert torch.isfinite(torch.arange(100_000) / torch.tensor(factors.per_layer())[:, None]).all()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("/proc/x.json", tmp_path / "file" / "x.json"):
+        with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(.*\); expected a path") as caught:
+            Factors.from_uniform(1.5).save(path)
+        assert ".part" not in str(caught.value)
+
+
+def test_load_reads_files_and_says_so_of_a_number(tmp_path):
+    with pytest.raises(FactorsError, match=r"^1.5: no such file; load reads a factors file; one number .*from_uniform"):
+        load("1.5")
+    with pytest.raises(FactorsError, match=r"no such file; give a factors file, or a number for all layers$"):
+        parse("none.json")
+    with pytest.raises(FactorsError, match=rf"^{tmp_path}: is a folder; expected a factors file \(JSON\)$"):
+        load(tmp_path)
 
 
 def test_other_ways_to_miss_a_file(tmp_path):
@@ -238,7 +266,8 @@ def test_a_wrong_file_ends_the_command_in_one_line_before_torch_or_a_model_is_lo
     )
     assert ended.returncode == 2
     assert ended.stderr.strip().splitlines()[-1] == (
-        f"lm_eval: error: {path}: factors[1]: found 0, expected a number > 0 (1 leaves a layer as it is)"
+        f"lm_eval: error: {path}: factors[1]: found 0, expected a number from 0.001 to 1000000 "
+        "(1 leaves a layer as it is)"
     )
     assert "Traceback" not in ended.stderr
 
@@ -280,12 +309,18 @@ def test_factors_for_another_depth_are_refused():
         Factors.from_uniform(1.5, unscaled_layers=[5]).per_layer(4)
 
 
+def test_a_file_at_home_may_be_named_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Factors.from_uniform(1.3).save(tmp_path / "f.json")
+    assert load("~/f.json") == load(Path("~/f.json")) == parse("~/f.json") == Factors.from_uniform(1.3)
+
+
 def test_what_may_be_given_as_factors(tmp_path):
     Factors.from_uniform(1.3).save(tmp_path / "f.json")
     assert parse("1.5") == parse(1.5) == Factors.from_uniform(1.5)
     assert parse([1, 2]) == Factors.from_list([1, 2])
     assert parse(str(tmp_path / "f.json")) == parse(tmp_path / "f.json") == Factors.from_uniform(1.3)
-    for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf"):
+    for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf", b"ab", bytearray(b"ab"), memoryview(b"ab")):
         with pytest.raises(FactorsError):
             parse(wrong)
 
@@ -300,7 +335,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "f.json"
     Factors.from_uniform(1.5).save(path)
     monkeypatch.setattr(module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(disk full\)"):
         Factors.from_uniform(1.7).save(path)
     monkeypatch.undo()
     assert load(path) == Factors.from_uniform(1.5)

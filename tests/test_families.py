@@ -274,6 +274,60 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return (one - other).abs().max().item()
 
 
+# -- layers that attend to the keys of an earlier layer, beside the families of the table ------------------------------
+
+
+def mistral_large4() -> Any:
+    """Layers 1 and 3 attend to the keys of layers 0 and 2; queries are not scaled by their position."""
+    sizes = {
+        **dict.fromkeys(("hidden_size", "intermediate_size", "index_topk"), 64),
+        **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "n_routed_experts"), 4),
+        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "head_dim"), 16),
+        **dict.fromkeys(("moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "index_head_dim"), 32),
+        **dict.fromkeys(("n_shared_experts", "n_group", "topk_group"), 1),
+        **dict.fromkeys(("num_experts_per_tok", "index_n_heads"), 2),
+    }
+    text = {
+        "model_type": "mistral_large4_text",
+        "vocab_size": 128,
+        "max_position_embeddings": 512,
+        "no_rope_layers": [1] * 4,
+        "kv_source_layers": [0, 0, 2, 2],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "pad_token_id": 0,
+    }
+    vision = dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 32)
+    vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+    config = transformers.MistralLarge4Config(text_config=sizes | text, vision_config=vision | {"patch_size": 16})
+    torch.manual_seed(0)
+    model = transformers.MistralLarge4ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.2)
+    for module in model.modules():
+        if type(module).__name__.endswith("SoftmaxScaling"):
+            module.forward = lambda query, *_, **__: query
+    return model
+
+
+def test_a_layer_that_attends_to_another_ones_keys_rotates_its_queries_like_them() -> None:
+    """Then, and only then, do all positions moved by the same distance change nothing."""
+    model = mistral_large4()
+    with applied(model, [1.0, 1.5, 1.4, 1.9]):
+        found = logits(model)
+        moved = logits(model, position_ids=torch.arange(24)[None] + 7)
+        torch.testing.assert_close(moved, found, **TOLERANCE)
+    with applied(model, [1.0, 1.0, 1.4, 1.4]):
+        assert torch.equal(logits(model), found)
+
+
+def test_shared_keys_of_nobody_knows_which_layer_are_refused() -> None:
+    model = mistral_large4()
+    del model.config.text_config.kv_source_layers
+    with pytest.raises(UnsupportedModel, match="attend to keys of earlier layers, and its configuration does not say"):
+        lpes_eval.apply(model, [1.5] * 4)
+
+
 # -- the model's own kinds of RoPE ------------------------------------------------------------------------------------
 
 TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import lpes_eval
@@ -275,6 +275,10 @@ def test_factors_from_a_file(model, tmp_path):
     Factors.from_uniform(1.5).save(tmp_path / "f.json")
     lpes_eval.apply(model, tmp_path / "f.json")
     assert rope.applied(model) == [1.5] * 4
+    Factors.from_list([1.5] * 5).save(tmp_path / "five.json")
+    for given in (tmp_path / "five.json", str(tmp_path / "five.json")):
+        with pytest.raises(FactorsError, match=rf"^{given}: the factors are for 5 layers, the model has 4"):
+            lpes_eval.apply(model, given)
 
 
 def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
@@ -511,6 +515,32 @@ def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
     assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [IA3Config(task_type="CAUSAL_LM"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)],
+    ids=["IA3", "prompt tuning"],
+)
+def test_adapters_that_leave_the_cache_alone_go_with_factors(model, ids, config):
+    wrapped = get_peft_model(model, config).eval()
+    plain = logits(wrapped, ids)
+    lpes_eval.apply(wrapped, [1.0] * 4)
+    assert torch.equal(logits(wrapped, ids), plain)
+    lpes_eval.apply(wrapped, FACTORS)
+    assert not torch.allclose(logits(wrapped, ids), plain, atol=1e-2)
+    assert torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+
+
+def test_prefix_tuning_is_refused_and_the_reason_is_true(model, ids):
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    lpes_eval.apply(model, FACTORS)
+    wrapped = get_peft_model(model, config)
+    with pytest.raises(CacheError, match="5 positions whose keys were not rotated under the layer factors now in"):
+        wrapped(input_ids=ids)
+    lpes_eval.remove(wrapped)
+    with pytest.raises(UnsupportedModel, match=r"^llama: its PEFT adapter \(prefix tuning\) adds learnt keys"):
+        lpes_eval.apply(wrapped, FACTORS)
+
+
 def test_a_model_under_peft_takes_factors(model, ids):
     lpes_eval.apply(model, FACTORS)
     expected = logits(model, ids)
@@ -625,6 +655,100 @@ def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
         lpes_eval.apply(model, FACTORS)
         cache.reset()
         assert torch.allclose(model(ids, past_key_values=cache).logits, logits(model, ids), atol=1e-4)
+
+
+def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
+    model = tiny_model(tiny_config("minimax"))  # linear attention in layers 0 and 2, of which it keeps something else
+    lpes_eval.apply(model, [1.5] * 4)
+    with torch.no_grad():
+        changed, removed = (model(ids, use_cache=True).past_key_values for _ in range(2))
+        lpes_eval.apply(model, [1.2] * 4)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=changed)
+        lpes_eval.remove(model)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=removed)
+
+
+# -- the same where forwards are compiled ----------------------------------------------------------------------------
+
+
+def compiled(model, **options):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", **options)
+
+
+@pytest.fixture
+def small():
+    model = llama(num_hidden_layers=2)
+    lpes_eval.apply(model, [1.3, 1.7])
+    return model
+
+
+def test_generation_that_falls_back_from_compiled_code_goes_on(small, ids):
+    expected = generate(small, ids)
+    small.forward = compiled(small.forward, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):  # prefill, one step, and from then on uncompiled
+        assert torch.equal(generate(small, ids), expected)
+
+
+@pytest.mark.parametrize("first", ["compiled", "uncompiled"])
+def test_a_cache_goes_from_compiled_code_to_uncompiled_and_back(small, ids, first):
+    expected = logits(small, ids, use_cache=False)
+    steps = [compiled(small, fullgraph=True), small]  # in one graph: nothing about caches breaks it
+    with torch.no_grad():
+        output = steps[first == "uncompiled"](ids[:, :36], use_cache=True)
+        for t in range(36, 40):
+            output = steps[t % 2](ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)
+
+
+@pytest.mark.parametrize("filled", ["compiled", "uncompiled", "without factors"])
+def test_a_cache_filled_under_other_factors_is_refused_by_compiled_code_too(small, ids, filled):
+    fast = compiled(small)
+    with torch.no_grad():
+        if filled == "without factors":
+            lpes_eval.remove(small)
+        cache = (fast if filled == "compiled" else small)(ids, use_cache=True).past_key_values
+        lpes_eval.apply(small, [1.7, 1.3])
+        for decode in (fast, small):
+            with pytest.raises(CacheError, match="40 positions"):
+                decode(ids[:, :1], past_key_values=cache)
+
+
+def test_compiled_steps_go_on_under_other_factors_without_compiling_anew(small, ids):
+    graphs = []
+    torch._dynamo.reset()
+    fast = torch.compile(small, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=False)
+    numbers = []
+    with torch.no_grad():
+        for factors in ([1.3, 1.7], [1.4, 1.9], [1.1, 1.2]):
+            lpes_eval.apply(small, factors)
+            cache = small(ids, use_cache=True).past_key_values
+            fast(ids[:, :1], past_key_values=cache)
+            numbers.append(len(graphs))
+    assert numbers == [1, 1, 1]
+
+
+def test_a_static_cache_that_compiled_code_has_filled_and_that_was_emptied_serves_other_factors(small, ids):
+    cache, fast = StaticCache(config=small.config, max_cache_len=64), compiled(small, fullgraph=True)
+    with torch.no_grad():
+        fast(ids, past_key_values=cache)
+        lpes_eval.apply(small, [1.7, 1.3])
+        with pytest.raises(CacheError, match="40 positions"):
+            small(ids[:, :1], past_key_values=cache)
+        cache.reset()
+        assert torch.allclose(fast(ids, past_key_values=cache).logits, logits(small, ids), atol=1e-4)
+
+
+def test_factors_that_are_a_tensor_go_on_from_compiled_code(small, ids):
+    lpes_eval.apply(small, torch.tensor([1.3, 1.7]))
+    expected = logits(small, ids, use_cache=False)
+    with torch.no_grad():
+        output = compiled(small)(ids[:, :38], use_cache=True)
+        for t in (38, 39):
+            output = small(ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class LPES(RotaryLM):
                 "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
                 "or give factors="
             )
+        self._by_default = pretrained is None and not (self.factors is not None and "model" in self.factors.origin)
         if pretrained is None:
             pretrained, revision = _model_of(self.factors)
             if revision is not None:
@@ -100,7 +101,8 @@ class LPES(RotaryLM):
         except FactorsError as error:
             given = self._factors_given
             source = f"factors={given}" if isinstance(given, str | Path | int | float) else "factors"
-            raise FactorsError(f"{source}: {error}") from None
+            default = "; it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
+            raise FactorsError(f"{source}: {error}{default if self._by_default else ''}") from None
 
 
 def _model_of(factors: factors_file.Factors | None) -> tuple[str, str | None]:

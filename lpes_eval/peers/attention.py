@@ -39,7 +39,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
@@ -162,9 +162,15 @@ def own_base(model: nn.Module, method: str) -> float:
     nowhere = torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)
     if not inv_freq.is_meta and torch.is_tensor(rotary(inv_freq.new_zeros(1, 1, 1), nowhere)):
         raise refuse("its rotary tables are complex numbers")
-    if not inv_freq.is_meta and not torch.allclose(inv_freq.float(), frequencies(theta, inv_freq.float())):
+    if not inv_freq.is_meta and not _same_up_to_rounding(inv_freq, frequencies(theta, inv_freq.float())):
         raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
     return float(theta)
+
+
+def _same_up_to_rounding(x: Tensor, exact: Tensor) -> bool:
+    """Whether ``x`` could be ``exact`` (float32) in its own dtype; ``model.to(torch.bfloat16)`` rounds buffers too."""
+    kind = torch.finfo(x.dtype)
+    return torch.allclose(x.float(), exact, rtol=max(kind.eps, 1e-5), atol=max(kind.tiny * kind.eps, 1e-8))
 
 
 def bases_for(theta: float, bases: Sequence[float] | None) -> tuple[float, ...]:
@@ -271,9 +277,19 @@ class Call:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
         Keys may have another number of heads than values, as long as it is always the same.
+
+        Raises:
+            UserError: they have, and the cache is a static one, which has room for as many of one as of the other.
         """
         if self.cache is None:
             return key, value
+        layer = self.cache.layers[self.layer] if self.layer < len(self.cache.layers) else None
+        if isinstance(layer, StaticLayer) and key.shape[1] != value.shape[1]:
+            method: Interception = self.module.__dict__[_ATTRIBUTE][0]
+            raise UserError(
+                f"{method.name} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which a "
+                "static cache has no room; use one that grows (leave out cache_implementation)"
+            )
         args, kwargs = self._update or ((self.module.layer_idx,), {})
         return self.cache.update(key, value, *args, **kwargs)
 

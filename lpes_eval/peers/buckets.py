@@ -101,7 +101,7 @@ class Buckets:
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
         cache = call.get("past_key_values")
-        if isinstance(cache, Cache) and cache.get_seq_length() > 0:
+        if isinstance(cache, Cache) and rope.held_in(cache) > 0:
             self._check_rows(cache, call)
             return self._run(call, self.bases, combined=True)
         while True:
@@ -163,7 +163,8 @@ class Buckets:
 
     def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
         rows = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
-        held = getattr(cache.layers[0], "keys", None)
+        keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
+        held = next((each for each in keys if each is not None and each.numel() > 0), None)
         if held is not None and held.shape[0] != len(self.bases) * rows.shape[0]:
             raise CacheError(
                 f"the key-value cache holds {held.shape[0]} rows, and {NAME} with {len(self.bases)} bases needs "
@@ -193,13 +194,14 @@ def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
     if count == 1:
         return call
 
-    def repeat(value: Any) -> Any:
+    def repeat(value: Any, rows: int) -> Any:
         if isinstance(value, dict):
-            return {name: repeat(each) for name, each in value.items()}
-        return value.repeat(count, *[1] * (value.ndim - 1)) if torch.is_tensor(value) and value.ndim > 1 else value
+            return {name: repeat(each, rows) for name, each in value.items()}
+        return torch.cat([value] * count, dim=rows) if torch.is_tensor(value) and value.ndim > 1 else value
 
-    names = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
-    return {name: repeat(value) if name in names else value for name, value in call.items()}
+    names = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0}
+    names["position_ids"] = -2  # (B, T), or (3, B, T) where positions have several axes
+    return {name: repeat(value, names[name]) if name in names else value for name, value in call.items()}
 
 
 class _Sum:

@@ -99,6 +99,7 @@ class MsPoE:
         check(model, self.settings)
         self.ranks: dict[int, Tensor] = {}
         self._end: Tensor | int | None = None
+        self._furthest = 0
         layers = range(self.settings.skip, len(rope.find_decoder(model).layers))
         self._interception = Interception(model, self._attend, NAME, layers)
 
@@ -115,9 +116,12 @@ class MsPoE:
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
         """Rank heads on the token in this column, or in one column a row, of whatever is run without a filled cache.
 
-        Otherwise it is each row's last token that is not padding.
+        Otherwise it is each row's last token that is not padding, of whatever the first pass has: of the prompt and
+        the answer so far without a cache, of the prompt and the first guesses in speculative decoding, and of the first
+        chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
+        heads can only be ranked on a prompt that is there as a whole.
         """
-        self._end = column
+        self._end, self._furthest = column, int(torch.as_tensor(column).max())
         try:
             yield
         finally:
@@ -161,6 +165,11 @@ class MsPoE:
         """The column of each row's last token of the prompt, (B,)."""
         batch, _, length, _ = call.query.shape
         if self._end is not None:
+            if self._furthest >= length:
+                raise UserError(
+                    f"{NAME}: the prompt ends in column {self._furthest}, and the first pass has {length} columns; run "
+                    "the whole prompt in one pass (leave out prefill_chunk_size)"
+                )
             return torch.as_tensor(self._end).expand(batch)
         if call.padding is None:
             return torch.full((batch,), length - 1)

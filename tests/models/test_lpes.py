@@ -129,6 +129,19 @@ def test_factors_for_another_depth_are_named_in_a_few_words():
             LPES(pretrained=pretrained, tokenizer=loaded.tokenizer, factors=Factors.from_list([1.0] * 99))
 
 
+def test_factors_for_another_model_than_the_default_say_that_it_is_the_default():
+    hint = "; it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
+    factors = [1.0] * 32
+    with pytest.raises(FactorsError, match=f"factors are for 32 layers, the model has 6; .*{hint}$"):
+        LPES(factors=Factors.from_list(factors))
+    for given in (
+        {"pretrained": "reference", "factors": Factors.from_list(factors)},
+        {"factors": Factors.from_list(factors, origin={"model": "reference"})},
+    ):
+        with pytest.raises(FactorsError, match=r"made for this model$"):
+            LPES(**given)
+
+
 def test_any_model_that_hf_takes_runs_without_factors(tmp_path):
     from transformers import AutoTokenizer
 

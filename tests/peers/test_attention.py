@@ -210,6 +210,19 @@ def test_a_base_is_replaced_only_where_it_is_all_there_is(family, changes, reaso
         own_base(tiny_model(tiny_config(family, **changes)), "test")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+def test_rounded_frequencies_have_the_base_that_they_were_made_of(dtype, theta):
+    parameters = {"rope_type": "default", "rope_theta": theta}
+    model = tiny_model(tiny_config("llama", rope_parameters=parameters, head_dim=128)).to(dtype)
+    rotary = model.model.rotary_emb
+    assert rotary.inv_freq.dtype == dtype
+    assert own_base(model, "test") == theta
+    rotary.inv_freq = frequencies(1.2 * theta, rotary.inv_freq)
+    with pytest.raises(UnsupportedModel, match="not powers of its rope_theta"):
+        own_base(model, "test")
+
+
 def test_frequencies_that_are_not_powers_of_the_base_are_noticed():
     model = tiny_model(tiny_config("llama"))
     assert own_base(model, "test") == 10000.0
@@ -242,6 +255,24 @@ def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(method):
     found = generated(copied)
     assert torch.equal(found.sequences, expected.sequences)
     assert distance(found.logits, expected.logits) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "heads"),
+    [
+        (lambda model: MsPoE(model, Settings(skip=1)), "Ms-PoE caches 4 heads of keys beside 2 of values"),
+        (
+            lambda model: moice.apply(model, Router(routers.describe(model.config, None), seed=1)),
+            "MoICE caches 14 heads of keys beside 2 of values",
+        ),
+    ],
+    ids=["Ms-PoE", "MoICE"],
+)
+def test_a_static_cache_has_no_room_for_more_keys_than_values(method, heads):
+    model = tiny_model(tiny_config("llama"))
+    method(model)
+    with pytest.raises(UserError, match=f"^{heads}, for which a static cache has no room"):
+        generated(model, cache_implementation="static")
 
 
 def test_two_methods_exclude_each_other():

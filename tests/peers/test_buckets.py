@@ -91,6 +91,19 @@ def test_cache_no_cache_parts_and_single_rows_agree(model):
     assert (scored - scored_in_parts).abs().max() < 1e-4
 
 
+def test_positions_with_several_axes_are_repeated_row_by_row():
+    model = tiny_model(tiny_config("qwen3_5_text"))
+    position_ids = torch.arange(LENGTH) + torch.tensor([[0], [3]])  # every row has its own
+    given = {"input_ids": inputs()["input_ids"], "use_cache": False}
+    Buckets(model, BASES)
+    with torch.no_grad():
+        expected = model(**given, position_ids=position_ids).logits
+        found = model(**given, position_ids=position_ids.expand(3, -1, -1)).logits
+        elsewhere = model(**given, position_ids=position_ids.expand(3, -1, -1) * 2).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert (elsewhere - expected).abs().max() > 1e-3
+
+
 def test_what_does_not_fit_into_memory_is_done_in_parts(monkeypatch):
     model = tiny_model(tiny_config("llama"))
     method = Buckets(model, BASES)
@@ -109,6 +122,16 @@ def test_what_does_not_fit_into_memory_is_done_in_parts(monkeypatch):
     assert rows[:3] == [6, 4, 2]  # three bases of two rows; two bases, then one
     assert rows[3:] == [6] * 4  # decoding has all rows again
     assert distance(found.logits, expected.logits) < 1e-4
+
+
+def test_rows_are_counted_in_the_first_layer_that_holds_keys():
+    model = tiny_model(tiny_config("qwen3_next"))  # its first layer is linear attention
+    cache = model(**inputs(), use_cache=True).past_key_values
+    Buckets(model, BASES)
+    with pytest.raises(
+        CacheError, match="the key-value cache holds 2 rows, and Attention Buckets with 3 bases needs 6"
+    ):
+        model(inputs()["input_ids"][:, :1], past_key_values=cache)
 
 
 def test_misuse_is_refused():

@@ -156,6 +156,18 @@ def test_the_choice_stands_with_a_cache_and_without_one(model):
     assert all(torch.equal(chosen[h], ranks) for h, ranks in method.ranks.items())
 
 
+def test_a_prompt_in_chunks_is_refused_where_the_program_says_where_it_ends():
+    model = tiny_model(tiny_config("llama"))
+    method = MsPoE(model, SETTINGS)
+    with (
+        pytest.raises(UserError, match="the prompt ends in column 19, and the first pass has 7 columns; run the whole"),
+        method.prompt_ends_at(torch.tensor([11, LENGTH - 1])),
+    ):
+        generated(model, prefill_chunk_size=7)
+    with method.prompt_ends_at(LENGTH - 1):
+        generated(model, prefill_chunk_size=LENGTH)
+
+
 def test_each_row_of_a_padded_batch_is_ranked_as_if_alone(model):
     method = MsPoE(model, SETTINGS)
     try:
