@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from lpes_eval import rope
-from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.errors import UserError
 from lpes_eval.factors import MAX_LAYERS, Factors
-from lpes_eval.models.base import count
+from lpes_eval.models.base import count, real
 from lpes_eval.models.lpes import LPES
 
 FACTOR = 1.5
@@ -31,18 +31,16 @@ class PI(LPES):
         **kwargs: what ``hf`` takes.
 
     Raises:
-        UserError: ``factors``, which belongs to ``lpes``, or a ``skip`` that is no number of layers, or leaves none.
-        FactorsError: a factor that is not a number > 0.
+        UserError: ``factors``, which belongs to ``lpes``; a ``factor`` that is no number; a ``skip`` that is none, or
+            that leaves no layer.
+        FactorsError: a factor out of range.
         UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
     """
 
     def __init__(self, pretrained: Any = None, factor: Any = FACTOR, skip: Any = 0, **kwargs: Any) -> None:
         if "factors" in kwargs:
             raise UserError("pi takes factor=NUMBER for all layers; factors=FILE is for lpes")
-        try:
-            value = float(factor)
-        except (TypeError, ValueError):
-            raise FactorsError(f"factor={factor}: expected a number > 0") from None
+        value = real("factor", factor)
         self.skip = count("skip", skip)
         left_alone = tuple(range(min(self.skip, MAX_LAYERS)))
         uniform = Factors.from_dict({"uniform": value}, source=f"factor={factor}")

@@ -154,9 +154,10 @@ def test_what_is_wrong_is_said_before_any_weight_is_loaded(tmp_path, monkeypatch
     for arguments in ({"min": "a"}, {"min": 2}, {"threshold": 0}):
         with pytest.raises(UserError, match="expected"):
             MsPoE(**arguments)
-    for arguments in ({"factor": "x"}, {"factor": 0}):
-        with pytest.raises(FactorsError, match="expected"):
-            PI(**arguments)
+    with pytest.raises(UserError, match=r"^factor=x: expected a number$"):
+        PI(factor="x")
+    with pytest.raises(FactorsError, match=r"factor=0: .* expected a number from 0.001"):
+        PI(factor=0)
     for kind in (PI, MsPoE):
         for skip in ("some", -3, 1.7, True):
             with pytest.raises(UserError, match=rf"^skip={skip}: expected a whole number, 0 or more$"):
