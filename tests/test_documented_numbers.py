@@ -1,5 +1,6 @@
 """Numbers that README and docs quote by hand, held against the results that they come from."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 import yaml
+from scipy import stats
 
 from benchmarks.experiments import store
 from benchmarks.experiments.page import gain, scores_of
@@ -127,16 +129,25 @@ def printed_in_readme(block):
     return re.findall(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)[block]
 
 
+def five(name):
+    """A search with five seeds; the first one's result has the bare name."""
+    return [name, *(f"{name}-seed-{seed}" for seed in range(2, 6))]
+
+
+BEZIER = "genetic algorithm, 4-point Bézier, `--start wide`"
+FREE = "the same, one factor a layer (`--curve free`)"
+PUBLISHED = "genetic algorithm, 4-point Bézier, from 1.5"
+RANDOM = "random search, 4-point Bézier"
+GRADIENT = "gradient descent, one factor a layer, from 1"
 SEEDS = {
-    "genetic algorithm, 4-point Bézier, `--start wide`": [f"searches/kv-{seed}" for seed in range(1, 6)],
-    "the same, one factor a layer (`--curve free`)": ["curves/free", *(f"curves/free-seed-{n}" for n in range(2, 6))],
-    "CMA-ES, 4-point Bézier, from 1.5": ["controls/cma-es", *(f"controls/cma-es-seed-{n}" for n in range(2, 6))],
-    "gradient descent, one factor a layer, from 1": [
-        "controls/gradient-1", "controls/gradient-1-seed-2", "controls/gradient-1-seed-3",
-    ],
+    BEZIER: [f"searches/kv-{seed}" for seed in range(1, 6)],
+    FREE: five("curves/free"),
+    PUBLISHED: five("controls/start-1.5"),
+    "CMA-ES, 4-point Bézier, from 1.5": five("controls/cma-es"),
+    RANDOM: five("controls/random"),
+    GRADIENT: five("controls/gradient-1"),
     "gradient descent, one factor a layer, from 1.5": ["controls/gradient"],
-    "random search, 4-point Bézier": ["controls/random"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("search", SEEDS)
@@ -158,6 +169,28 @@ def test_a_card_has_the_checksum_that_sha256sum_prints(model):
     card = text(f"lpes_eval/reference/{model}/README.md")
     printed = jsonl.sha256(folder / "model.safetensors")
     assert f"`sha256sum model.safetensors` gives another, because the file has a header too: `{printed}`" in card
+
+
+def over_seeds(search, other):
+    """The mean difference between two searches seed by seed, and its 95 % t interval."""
+    pairs = zip(SEEDS[search], SEEDS[other], strict=True)
+    found = [mean(f"{a}-held-out") - mean(f"{b}-held-out") for a, b in pairs]
+    interval = stats.t.interval(0.95, len(found) - 1, fmean(found), stats.sem(found))
+    return fmean(found), *interval
+
+
+def test_the_differences_between_searches_that_the_docs_quote():
+    docs = text("docs/search.md")
+    for sentence in [
+        "random search has {:.1f} points more (interval {:.1f} to {:.1f})".format(*over_seeds(RANDOM, BEZIER)),
+        "gradient descent has no lead ({:.1f}, interval {:.1f} to {:.1f})".format(*over_seeds(GRADIENT, FREE)),
+        "one factor a layer: {:.1f} points ({:.1f} to {:.1f})".format(*over_seeds(FREE, PUBLISHED)),
+    ]:
+        assert sentence in docs
+    bezier = [BEZIER, PUBLISHED, RANDOM, "CMA-ES, 4-point Bézier, from 1.5"]
+    for first, second in [*itertools.combinations(bezier, 2), (FREE, GRADIENT)]:
+        _, low, high = over_seeds(first, second)
+        assert low < 0 < high  # no optimiser is shown to be better than another over the same curve
 
 
 def test_the_five_searches_that_the_docs_sum_up():
