@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = int(arguments.run(arguments))
             sys.stdout.flush()
             return status
-        return 0
+        return 0  # the reader left before the command was done
     except UserError as error:
         print(f"lpes-eval: error: {error}", file=sys.stderr)
         return int(getattr(error, "exit_status", 2))

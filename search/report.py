@@ -371,8 +371,11 @@ def verdict(search: Search, to_beat: Mapping[str, Entry], best: Entry, found: Fa
         said.append("not measured on held-out examples, so nobody knows how much of that is luck")
     else:
         for task, members in groups(held_out.parts).items():
-            compared = {name: found for (of, name), found in held_out.comparisons.items() if of == task}
-            against = [_against(name, comparison, members[0].sign) for name, comparison in compared.items()]
+            against = [
+                _against(name, comparison, members[0].sign)
+                for (of, name), comparison in held_out.comparisons.items()
+                if of == task
+            ]
             if against:
                 said.append(f"on held-out examples of {titled(members[0])} {' and '.join(against)}")
     text = "Verdict: the factors are " + "; ".join(said) + "."

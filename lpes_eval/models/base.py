@@ -51,10 +51,10 @@ class RotaryLM(HFLM):
         try:
             super()._get_config(pretrained, **kwargs)
         except OSError as error:
+            here = "its configuration cannot be read" if os.path.isdir(pretrained) else "no folder, and not on the Hub"
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"pretrained={pretrained}: no folder here, and nothing from the Hub ({reason}); give a model's folder "
-                "or its name on the Hub"
+                f"pretrained={pretrained}: {here} ({reason}); give a model's folder or its name on the Hub"
             ) from None
         if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or not self.needs_check():
             return

@@ -17,12 +17,15 @@ def nothing_is_loaded(monkeypatch):
 def test_a_name_that_neither_the_machine_nor_the_hub_knows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"^pretrained=nothere: no folder here, and nothing from the Hub \(.+\); give"):
+    with pytest.raises(UserError, match=r"^pretrained=nothere: no folder, and not on the Hub \(.+\); give a model's"):
         LPES(pretrained="nothere")
 
 
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(UserError, match=rf"^pretrained={tmp_path}: no config.json in this folder"):
+        LPES(pretrained=str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=rf"^pretrained={tmp_path}: its configuration cannot be read \(.+\); give"):
         LPES(pretrained=str(tmp_path))
 
 
