@@ -17,6 +17,7 @@ from typing import Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors, write_atomically
+from lpes_eval.scoring.report import reader_may_leave
 from search import loop, report
 from search.arguments import MEASURED, model_name, parse, without_effect
 from search.held_out import evaluate_held_out
@@ -37,14 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = args.output
         if idle := without_effect(argv, args):
             print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
-        return run(args)
+        with reader_may_leave():
+            return run(args)
+        _say_how_to_go_on(folder)
+        return 1
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of what is printed has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _say_how_to_go_on(folder)
-        return 1
     except OSError as error:
         if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
             raise

@@ -307,7 +307,7 @@ def regress(
 
     Raises:
         NotComparable: another model; a task or metric that is missing, or a task of another version or other examples;
-            nothing at all that could be tested.
+            nothing at all that could be tested, or too few questions for any test to fail.
     """
     _check_comparable(baseline, now, other_model, other_prompts)
     comparisons = [_Comparison.of(family, tasks, key, baseline, now) for family, tasks, key in _measured(baseline)]

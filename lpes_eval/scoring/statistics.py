@@ -381,7 +381,7 @@ class RerunChanges:
 
     @property
     def all(self) -> list[Change]:
-        """Every change that was tested."""
+        """The positions' changes, then those of mean and spread where there are any."""
         return [*self.positions, *(change for change in (self.mean, self.spread) if change is not None)]
 
 
