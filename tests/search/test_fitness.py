@@ -270,7 +270,7 @@ def test_then_from_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
 
 
 def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
-    """Factors under which the toy answers in loops, if it is let to."""
+    """Some factors let the toy answer in loops, others do not: steps are saved over all, and nowhere added."""
     parts = load_parts(
         toy_lm,
         ["toy_plain"],
@@ -278,15 +278,15 @@ def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
         prompting=Prompting(gen_kwargs={"max_gen_toks": 60, "until": ["never"]}),
     )
     requests = parts[0].task.instances
-    rope.apply(toy_lm.model, [1.0, 1.0, 1.0])
-    found = {}
-    for look_up in (True, False):
-        answerer = Answerer(toy_lm, requests, draft=False, look_up=look_up)
-        found[look_up] = answerer.answer()[0], answerer.count
-    assert found[True][0] == found[False][0] == toy_lm.generate_until(requests, disable_tqdm=True)
-    assert found[False][1].steps == found[False][1].tokens == found[True][1].tokens
-    assert found[True][1].steps < found[False][1].steps
-    assert found[True][1].forwards <= found[False][1].forwards
+    with_it, without = (Answerer(toy_lm, requests, draft=False, look_up=look_up) for look_up in (True, False))
+    for factors in individuals(6):
+        rope.apply(toy_lm.model, factors)
+        answers = with_it.answer()[0]
+        assert answers == without.answer()[0] == toy_lm.generate_until(requests, disable_tqdm=True)
+        assert without.count.steps == without.count.tokens == with_it.count.tokens
+        assert with_it.count.steps <= without.count.steps
+        assert with_it.count.forwards <= without.count.forwards
+    assert with_it.count.steps < without.count.steps
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, monkeypatch):
@@ -497,15 +497,18 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_
     fitnesses = [Fitness(toy_lm, parts, **way) for way in ways]
     tried = list(individuals(12, seed=4))
     measured = [fitnesses[-2](factors) for factors in tried]
-    rival = max(measured, key=lambda one: one.fitness)
+    best = max(measured, key=lambda one: one.fitness)
+    rivals = [(best.fitness, best.examples)]
+    rivals += [(share, {name: [share] * len(scores) for name, scores in best.examples.items()}) for share in (0.6, 0.8)]
     decided = set()
     for factors, full in zip(tried, measured, strict=True):
-        runs = [fitness(factors, None, rival.fitness, rival.examples, 0.4) for fitness in fitnesses]
-        outcomes = [(run.stopped_after, run.fitness, run.scores, run.examples) for run in runs]
-        assert all(outcome == outcomes[0] for outcome in outcomes)
-        if not runs[0].stopped_after:
-            assert runs[0].examples == full.examples
-        decided.add(runs[0].stopped_after)
+        for floor, rival in rivals:
+            runs = [fitness(factors, None, floor, rival, 0.4) for fitness in fitnesses]
+            outcomes = [(run.stopped_after, run.fitness, run.scores, run.examples) for run in runs]
+            assert all(outcome == outcomes[0] for outcome in outcomes)
+            if not runs[0].stopped_after:
+                assert runs[0].examples == full.examples
+            decided.add(runs[0].stopped_after)
     assert len(decided) > 2  # some given up, at different times, and some not
     assert 0 in decided
     again = Fitness(toy_lm, parts, cache=FitnessCache(tmp_path / "new"))
