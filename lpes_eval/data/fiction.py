@@ -1,8 +1,9 @@
 """A generated set for multi-document question answering: short encyclopaedia articles about what never was.
 
 Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and the
-facts in a drawn order. A question asks one fact of one article. Its distractors are articles of the same kind, with
-the same six facts about other names: topic and wording say nothing about which article answers, only the name does.
+facts in a drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its
+distractors are articles of the same kind, with the same six facts about other names: topic and wording say nothing
+about which article answers, only the name does.
 
 Names are put together from syllables and every fact is drawn anew for every example, so there is nothing to know by
 heart: an answer can only be read. Words come from a short closed list (``vocabulary``), so a small model can learn to.
@@ -13,7 +14,7 @@ Example ``i`` depends on the seed and ``i`` alone, on any machine. Training sets
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -25,7 +26,9 @@ from lpes_eval.scoring.qa import normalize
 POOL = 2700
 """Examples there are to draw splits from; each is made only when it is asked for."""
 SEED = 2
-"""The first with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
+"""One with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
+REMARKS = 4
+"""How many an article makes, of eight. It has about 114 words then; the published benchmark's passages have 100."""
 
 
 def _list(words: str) -> tuple[str, ...]:
@@ -144,8 +147,10 @@ class Kind:
         title: draws the title.
         subject: how its sentences begin, with ``{title}`` or, for people, ``{name}``, the title's last word.
         opening: how the first sentence goes on; its fields name the lists in ``choices``.
-        choices: closed word lists for the opening.
+        choices: closed word lists for the opening and the remarks.
         facts: what every article of this kind states.
+        remarks: sentences that make it longer and are never asked about; they hold no name and no number in digits, so
+            no answer.
     """
 
     title: Callable[[Random], str]
@@ -153,7 +158,15 @@ class Kind:
     opening: str
     choices: dict[str, tuple[str, ...]]
     facts: tuple[Fact, ...]
+    remarks: tuple[str, ...]
 
+
+SHARED = {
+    "number": _list("two three four five six seven eight nine"),
+    "season": _list("spring summer autumn winter"),
+    "colour": _list("red green blue grey white yellow"),
+}
+"""Word lists that every kind of article draws from."""
 
 PERSON = Kind(
     title=_full_name,
@@ -165,6 +178,13 @@ PERSON = Kind(
             "painter poet lawyer doctor sailor teacher merchant botanist chemist surgeon weaver printer bishop general "
             "judge composer sculptor historian philosopher gardener"
         ),
+        **SHARED,
+        "pet": _list("cats dogs goats geese rabbits doves"),
+        "matter": _list("money health music food travel gossip"),
+        "walk": _list("canal shore wall ridge lane quay"),
+        "skill": _list("swim ride dance cook sing sew"),
+        "dish": _list("bread soup cheese porridge fish cabbage"),
+        "friend": _list("students cousins actors strangers soldiers farmers"),
     },
     facts=(
         Fact(
@@ -198,6 +218,16 @@ PERSON = Kind(
             ("Where is {title} buried?", "Where was {title} laid to rest?"),
         ),
     ),
+    remarks=(
+        "kept {number} {pet} in the house and fed them before every meal",
+        "wrote long letters to old friends, mostly about {matter} and the {season} weather",
+        "walked along the {walk} each morning and spoke to nobody on the way",
+        "could speak {number} languages but made mistakes in all of them when tired",
+        "owned a {colour} coat that can be seen in every portrait",
+        "never learned to {skill} and was laughed at for it by the neighbours",
+        "slept little, ate mostly {dish} and complained about the noise in the street",
+        "lent money to {friend} and did not always ask for it back",
+    ),
 )
 
 TOWN = Kind(
@@ -209,6 +239,11 @@ TOWN = Kind(
         "sort": _list("town port city village market"),
         "side": _list("north south east west centre"),
         "land": _list("province island valley kingdom county plain"),
+        **SHARED,
+        "goods": _list("pots baskets carpets candles knives ribbons"),
+        "material": _list("brick stone timber slate clay iron"),
+        "pest": _list("rats crows pigeons moles wasps foxes"),
+        "runner": _list("bakers millers porters pupils brewers tailors"),
     },
     facts=(
         Fact(
@@ -242,6 +277,16 @@ TOWN = Kind(
             ("With which town is {title} twinned?", "Which is the twin town of {title}?"),
         ),
     ),
+    remarks=(
+        "has {number} gates, one of which is opened only when the {season} fair begins",
+        "is known for its {goods}, which are sold from {colour} carts in the main square",
+        "burned down more than once and was rebuilt in {material} on the same ground",
+        "has a {colour} bell above the mill that can be heard from far away",
+        "was for a long time too poor to pave the streets, which the {season} rain turned to mud",
+        "sends {number} members to the assembly, chosen by those that own a house",
+        "has had trouble with {pest} since the granary was moved to the edge of the park",
+        "holds a race every {season} in which the {runner} carry sacks up to the chapel",
+    ),
 )
 
 BOOK = Kind(
@@ -251,7 +296,11 @@ BOOK = Kind(
     choices={
         "quality": _list("long short tragic comic famous moral satirical popular"),
         "genre": _list("novel play poem ballad saga memoir romance fable"),
-        "number": _list("two three four five six seven eight nine"),
+        **SHARED,
+        "critic": _list("priests students actors nurses nobles clerks"),
+        "scene": _list("flood storm wedding funeral harvest fever"),
+        "shop": _list("bakery stable tavern brewery laundry smithy"),
+        "thing": _list("fence goat hat debt recipe chair"),
     },
     facts=(
         Fact(
@@ -285,6 +334,16 @@ BOOK = Kind(
             ("Where is the manuscript of {title} from?", "Where is {title} kept as a manuscript?"),
         ),
     ),
+    remarks=(
+        "was at first praised by {critic} and ignored by everybody else",
+        "opens with a {scene} that many readers have found hard to finish",
+        "has often been read aloud on {season} evenings, with a pause after every chapter",
+        "was once sold in a {colour} cover, which has not lasted well",
+        "contains {number} songs whose tunes are lost, so that they are now only spoken",
+        "was imitated so often that the style came to seem ordinary",
+        "was finished in {number} weeks in a room above a {shop}",
+        "spends {number} chapters on a quarrel about a {thing} before anything happens",
+    ),
 )
 
 BATTLE = Kind(
@@ -295,6 +354,12 @@ BATTLE = Kind(
         "quality": _list("costly bloody decisive brief famous bitter sudden stubborn"),
         "part": _list("clash contest episode encounter"),
         "age": _list("great long second old civil last"),
+        **SHARED,
+        "weather": _list("fog smoke rain snow dust mist"),
+        "supply": _list("boots drums tents horses ladders shovels"),
+        "witness": _list("farmers monks children peddlers nuns thieves"),
+        "messenger": _list("boy monk widow servant juggler cook"),
+        "ground": _list("marsh ditch stream bog ravine hedge"),
     },
     facts=(
         Fact(
@@ -328,6 +393,16 @@ BATTLE = Kind(
             ("Where is the {title} remembered each year?", "Where does the {title} have a monument?"),
         ),
     ),
+    remarks=(
+        "was fought in {weather} so thick that few could tell friend from enemy",
+        "was delayed for {number} hours because the {supply} had not arrived",
+        "was seen by {witness} who had climbed a hill to watch in safety",
+        "has been painted many times, mostly by people who were not there",
+        "ruined the {season} crop of the nearest farms, for which nobody was paid",
+        "could have been avoided if a letter carried by a {messenger} had come in time",
+        "is taught in schools as an example of how not to cross a {ground}",
+        "was over so soon that {number} regiments came only to dig",
+    ),
 )
 
 KINDS = (PERSON, TOWN, BOOK, BATTLE)
@@ -344,6 +419,8 @@ class Article:
         values: the value of every fact, in the order of the kind's facts.
         statements: the statement of every fact, in the same order.
         order: the facts in the order of the text; each sentence states two of them.
+        remarks: its other sentences.
+        places: the sentences after the first in the order of the text, those of facts being numbered first.
     """
 
     title: str
@@ -352,25 +429,31 @@ class Article:
     values: tuple[Value, ...]
     statements: tuple[str, ...]
     order: tuple[int, ...]
+    remarks: tuple[str, ...]
+    places: tuple[int, ...]
 
     def document(self) -> Document:
         """The article as a document of a prompt."""
         first, second = self.order[::2], self.order[1::2]
-        sentences = [
-            f"{self.subject} {self.statements[i]} and {self.statements[j]}." for i, j in zip(first, second, strict=True)
-        ]
-        return Document(self.title, " ".join([self.opening, *sentences]))
+        said = [f"{self.statements[i]} and {self.statements[j]}" for i, j in zip(first, second, strict=True)]
+        said += self.remarks
+        return Document(self.title, " ".join([self.opening, *(f"{self.subject} {said[i]}." for i in self.places)]))
 
     def all_but(self, fact: int) -> Document:
         """What the article says apart from one fact, to check that the fact is stated nowhere else."""
         others = [statement for i, statement in enumerate(self.statements) if i != fact]
-        return Document(self.title, " ; ".join([self.opening, *others]))
+        return Document(self.title, " ; ".join([self.opening, *others, *self.remarks]))
 
 
-def _article(kind: Kind, rng: Random) -> Article:
+def _filled(sentence: str, kind: Kind, rng: Random) -> str:
+    """The sentence with a word drawn for each of its fields."""
+    return re.sub(r"\{(\w+)\}", lambda field: draw.choice(kind.choices[field[1]], rng), sentence)
+
+
+def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     title = kind.title(rng)
     begin = kind.subject.format(title=title, name=title) + " "
-    opening = begin + kind.opening.format(**{field: draw.choice(words, rng) for field, words in kind.choices.items()})
+    opening = begin + _filled(kind.opening, kind, rng)
     values = tuple(fact.value(rng) for fact in kind.facts)
     statements = tuple(
         draw.choice(fact.statements, rng).format(value=value.text)
@@ -378,7 +461,11 @@ def _article(kind: Kind, rng: Random) -> Article:
     )
     order = tuple(draw.shuffled(range(len(kind.facts)), rng))
     subject = kind.subject.format(title=title, name=title.split()[-1])
-    return Article(title, subject, opening + ".", values, statements, order)
+    remarked = draw.shuffled(kind.remarks, rng)[:remarks] if remarks else []
+    said = tuple(_filled(remark, kind, rng) for remark in remarked)
+    sentences = range(len(order) // 2 + len(said))
+    places = draw.shuffled(sentences, rng) if said else sentences
+    return Article(title, subject, opening + ".", values, statements, order, said, tuple(places))
 
 
 @lru_cache(maxsize=1024)  # a question is asked at several positions
@@ -408,12 +495,12 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     return Example(question_id, question, answers, gold.document(), tuple(distractors))
 
 
-def shelf(num_documents: int, rng: Random) -> tuple[Kind, list[Article]]:
+def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind, list[Article]]:
     """Articles of one kind, no two of which are about subjects of the same name; what a training context is made of."""
     kind = draw.choice(KINDS, rng)
     articles: dict[str, Article] = {}
     while len(articles) < num_documents:
-        article = _article(kind, rng)
+        article = _article(kind, rng, remarks)
         articles.setdefault(normalize(article.subject), article)
     return kind, list(articles.values())
 
@@ -421,13 +508,23 @@ def shelf(num_documents: int, rng: Random) -> tuple[Kind, list[Article]]:
 # -- the language ----------------------------------------------------------------------------------------------------
 
 
-def words() -> list[str]:
-    """Every word that is not a name, as it is written, in alphabetical order."""
-    texts = [*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"]
+def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
+    fields = {field for sentence in sentences for field in re.findall(r"\{(\w+)\}", sentence)}
+    drawn = {word for field in fields & kind.choices.keys() for word in kind.choices[field]}
+    return drawn.union(*(re.findall("[A-Za-z]+", re.sub(r"\{\w+\}", "", sentence)) for sentence in sentences))
+
+
+def words(remarks: bool = True) -> list[str]:
+    """Every word that is not a name, as it is written: those of facts and questions, then those that only remarks have.
+
+    Both parts are in alphabetical order.
+    """
+    told = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}
     for kind in KINDS:
-        texts += [kind.opening, *(word for choices in kind.choices.values() for word in choices)]
-        texts += [wording for fact in kind.facts for wording in (*fact.statements, *fact.questions)]
-    return sorted({word for text in texts for word in re.findall("[A-Za-z]+", re.sub(r"\{\w+\}", "", text))})
+        wordings = [wording for fact in kind.facts for wording in (*fact.statements, *fact.questions)]
+        told |= _words(kind, [kind.opening, *wordings])
+    remarked = set().union(*(_words(kind, kind.remarks) for kind in KINDS)) if remarks else set()
+    return [*sorted(told), *sorted(remarked - told)]
 
 
 def vocabulary() -> list[str]:

@@ -105,14 +105,14 @@ def _tokenizer() -> Any:
     return vocabulary.build()
 
 
-def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int) -> Asked:
+def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, remarks: int = fiction.REMARKS) -> Asked:
     """One context of generated articles in the prompt of ``mdqa_pos``, with questions about facts in it.
 
     ``golds`` are the numbers of the articles that are asked about, from 0, or how many of all facts to draw. Queries
     are as wide as the longest, padded behind their ends. Of a question, the tokens of its title have targets once the
     tokens before them name one article; of the context, the subject of an article that begins a sentence.
     """
-    kind, articles = fiction.shelf(documents, rng)
+    kind, articles = fiction.shelf(documents, rng, remarks)
     if isinstance(golds, int):
         facts = [(i, fact) for i in range(documents) for fact in range(len(kind.facts))]
         drawn = draw_data.shuffled(facts, rng)[:golds]

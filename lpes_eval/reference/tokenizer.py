@@ -73,6 +73,8 @@ QUOTE_ID = byte_id(QUOTE)
 RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
 """Entries that key-value prompts need; those of multi-document prompts stand behind them."""
 VOCAB_SIZE = 2 + 256 + len(pieces())
+FACTS_SIZE = VOCAB_SIZE - len(set(fiction.words()) - set(fiction.words(remarks=False)))
+"""Entries that multi-document prompts need whose articles make no remarks."""
 
 
 def build(size: int = VOCAB_SIZE) -> Tokenizer:

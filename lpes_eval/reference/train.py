@@ -5,7 +5,8 @@ induction heads form (Olsson et al., arXiv 2209.11895), and without it retrieval
 recipe takes. Then key-value contexts in the task's own prompt, many queries on each
 (:mod:`lpes_eval.reference.queries`), with a loss on every token of a query that the context determines. Keys and
 values grow from 2 to 16 bytes and contexts to ``--pairs`` records; a level is left once its answers are right. Last,
-generated articles in the prompt of ``mdqa_pos`` (:mod:`lpes_eval.data.fiction`, of another stream than the task's).
+generated articles in the prompt of ``mdqa_pos`` (:mod:`lpes_eval.data.fiction`, of another stream than the task's),
+short ones before long ones.
 
 The shipped models are trained in stages (:data:`REFERENCE`, which begins with :data:`RECORDS`), one recipe after the
 other on the same weights, which a stage may make larger (:func:`grow`). Flags that change a recipe train a single stage
@@ -35,6 +36,7 @@ import torch
 from torch.nn import functional
 
 from lpes_eval.data import draw as draw_data
+from lpes_eval.data import fiction
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
 from lpes_eval.reference import tokenizer as vocabulary
@@ -76,6 +78,8 @@ class Recipe:
     """Most articles in a context: one until the answers are right, then any number up to this one."""
     subjects: int = 0
     """1: an article's subject is a target, too, where its sentences begin with it."""
+    remarks: int = 0
+    """Sentences of an article that nobody asks about; the articles of the task have four."""
     queries: int = 24
     """Most queries on one context."""
     tokens: int = 6000
@@ -102,20 +106,21 @@ RECORDS = (
 """The smaller shipped model, which knows records alone: whole UUIDs in contexts of up to 28 records, then records of
 all sizes and up to 32, then 44."""
 
-_DEEPER = Recipe(layers=6, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, grow_to=44, pairs=44, articles=0.7)
+_DEEPER = Recipe(layers=6, vocabulary=vocabulary.FACTS_SIZE, mixed=0.5, grow_to=44, pairs=44, articles=0.7)
+_LONGER = replace(_DEEPER, vocabulary=vocabulary.VOCAB_SIZE, remarks=5, documents=5, subjects=1, rate=1.5e-3)
 REFERENCE = (
     *RECORDS,
     replace(_DEEPER, steps=4000, decay_share=0.0, documents=2, rate=1e-3),
     replace(_DEEPER, steps=4200, decay_share=0.0, documents=8, rate=1.5e-3),
     replace(_DEEPER, steps=4800, decay_share=0.0, documents=8, subjects=1, rate=1.5e-3),
     replace(_DEEPER, steps=5000, decay_share=0.0, documents=5, subjects=1, rate=1.5e-3),
-    replace(_DEEPER, steps=6400, decay_share=0.08, documents=5, subjects=1, grow_to=46, pairs=46, rate=1.5e-3),
-    replace(_DEEPER, steps=6750, decay_share=0.052, documents=5, subjects=1, grow_to=48, pairs=48, rate=1e-3),
-    replace(_DEEPER, steps=7000, decay_share=0.0357, documents=5, subjects=1, grow_to=49, pairs=49, rate=7e-4),
-    replace(_DEEPER, steps=7400, decay_share=0.054, documents=5, subjects=1, grow_to=53, pairs=53, rate=1e-3),
+    replace(_DEEPER, steps=5600, decay_share=0.0, documents=5, subjects=1, grow_to=46, pairs=46, rate=1.5e-3),
+    replace(_LONGER, steps=6800, decay_share=0.08, grow_to=48, pairs=48),
+    replace(_LONGER, steps=7200, decay_share=0.054, grow_to=53, pairs=53, rate=1e-3),
 )
 """The shipped model: ``RECORDS``, then two layers more, and articles: one, then up to two, eight, and last five in a
-context. From step 4,200 on subjects are targets, without which the model did not learn to tell articles apart."""
+context. From step 4,200 on subjects are targets, without which the model did not learn to tell articles apart. From
+step 5,600 on articles make remarks, one more than those of the task; before, none, and they are half as long."""
 
 _SMOKE = Recipe(
     layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4, threads=1
@@ -123,7 +128,18 @@ _SMOKE = Recipe(
 SMOKE = (
     _SMOKE,
     replace(_SMOKE, steps=12, mixed=0.5),
-    replace(_SMOKE, steps=18, layers=3, vocabulary=vocabulary.VOCAB_SIZE, mixed=0.5, articles=0.5, documents=2),
+    replace(_SMOKE, steps=18, layers=3, vocabulary=vocabulary.FACTS_SIZE, mixed=0.5, articles=0.5, documents=2),
+    replace(
+        _SMOKE,
+        steps=24,
+        layers=3,
+        vocabulary=vocabulary.VOCAB_SIZE,
+        mixed=0.5,
+        articles=0.5,
+        documents=2,
+        remarks=fiction.REMARKS,
+        subjects=1,
+    ),
 )
 """A run of seconds that goes through every phase; of one thread, as two slow each other down on a busy machine."""
 
@@ -263,7 +279,7 @@ def _article_loss(
     documents = 1 + draw_data.below(recipe.documents if state.documents_read else 1, rng)
     losses, right, whole, tokens = [], [], [], 0
     while tokens < 0.75 * recipe.tokens:
-        batch = draw_documents(rng, documents, recipe.queries)
+        batch = draw_documents(rng, documents, recipe.queries, recipe.remarks)
         tokens += batch.context.size + batch.queries.size
         loss, correct = _loss(model, batch, device, with_context=bool(recipe.subjects))
         losses.append(loss)

@@ -18,13 +18,13 @@ aggregate_metric_list:
     aggregation: mean
     weight_by_size: false
 metadata:
-  version: 1
+  version: 2
 """
 TASK = """\
 include: _template
 task: {task}
 {tag}metadata:
-  version: 1
+  version: 2
   num_documents: {num_documents}
   position: {position}
 """

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from lpes_eval.data import fiction, mdqa
+from lpes_eval.data import draw, fiction, mdqa
 from lpes_eval.scoring.qa import best_subspan_em
 
 
@@ -136,10 +136,37 @@ def test_articles_agree_with_the_words_after_them():
     assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", text)
 
 
-def test_documents_are_short():
+def test_documents_are_about_as_long_as_the_passages_of_a_hundred_words_of_the_published_benchmark():
     lengths = [len(document.text.split()) for i in EXAMPLES for document in example(i).documents(0)]
-    assert min(lengths) >= 35
-    assert max(lengths) <= 70
+    assert min(lengths) >= 85
+    assert max(lengths) <= 135
+
+
+def remarks_of(document: mdqa.Document) -> list[str]:
+    """The sentences of a document that follow none of its kind's statements, its first one apart."""
+    stated = [pattern for fact in values_of(document) for pattern in patterns(fact)]
+    return [s for s in re.split(r"(?<=\.) ", document.text)[1:] if not any(p.search(s) for p in stated)]
+
+
+def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_that_can_be_asked_for():
+    orders = set()
+    for i in EXAMPLES:
+        for document in example(i).documents(0):
+            subject = document.title.split()[-1]
+            remarks = [remark.split(f"{subject} ", 1)[1] for remark in remarks_of(document)]
+            assert len(set(remarks)) == fiction.REMARKS == 4
+            assert all(re.fullmatch("[a-z ,]+[.]", remark) for remark in remarks)
+            sentences = re.split(r"(?<=\.) ", document.text)[1:]
+            orders.add(tuple(any(sentence.endswith(remark) for remark in remarks) for sentence in sentences))
+    assert len(orders) == 35  # of seven sentences, any four
+
+
+def test_articles_without_remarks_are_those_that_training_begins_with():
+    articles = [fiction.shelf(5, draw.stream("reference", 0, step), remarks=0)[1] for step in range(20)]
+    text = "".join(f"{article.document()}" for shelf in articles for article in shelf)
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "324a3dd552134527977d6b84efa3e35d27b9b610902024d1de82223c71718a5a"
+    )
 
 
 def test_larger_sets_only_add_distractors():
@@ -173,11 +200,11 @@ def test_a_different_hash_seed_draws_the_same_examples():
     assert digests == {hashlib.sha256(text.encode()).hexdigest()}
 
 
-def test_the_examples_are_those_of_version_1():
+def test_the_examples_are_those_of_version_2():
     """A change here is a change of the benchmark: give the tasks another version, and baselines another set."""
     text = "".join(example(i).prompt(50) + "".join(example(i).answers) for i in range(100))
     assert (
-        hashlib.sha256(text.encode()).hexdigest() == "2816b93cd81ca91184afbb745ad5c48156d8481e58512f5cbd7c4c5d4557cdeb"
+        hashlib.sha256(text.encode()).hexdigest() == "1eeb81c93318507086f6451035795ae744c41b8596779667362887ae37a656c0"
     )
 
 

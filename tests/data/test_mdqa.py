@@ -378,7 +378,7 @@ def test_a_task_scores_the_first_line_against_every_answer(loaded):
 def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(loaded):
     task = loaded["mdqa_pos"]["tasks"]["mdqa_pos_10_pos_025"]
     dumped = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
-    assert task.VERSION == "1 generated"
+    assert task.VERSION == "2 generated"
     assert dumped["kind"] == "generated"
     assert dumped["split"] == "held_out"
     assert dumped["split_seed"] == str(draw.SPLIT_SEED)

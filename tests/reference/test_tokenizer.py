@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lpes_eval.data import draw, fiction
+from lpes_eval.data.mdqa import format_documents
 from lpes_eval.reference import path
 from lpes_eval.reference import tokenizer as vocabulary
 
@@ -99,6 +101,16 @@ def test_prompt_and_answer_tokenize_alike_whole_and_by_pieces(
 def test_text_that_spells_a_special_token_is_split_into_bytes(tokenizer: object) -> None:
     ids = tokenizer("a<|end|>b<|pad|>").input_ids
     assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(ids)
+
+
+def test_a_model_that_learns_the_words_of_remarks_keeps_the_entries_that_it_knew() -> None:
+    """Training begins without them, and a grown model takes over the first rows of the smaller one's embedding."""
+    known, all_entries = vocabulary.build(vocabulary.FACTS_SIZE), BUILT
+    assert known.get_vocab().items() < all_entries.get_vocab().items()
+    facts = fiction.shelf(3, draw.stream("test", 0), remarks=0)[1]
+    text = format_documents([article.document() for article in facts])
+    assert known.encode(text).ids == all_entries.encode(text).ids
+    assert max(known.encode(text).ids) < vocabulary.FACTS_SIZE < vocabulary.VOCAB_SIZE
 
 
 def test_nothing_is_put_before_or_after_a_text(tokenizer: object) -> None:
