@@ -41,9 +41,9 @@ SEEDED = {
 """Searches that are made with several seeds, as the genetic algorithm's are: one says little about an optimiser."""
 LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
-LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 20)}
-SHORT_LENGTHS = {KV: (5, 10, 15, 20, 25), MDQA: tuple(range(2, 10))}
-"""What fits half of the longest context that the reference model was trained on: up to 25 records, up to 9 articles."""
+LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 8, 12)}
+SHORT_LENGTHS = {KV: (5, 10, 15, 20, 25), MDQA: (2, 3, 4, 5)}
+"""What fits half of the longest context that the reference model was trained on: up to 25 records, up to 5 articles."""
 UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_buckets": ("attention_buckets", {}),
