@@ -242,7 +242,7 @@ def parse(value: Any) -> Factors:
         FactorsError: as ``load``, or for a value of another type.
     """
     if isinstance(value, Factors):
-        return value
+        return Factors.from_dict(value.to_dict())  # one that was built directly has been checked by nothing
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
     if value == REFERENCE:

@@ -325,6 +325,20 @@ def test_what_may_be_given_as_factors(tmp_path):
             parse(wrong)
 
 
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (Factors(), "exactly one of factors, curve, uniform is expected, found none"),
+        (Factors(factors=(1.0, 1e9)), r"factors\[1\]: found 1000000000.0, expected a number from 0.001"),
+        (Factors(uniform=float("nan")), "uniform: found nan, which is not finite"),
+        (Factors(curve=("bezier", ((2, 1.0), (1, 1.2)))), "x must increase strictly"),
+    ],
+)
+def test_factors_that_were_built_directly_are_checked_where_they_are_used(built, message):
+    with pytest.raises(FactorsError, match=message):
+        parse(built)
+
+
 def test_the_shipped_factors_go_by_a_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shipped = Path(module.__file__).parent / "reference" / "base" / "factors.json"
