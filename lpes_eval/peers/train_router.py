@@ -26,13 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from lpes_eval import reference
+from lpes_eval import checkpoint, reference
 from lpes_eval.data import draw, fiction, jsonl, kv, text
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
@@ -266,7 +264,8 @@ def train(
             lines.append(json.dumps(entry))
             if (step + 1) % save_every == 0 or step + 1 == settings.steps:
                 write_atomically(log, "".join(line + "\n" for line in lines))
-                _save_checkpoint(out / CHECKPOINT, router, optimizer, settings, step + 1)
+                run = {"step": step + 1, "settings": _settings_of(router.config, settings)}
+                checkpoint.save(out / CHECKPOINT, router, optimizer, run=run)
     finally:
         if bar is not None:
             bar.close()
@@ -286,16 +285,6 @@ def _settings_of(config: RouterConfig, settings: Settings) -> dict[str, Any]:
     return json.loads(config.to_json()) | json.loads(json.dumps(asdict(settings)))
 
 
-def _save_checkpoint(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings, step: int) -> None:
-    tensors = {}
-    for name, weight in router.named_parameters():
-        tensors[f"weight.{name}"] = weight.detach().cpu().contiguous()
-        for key, moment in optimizer.state[weight].items():
-            tensors[f"{key}.{name}"] = moment.detach().cpu().contiguous()
-    notes = {"run": json.dumps({"step": step, "settings": _settings_of(router.config, settings)})}
-    write_atomically(file, save(tensors, metadata=notes))
-
-
 def _done(file: Path, config: RouterConfig, settings: Settings) -> int:
     """How many steps a checkpoint has behind it, if it is one of this run; 0 if there is none.
 
@@ -304,41 +293,20 @@ def _done(file: Path, config: RouterConfig, settings: Settings) -> int:
     """
     if not file.exists():
         return 0
-    try:
-        with safe_open(file, framework="pt") as stored:
-            run = json.loads((stored.metadata() or {})["run"])
-            before, now, step = run["settings"], _settings_of(config, settings), int(run["step"])
-    except Exception as error:
-        raise _unreadable(file, error) from None
-    changed = [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
-    if changed:
+    (run,) = checkpoint.notes(file, "run")
+    if changed := checkpoint.changes(run["settings"], _settings_of(config, settings)):
         raise UserError(
             f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose another --out"
         )
-    return step
+    return int(run["step"])
 
 
 def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings) -> int:
     """Put the checkpoint's weights and moments in place, and return how many steps are done."""
     step = _done(file, router.config, settings)
-    if step == 0:
-        return 0
-    try:
-        with safe_open(file, framework="pt") as stored:
-            for name, weight in router.named_parameters():
-                with torch.no_grad():
-                    weight.copy_(stored.get_tensor(f"weight.{name}"))
-                optimizer.state[weight] = {
-                    key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
-                    for key in ("step", "exp_avg", "exp_avg_sq")
-                }
-    except Exception as error:
-        raise _unreadable(file, error) from None
+    if step:
+        checkpoint.restore(file, router, optimizer)
     return step
-
-
-def _unreadable(file: Path, error: Exception) -> UserError:
-    return UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew")
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

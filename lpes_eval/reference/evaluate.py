@@ -12,7 +12,6 @@ on other examples. This is the yardstick of training recipes; ``python -m search
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from lpes_eval import checkpoint
 from lpes_eval.curves import layer_factors
 from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
+from lpes_eval.flags import at_least, positive
 from lpes_eval.reference import tokenizer as vocabulary
 from lpes_eval.reference.queries import draw, draw_documents, hidden
 
@@ -146,23 +147,18 @@ def load(folder: Path) -> LlamaForCausalLM:
     """The model in ``folder``: a finished one, or the last checkpoint of a run that goes on."""
     from transformers import LlamaForCausalLM
 
-    checkpoint = folder / "checkpoint.safetensors"
-    if not checkpoint.exists() and not (folder / "config.json").exists():
-        raise UserError(
-            f"{folder}: neither a model (config.json) nor a run (checkpoint.safetensors); name a folder of one"
-        )
+    from lpes_eval.reference.train import CHECKPOINT, Recipe, build, stage_of
+
+    file = folder / CHECKPOINT
+    if not file.exists() and not (folder / "config.json").exists():
+        raise UserError(f"{folder}: neither a model (config.json) nor a run ({CHECKPOINT}); name a folder of one")
     if (folder / "config.json").exists():
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    from safetensors import safe_open
-
-    from lpes_eval.reference.train import Recipe, build, stage_of
-
-    with safe_open(checkpoint, framework="pt") as stored:
-        stages = [Recipe(**stage) for stage in json.loads(stored.metadata()["stages"])]
-        model = build(stages[stage_of(json.loads(stored.metadata()["state"])["step"] - 1, stages)])
-        for name, weight in model.named_parameters():
-            weight.data.copy_(stored.get_tensor(f"weight.{name}"))
-        print(f"{checkpoint}: {stored.metadata()['state']}")
+    state, stages = checkpoint.notes(file, "state", "stages")
+    recipes = [Recipe(**stage) for stage in stages]
+    model = build(recipes[stage_of(state["step"] - 1, recipes)])
+    checkpoint.restore(file, model)
+    print(f"{file}: {state}")
     return model.eval()
 
 
@@ -179,18 +175,17 @@ def main(arguments: list[str] | None = None) -> int:
         description="Accuracy by size and gold position, plain and with factors, by teacher forcing.",
     )
     parser.add_argument("folder", type=Path, help="a trained model, or a run with a checkpoint")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[8, 16, 24, 32, 40, 50, 75], help="numbers of pairs")
-    parser.add_argument("--documents", type=int, nargs="*", default=None, help="numbers of articles (2 5 8 10 12)")
-    parser.add_argument("--contexts", type=int, default=100, help="held-out contexts a size (100)")
-    parser.add_argument(
-        "--factors", type=float, nargs="+", default=None, help="also measure these: one, or one a layer"
-    )
-    parser.add_argument("--search", type=int, default=0, metavar="N", help="also look for factors with N evaluations")
-    parser.add_argument("--search-size", type=int, default=50, help="pairs in the search examples (50)")
-    parser.add_argument("--search-contexts", type=int, default=48, help="search examples (48), six positions each")
-    parser.add_argument("--kinds", nargs="+", default=["free", "bezier"], choices=["free", "bezier"])
-    parser.add_argument("--leave-out", action="store_true", help="also measure the model without each of its layers")
-    parser.add_argument("--threads", type=int, default=2)
+    flag, one_or_more, two_or_more = parser.add_argument, at_least(1), at_least(2)
+    flag("--sizes", type=one_or_more, nargs="*", default=[8, 16, 24, 32, 40, 50, 75], help="numbers of pairs")
+    flag("--documents", type=one_or_more, nargs="*", default=None, help="numbers of articles (2 5 8 10 12)")
+    flag("--contexts", type=two_or_more, default=100, help="held-out contexts a size (100)")
+    flag("--factors", type=positive, nargs="+", default=None, help="also measure these: one, or one a layer")
+    flag("--search", type=at_least(0), default=0, metavar="N", help="also look for factors with N evaluations")
+    flag("--search-size", type=one_or_more, default=50, help="pairs in the search examples (50)")
+    flag("--search-contexts", type=two_or_more, default=48, help="search examples (48), six positions each")
+    flag("--kinds", nargs="+", default=["free", "bezier"], choices=["free", "bezier"])
+    flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
+    flag("--threads", type=one_or_more, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     try:

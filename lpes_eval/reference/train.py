@@ -35,10 +35,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from lpes_eval import checkpoint
 from lpes_eval.data import draw as draw_data
 from lpes_eval.data import fiction
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
+from lpes_eval.flags import at_least, finite, whole
 from lpes_eval.reference import tokenizer as vocabulary
 from lpes_eval.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 WINDOW = 8192
+CHECKPOINT = "checkpoint.safetensors"
 STREAM = 0x7EA1
 """First word of every training seed; evaluation draws use other words."""
 
@@ -142,6 +145,43 @@ SMOKE = (
     ),
 )
 """A run of seconds that goes through every phase; of one thread, as two slow each other down on a busy machine."""
+
+
+_LIMITS = {
+    **dict.fromkeys(("seed", "copy_steps", "rate", "length_power", "weight_decay"), (0, sys.maxsize)),
+    **dict.fromkeys(("mixed", "articles", "decay_share", "advance_at", "subjects"), (0, 1)),
+    **dict.fromkeys(("pairs", "grow_to"), (4, sys.maxsize)),
+    "remarks": (0, min(len(kind.remarks) for kind in fiction.KINDS)),
+    "tokens": (18, sys.maxsize),
+    "vocabulary": (vocabulary.RECORDS_SIZE, vocabulary.VOCAB_SIZE),
+}
+"""The least and the most that a number of a recipe can be; 1 and more where nothing is said. What is copied is at least
+eight tokens long, twice, and a context has four records or more."""
+
+
+def check(recipe: Recipe) -> None:
+    """Whether a model can be trained so.
+
+    Raises:
+        UserError: the flag with which it cannot, what it was, and what it can be.
+    """
+    for name, value in asdict(recipe).items():
+        least, most = _LIMITS.get(name, (1, sys.maxsize))
+        if not least <= value <= most:
+            allowed = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
+            raise UserError(f"{_flag(name)} {value}: expected {allowed}")
+    if recipe.width % (2 * recipe.heads):
+        raise UserError(
+            f"--width {recipe.width}: expected a multiple of {2 * recipe.heads}, as each of {recipe.heads} heads turns "
+            "its numbers in pairs"
+        )
+    read, entries = ("remarks", vocabulary.VOCAB_SIZE) if recipe.remarks else ("articles", vocabulary.FACTS_SIZE)
+    if recipe.articles and recipe.vocabulary < entries:
+        raise UserError(f"--vocabulary {recipe.vocabulary}: expected {entries} or more, as {read} need")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def levels(recipe: Recipe) -> list[tuple[int, int]]:
@@ -327,57 +367,23 @@ def weights_hash(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _save_checkpoint(
-    file: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, state: State, stages: Sequence[Recipe]
-) -> None:
-    from safetensors.torch import save as serialized
-
-    tensors = {}
-    for name, weight in model.named_parameters():
-        tensors[f"weight.{name}"] = weight.detach().contiguous()
-        for key, moment in optimizer.state[weight].items():
-            tensors[f"{key}.{name}"] = moment.detach().contiguous()
-    notes = {"state": json.dumps(asdict(state)), "stages": json.dumps([asdict(recipe) for recipe in stages])}
-    write_atomically(file, serialized(tensors, metadata=notes))
-
-
 def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
 
 
 def _load_state(file: Path, stages: Sequence[Recipe]) -> State:
     """Where the run of a checkpoint stands, if it is one of these stages."""
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as stored:
-        notes = stored.metadata()
-        before, now = json.loads(notes.get("stages", "[]")), [asdict(recipe) for recipe in stages]
-        changed = [
-            f"{name} {old.get(name)} -> {new[name]}"
-            for old, new in zip(before, now, strict=False)
-            for name in new
-            if old.get(name) != new[name]
-        ]
-        if changed or len(before) != len(now):
-            changed = changed or [f"{len(before)} stages -> {len(now)}"]
-            raise UserError(
-                f"{file}: was made by another recipe ({', '.join(changed)}); "
-                "go on with its own settings, or choose another --out"
-            )
-    return State(**json.loads(notes["state"]))
-
-
-def _load_weights(file: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW) -> None:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as stored:
-        for name, weight in model.named_parameters():
-            with torch.no_grad():
-                weight.copy_(stored.get_tensor(f"weight.{name}"))
-            optimizer.state[weight] = {
-                key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            }
+    state, before = checkpoint.notes(file, "state", "stages")
+    changed = [
+        change for old, new in zip(before, stages, strict=False) for change in checkpoint.changes(old, asdict(new))
+    ]
+    if changed or len(before) != len(stages):
+        changed = changed or [f"{len(before)} stages -> {len(stages)}"]
+        raise UserError(
+            f"{file}: was made by another recipe ({', '.join(changed)}); "
+            "go on with its own settings, or choose another --out"
+        )
+    return State(**state)
 
 
 def train(
@@ -394,20 +400,25 @@ def train(
     ``keep_stages`` also leaves the model as each stage ended, in ``out/stages/STEP``.
 
     Raises:
-        UserError: ``out`` holds a checkpoint of another recipe.
+        UserError: a recipe with which nothing can be trained, ``out`` is a file, or holds a checkpoint of another
+            recipe, or one that cannot be read.
     """
+    for stage in stages:
+        check(stage)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; expected a folder, or a name that is free")
     recipe = stages[0]
     torch.set_num_threads(recipe.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out.mkdir(parents=True, exist_ok=True)
-    state, checkpoint, log = State(), out / "checkpoint.safetensors", out / "log.jsonl"
-    if checkpoint.exists():
-        state = _load_state(checkpoint, stages)
+    state, file, log = State(), out / CHECKPOINT, out / "log.jsonl"
+    if file.exists():
+        state = _load_state(file, stages)
         recipe = stages[stage_of(state.step - 1, stages)]
     model = build(recipe).to(device)  # type: ignore[arg-type]
     optimizer = _optimizer(model, recipe)
-    if checkpoint.exists():
-        _load_weights(checkpoint, model, optimizer)
+    if file.exists():
+        checkpoint.restore(file, model, optimizer)
         print(f"going on from step {state.step} of {stages[-1].steps}", flush=True)
     lines = log.read_text().splitlines() if log.exists() else []
     kept = [line for line in lines if json.loads(line)["step"] <= state.step]
@@ -463,7 +474,7 @@ def train(
         if keep_stages and state.step == recipe.steps:
             save(model, out / "stages" / str(state.step))
         if state.step % save_every == 0 or state.step == stages[-1].steps:
-            _save_checkpoint(checkpoint, model, optimizer, state, stages)
+            checkpoint.save(file, model, optimizer, state=asdict(state), stages=[asdict(stage) for stage in stages])
 
     save(model, out)
     summary = {
@@ -498,12 +509,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     parser.add_argument("--smoke", action="store_true", help="a tiny model through every phase, in seconds")
     parser.add_argument("--records", action="store_true", help="the smaller model: the first stages, records alone")
-    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="steps between checkpoints (100)")
+    parser.add_argument(
+        "--save-every", type=at_least(1), default=100, metavar="STEPS", help="steps between checkpoints (100)"
+    )
     parser.add_argument("--keep-stages", action="store_true", help="also keep the model as each stage ended")
     for field in fields(Recipe):
-        kind = {"int": int, "float": float}[str(field.type)]
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=kind, metavar="N", help=f"of a single stage; default {field.default}")
+        kind = {"int": whole, "float": finite}[str(field.type)]
+        words = f"of a single stage; default {field.default}"
+        parser.add_argument(_flag(field.name), type=kind, metavar="N", help=words)
     given = parser.parse_args(arguments)
     stages: tuple[Recipe, ...] = SMOKE if given.smoke else RECORDS if given.records else REFERENCE
     changes = {name: value for name in asdict(stages[0]) if (value := getattr(given, name)) is not None}

@@ -92,6 +92,54 @@ def test_a_checkpoint_of_another_recipe_is_refused_in_one_line(
         training.train(training.REFERENCE, undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--layers 0", "--layers 0: expected 1 or more"),
+        ("--pairs 3", "--pairs 3: expected 4 or more"),
+        ("--copy-steps -1", "--copy-steps -1: expected 0 or more"),
+        ("--mixed 2", "--mixed 2.0: expected 0 to 1"),
+        ("--remarks 9", "--remarks 9: expected 0 to 8"),
+        ("--heads 3", "--width 32: expected a multiple of 6"),
+        ("--vocabulary 700", "--vocabulary 700: expected 778 to 1526"),
+        ("--articles 0.5", "--vocabulary 778: expected 1234 or more, as articles need"),
+        ("--articles 0.5 --remarks 2", "--vocabulary 778: expected 1526 or more, as remarks need"),
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_is_refused_in_one_line(
+    flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.main(["--smoke", *flags.split(), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {words}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stages", [training.RECORDS, training.REFERENCE, training.SMOKE])
+def test_the_recipes_of_this_package_can_be_trained(stages: tuple[training.Recipe, ...]) -> None:
+    for recipe in stages:
+        training.check(recipe)
+
+
+def test_a_file_in_the_way_and_a_damaged_checkpoint_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "run" / training.CHECKPOINT
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"broken")
+    for out, words in (
+        (damaged, f"--out {damaged}: is a file; expected a folder"),
+        (damaged.parent, f"{damaged}: cannot be read as a checkpoint"),
+    ):
+        assert training.main(["--smoke", "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        load(damaged.parent)
+
+
 def test_levels_grow_from_two_bytes_to_whole_uuids_and_to_the_longest_context() -> None:
     stages = training.levels(training.Recipe(pairs=30))
     assert stages[0] == (2, 8)
