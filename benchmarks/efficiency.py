@@ -45,6 +45,9 @@ from statistics import median, quantiles
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from lpes_eval.errors import UserError
+from lpes_eval.flags import at_least, positive
+
 PAPER = {"plain": 1.0, "lpes": 1.0, "ms_poe": 1.45, "moice": 2.42, "attention_buckets": 4.76}
 """Seconds a sample over the plain model's 0.71 (Table 5: Vicuna-7B, one H100, MDQA)."""
 METHODS = ("plain", "lpes", "pi", "ms_poe", "moice", "attention_buckets")
@@ -699,7 +702,7 @@ def plot(results: dict, file: Path) -> None:
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = {"type": int, "nargs": "+"}
+    numbers = {"type": at_least(1), "nargs": "+"}
     parser.add_argument(
         "--preset", choices=PRESETS, default="cpu", help="what the other flags say where they are left out"
     )
@@ -707,16 +710,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--lengths", **numbers, help="of prompts, in tokens")
     parser.add_argument("--batches", **numbers)
-    parser.add_argument("--largest", type=int, help="leave out cells of more tokens than this, batch times length")
-    parser.add_argument("--new_tokens", type=int, help="decoding steps")
-    parser.add_argument("--rounds", type=int, help="counted ones; one more warms up")
-    parser.add_argument("--pairs", type=int, help="samples of plain and lpes in step with each other")
-    parser.add_argument("--budget", type=float, help="seconds for everything, about")
+    parser.add_argument("--largest", type=at_least(1), help="leave out cells of more tokens (batch times length)")
+    parser.add_argument("--new_tokens", type=at_least(1), help="decoding steps")
+    parser.add_argument("--rounds", type=at_least(LEAST_ROUNDS), help="counted ones; one more warms up")
+    parser.add_argument("--pairs", type=at_least(0), help="samples of plain and lpes in step with each other")
+    parser.add_argument("--budget", type=positive, help="seconds for everything, about")
     parser.add_argument("--device", help="cuda where the preset is gpu, else cpu")
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
-    parser.add_argument("--threads", type=int, help="of PyTorch on the CPU")
+    parser.add_argument("--threads", type=at_least(1), help="of PyTorch on the CPU")
     parser.add_argument("--cpu_time", action="store_true", help="CPU seconds of the process; use it with --threads 1")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", default="efficiency.json", help="file for the measurements")
     parser.add_argument("--report", metavar="FILE", help="measure nothing; tables and plot of this file")
     args = parser.parse_args(argv)
@@ -727,16 +730,40 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args.device = args.device or ("cuda" if args.preset == "gpu" else "cpu")
     if "plain" not in args.methods:
         args.methods.insert(0, "plain")
-    if args.rounds < LEAST_ROUNDS or args.new_tokens < 1 or args.pairs < 0:
-        parser.error(f"expected --rounds of at least {LEAST_ROUNDS}, --new_tokens of at least 1, --pairs of at least 0")
+    if args.device.split(":")[0] not in ("cpu", "cuda"):
+        parser.error(f"argument --device: expected cpu, cuda or cuda:N, not {args.device!r}")
     return args
+
+
+def check_device(device: str) -> None:
+    """Whether PyTorch can compute there."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {device}: PyTorch cannot use it ({reason}); --device cpu always works") from None
+
+
+def measured_before(file: str) -> dict:
+    """The measurements in a file that this program wrote."""
+    try:
+        results = json.loads(Path(file).read_text())
+        if {"settings", "cells"} <= results.keys():
+            return results
+        reason = "other fields than those of measurements"
+    except (OSError, ValueError, AttributeError) as error:
+        reason = str(error)
+    raise UserError(f"--report {file}: expected a file that this program wrote with --out ({reason})")
 
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     if args.report:
-        results = json.loads(Path(args.report).read_text())
+        results = measured_before(args.report)
     else:
+        check_device(args.device)
         results = run(args)
     print(report(results), end="")
     if results["cells"]:
@@ -746,4 +773,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"efficiency: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -26,7 +26,9 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from lpes_eval.curves import layer_factors
+from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
+from lpes_eval.flags import at_least, whole
 from lpes_eval.models.lpes import LPES
 from lpes_eval.plugin import tasks_folder
 from search.fitness import Fitness
@@ -119,18 +121,29 @@ def show(summary, prompts):
     )
 
 
+def json_object(text):
+    """A flag's JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, not {text!r}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--individuals", type=int, default=20, help="with different factors")
-    parser.add_argument("--examples", type=int, default=200)
-    parser.add_argument("--switched_off", type=int, default=None, metavar="N",
+    parser.add_argument("--individuals", type=at_least(1), default=20, help="with different factors")
+    parser.add_argument("--examples", type=at_least(1), default=200)
+    parser.add_argument("--switched_off", type=at_least(0), default=None, metavar="N",
         help="switch measures off for the first N individuals only (default: all)")  # fmt: skip
-    parser.add_argument("--batch_size", type=int, default=16, help="of simple_evaluate, and of the fixed batches")
+    parser.add_argument("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
     parser.add_argument("--pretrained", default="reference")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--task", default="kv_retrieval")
-    parser.add_argument("--metadata", type=json.loads, default={}, help="JSON, as lm_eval's")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--metadata", type=json_object, default={}, metavar="JSON", help="as lm_eval's")
+    parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--published_start", action="store_true", help="from Eq. 8 instead of a start of wide origin")
     parser.add_argument("--all_tasks", action="store_true", help="let simple_evaluate index all tasks, as by default")
     parser.add_argument(
@@ -237,4 +250,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"search_speed: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -20,6 +20,8 @@ import time
 import venv
 from pathlib import Path
 
+from lpes_eval.flags import at_least
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "build_backend"))
 
@@ -34,7 +36,7 @@ def seconds(command: list[str], status: int = 0) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--runs", type=at_least(2), default=40)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
 

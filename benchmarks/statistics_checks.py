@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from lpes_eval.flags import at_least
 from lpes_eval.scoring import regress, statistics
 from lpes_eval.scoring.results import GroupRow, Identity, Model
 
@@ -134,7 +135,7 @@ def coverage(runs):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1000, help="simulated evaluations a line (default: 1000)")
+    parser.add_argument("--runs", type=at_least(1), default=1000, help="simulated evaluations a line (default: 1000)")
     runs = parser.parse_args().runs
     coverage(runs)
     losses(max(1, runs // 10))

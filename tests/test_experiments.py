@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.experiments import bench as bench_module  # noqa: E402
 from benchmarks.experiments import measure, pictures, plan, store  # noqa: E402
 from benchmarks.experiments.__main__ import build_parser, open_named  # noqa: E402
+from benchmarks.experiments.__main__ import main as run_command  # noqa: E402
 from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
 from benchmarks.experiments.page import Page, headline  # noqa: E402
 from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
@@ -451,6 +452,23 @@ def test_a_failure_leaves_an_earlier_result_where_it_is(made, ran):
 def test_only_the_page_s_own_sizes_and_models_are_kept_with_its_results(flags, folder):
     made, _ = open_named(build_parser().parse_args(flags))
     assert made.results.folder == folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--jobs", "0"], "argument --jobs: expected at least 1, not 0"),
+        (["--minutes", "soon"], "argument --minutes: expected a number, not 'soon'"),
+        (["--results", __file__], f"--results {__file__}: is a file; expected a folder"),
+    ],
+)
+def test_a_wrong_flag_is_named_before_anything_is_measured(flags, words, capsys):
+    try:
+        status = run_command([*flags, "--list"])
+    except SystemExit as refused:
+        status = refused.code
+    assert status == 2
+    assert words in capsys.readouterr().err
 
 
 def test_nothing_is_begun_when_the_time_is_over(made, ran):

@@ -15,6 +15,7 @@ from benchmarks.experiments import plan, store
 from benchmarks.experiments.bench import KEPT, Bench, open_bench
 from benchmarks.experiments.plan import Experiment, Sizes
 from lpes_eval.errors import UserError
+from lpes_eval.flags import amount, at_least
 
 EPILOG = """\
 A result that is there already, of the same model with the same settings and factors, is not measured again. An
@@ -34,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="all experiments, or plain, PI and LPES on both tasks, within minutes (default: full)")  # fmt: skip
     add("--only", action="append", metavar="PATTERN", help="only experiments such as 'main/kv/*', and what they need")
     add("--list", action="store_true", help="show what is there and how long the rest may take, and stop")
-    add("--jobs", type=int, default=1, metavar="N", help="processes, of one thread each (default: 1)")
-    add("--minutes", type=float, default=math.inf, metavar="N", help="begin nothing new after so many minutes")
+    add("--jobs", type=at_least(1), default=1, metavar="N", help="processes, of one thread each (default: 1)")
+    add("--minutes", type=amount, default=math.inf, metavar="N", help="begin nothing new after so many minutes")
     add("--set", type=_sizes, default={}, metavar="SIZE=N,...", help="other sizes: questions=50,search.epochs=2")
     add("--results", type=Path, metavar="DIR",
         help=f"where results are kept (default: {KEPT}; runs/headline for the headline, which is measured anew; "

@@ -250,6 +250,8 @@ def second_model(reference: sources.Model, pretrained: str | None) -> sources.Mo
 
 def open_bench(results: Path, model: str, second: str | None, sizes: Sizes | None = None) -> Bench:
     """All experiments on a model, with the results in a folder."""
+    if results.exists() and not results.is_dir():
+        raise UserError(f"--results {results}: is a file; expected a folder, or a name that is free")
     reference = store.model_at(model)
     listed = plan.experiments(sizes or Sizes())
     return Bench(listed, store.Results(results), reference, second_model(reference, second))

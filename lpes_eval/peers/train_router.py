@@ -34,6 +34,7 @@ from lpes_eval import checkpoint, reference
 from lpes_eval.data import draw, fiction, jsonl, kv, text
 from lpes_eval.errors import UserError
 from lpes_eval.factors import write_atomically
+from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.peers import attention, moice
 from lpes_eval.peers import router as routers
 from lpes_eval.peers.router import Router, RouterConfig
@@ -341,23 +342,23 @@ def _parser() -> argparse.ArgumentParser:
         help=f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}",
     )
     for name, kind, words in (
-        ("length", int, "most tokens of a sequence"),
-        ("steps", int, "optimizer steps"),
-        ("batch", int, "sequences a step"),
-        ("rate", float, "learning rate"),
-        ("balance", float, "weight of the balance loss"),
-        ("seed", int, "of the router's first weights and of the data"),
+        ("length", at_least(2), "most tokens of a sequence"),
+        ("steps", at_least(1), "optimizer steps"),
+        ("batch", at_least(1), "sequences a step"),
+        ("rate", positive, "learning rate"),
+        ("balance", amount, "weight of the balance loss"),
+        ("seed", whole, "of the router's first weights and of the data"),
     ):
         default = getattr(defaults, name)
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
     parser.add_argument(
-        "--top_k", type=int, metavar="N", help="bases a token listens to (7, or all if there are fewer)"
+        "--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if there are fewer)"
     )
     parser.add_argument(
         "--bases", help="such as 10000:17500; default: the published ones times the model's own / 10000"
     )
-    parser.add_argument("--micro_batch", type=int, default=1, metavar="N", help="sequences computed together (1)")
-    parser.add_argument("--save_every", type=int, default=1, metavar="N", help="steps between checkpoints (1)")
+    for name, words in (("micro_batch", "sequences computed together"), ("save_every", "steps between checkpoints")):
+        parser.add_argument(f"--{name}", type=at_least(1), default=1, metavar="N", help=f"{words} (1)")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's"
     )
@@ -367,14 +368,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(given: argparse.Namespace) -> None:
-    for name in ("length", "steps", "batch", "micro_batch", "save_every"):
-        least = 2 if name == "length" else 1
-        if getattr(given, name) < least:
-            raise UserError(f"--{name} {getattr(given, name)}: expected at least {least}")
-    if not (given.rate > 0 and given.balance >= 0 and math.isfinite(given.rate + given.balance)):
-        raise UserError(
-            f"--rate {given.rate:g} --balance {given.balance:g}: expected a rate above 0 and no less balance"
-        )
     settings = Settings(
         **{name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lpes_eval.errors import UserError
+
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "efficiency.py"
 
 
@@ -118,8 +120,33 @@ def test_cells_go_from_cheap_to_dear_and_large_ones_stay_out(efficiency):
     assert (args.device, args.dtype, args.largest) == ("cuda", "float16", 65536)
     costs = [efficiency.Cell("vicuna-7b", 1, n).cost for n in (1500, 4096, 16384)]
     assert costs == sorted(costs)
-    with pytest.raises(SystemExit):
-        efficiency.arguments(["--rounds", "1"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rounds", "1"], "argument --rounds: expected at least 3, not 1"),
+        (["--lengths", "16", "0"], "argument --lengths: expected at least 1, not 0"),
+        (["--threads", "0"], "argument --threads: expected at least 1, not 0"),
+        (["--budget", "nan"], "argument --budget: expected a number, not 'nan'"),
+        (["--device", "quantum"], "argument --device: expected cpu, cuda or cuda:N, not 'quantum'"),
+    ],
+)
+def test_a_flag_with_which_nothing_can_be_measured_is_named(efficiency, flags, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        efficiency.arguments(flags)
+    assert words in capsys.readouterr().err
+
+
+def test_a_missing_device_and_a_file_of_something_else_are_named(efficiency, tmp_path):
+    with pytest.raises(UserError, match="--device cuda:99: PyTorch cannot use it"):
+        efficiency.main(["--device", "cuda:99"])
+    for name, content in (("text.json", "no JSON"), ("list.json", "[]"), ("other.json", '{"version": 1}')):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=f"{name}: expected a file that this program wrote"):
+            efficiency.main(["--report", str(tmp_path / name)])
+    with pytest.raises(UserError, match=r"none\.json: expected a file that this program wrote"):
+        efficiency.main(["--report", str(tmp_path / "none.json")])
 
 
 @pytest.mark.parametrize(

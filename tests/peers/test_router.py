@@ -349,8 +349,6 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
-        (("--steps", "0"), "--steps 0: expected at least 1"),
-        (("--rate", "-1"), "expected a rate above 0"),
         (("--bases", "1e4:x"), "--bases 1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
@@ -361,6 +359,19 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
+
+
+def test_flags_with_which_nothing_can_be_trained_are_named(folder, tmp_path, capsys):
+    for flag, value, words in (
+        ("--steps", "0", "argument --steps: expected at least 1, not 0"),
+        ("--length", "1", "argument --length: expected at least 2, not 1"),
+        ("--rate", "0", "argument --rate: expected more than 0, not 0"),
+        ("--balance", "nan", "argument --balance: expected a number, not 'nan'"),
+        ("--micro_batch", "x", "argument --micro_batch: expected a whole number, not 'x'"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command(folder, tmp_path / "out", flag, value)
+        assert words in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_other_settings_is_refused_before_weights_are_loaded(folder, tmp_path, capsys, monkeypatch):
