@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
+import io
 import sys
 from itertools import groupby
 from pathlib import Path
+
+from lpes_eval.data import jsonl
+from lpes_eval.errors import UserError
+from lpes_eval.factors import write_atomically
 
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
 
 
 def draw(log: Path, out: Path) -> None:
-    """Loss and share of right answers by step, with the levels of the recipe as bands."""
+    """Loss and share of right answers by step, with the levels of the recipe as bands.
+
+    Raises:
+        UserError: no log, or one without a line; a picture of another kind than .png and .svg.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    if out.suffix not in (".png", ".svg"):
+        raise UserError(f"{out}: expected a name that ends in .png or .svg")
+    lines = list(jsonl.read(log, required=("step", "level", "loss")))
+    if not lines:
+        raise UserError(f"{log}: the file is empty; expected a training's log.jsonl")
+    first, last = lines[0]["step"], lines[-1]["step"]
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, constrained_layout=True)
     for i, (level, group) in enumerate(groupby(lines, key=lambda line: line["level"])):
         part = list(group)
         start, end = part[0]["step"], part[-1]["step"]
         for axes in (above, below):
             axes.axvspan(start, end, color="0.93" if i % 2 else "0.98", lw=0)
-        if end - start > 0.04 * lines[-1]["step"]:
+        if end - start > 0.04 * (last - first):
             name = _name(level)
             above.text(
                 (start + end) / 2,
@@ -53,10 +66,14 @@ def draw(log: Path, out: Path) -> None:
                 new = name not in axes.get_legend_handles_labels()[1]
                 axes.plot(*zip(*drawn, strict=True), color=colour, label=name if new else None)
     above.set(yscale="log", ylabel="training loss, nats a token")
-    below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02), xlim=(0, lines[-1]["step"]))
+    below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02))
+    if first < last:
+        below.set_xlim(first, last)
     figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(out, dpi=90)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=90, format=out.suffix[1:])
     pyplot.close(figure)
+    write_atomically(out, picture.getvalue())
 
 
 def _name(level: str) -> str:
@@ -75,7 +92,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("log", type=Path, help="a run's log.jsonl")
     parser.add_argument("out", type=Path, help="the picture to write, .png or .svg")
     given = parser.parse_args(arguments)
-    draw(given.log, given.out)
+    try:
+        draw(given.log, given.out)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
