@@ -15,6 +15,9 @@ from lpes_eval.factors import write_atomically
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
 
+NAMED = 0.012
+"""Share of the steps that a level needs for its name to be written over it: names of narrower ones would overlap."""
+
 
 def draw(log: Path, out: Path) -> None:
     """Loss and share of right answers by step, with the levels of the recipe as bands.
@@ -33,25 +36,26 @@ def draw(log: Path, out: Path) -> None:
     if not lines:
         raise UserError(f"{log}: the file is empty; expected a training's log.jsonl")
     first, last = lines[0]["step"], lines[-1]["step"]
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, constrained_layout=True)
+    figure, (names, above, below) = pyplot.subplots(
+        3, 1, figsize=(9, 7), sharex=True, height_ratios=(2, 3, 3), constrained_layout=True
+    )
+    names.axis("off")
     for i, (level, group) in enumerate(groupby(lines, key=lambda line: line["level"])):
         part = list(group)
         start, end = part[0]["step"], part[-1]["step"]
-        for axes in (above, below):
+        for axes in (names, above, below):
             axes.axvspan(start, end, color="0.93" if i % 2 else "0.98", lw=0)
-        if end - start > 0.04 * (last - first):
-            name = _name(level)
-            above.text(
+        if end - start > NAMED * (last - first):
+            middle = names.get_xaxis_transform()
+            names.text(
                 (start + end) / 2,
-                0.97,
-                name,
-                transform=above.get_xaxis_transform(),
+                0.04,
+                _name(level),
+                transform=middle,
                 ha="center",
-                va="top",
+                va="bottom",
                 rotation=90,
                 fontsize=7,
-                color="0.35",
-                bbox={"facecolor": "white", "alpha": 0.7, "lw": 0},
             )
         for axes, key, colour, name in (
             (above, "loss", "C0", "loss"),
@@ -77,13 +81,14 @@ def draw(log: Path, out: Path) -> None:
 
 
 def _name(level: str) -> str:
-    """A level of the recipe in words: ``16x44+5`` is 16 bytes, up to 44 pairs, 5 articles."""
+    """A level of the recipe in words: ``16x44+5`` is up to 44 records of whole UUIDs (16 bytes), up to 5 articles."""
     if level == "copy":
         return "copying"
     records, _, articles = level.partition("+")
     size, pairs = records.split("x")
+    of = "" if size == "16" else f" of {size} bytes"
     read = {"": "", "1": ", 1 article"}.get(articles, f", {articles} articles")
-    return f"{size} bytes, up to {pairs} pairs{read}"
+    return f"up to {pairs} pairs{of}{read}"
 
 
 def main(arguments: list[str] | None = None) -> int:

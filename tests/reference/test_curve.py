@@ -22,11 +22,14 @@ def test_the_shipped_log_is_drawn_from_its_first_step_to_its_last(
     monkeypatch.setattr(pyplot, "close", drawn.append)
     assert curve.main([str(log), str(tmp_path / "new" / "training.png")]) == 0
     assert (tmp_path / "new" / "training.png").read_bytes().startswith(b"\x89PNG")
-    above, below = drawn[0].axes
-    assert above.get_xlim() == below.get_xlim() == (steps[0], steps[-1])
+    names, above, below = drawn[0].axes
+    assert names.get_xlim() == above.get_xlim() == below.get_xlim() == (steps[0], steps[-1])
     assert {"loss"} <= set(above.get_legend_handles_labels()[1])
     assert "whole answers about articles right" in below.get_legend_handles_labels()[1]
-    assert any("53 pairs, 5 articles" in text.get_text() for text in above.texts)
+    written = [text.get_text() for text in names.texts]
+    assert written[0] == "copying"
+    assert {"up to 32 pairs", "up to 44 pairs, 1 article"} < set(written)
+    assert written[-1] == "up to 53 pairs, 5 articles"
 
 
 @pytest.mark.parametrize(

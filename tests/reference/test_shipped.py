@@ -55,6 +55,12 @@ def test_its_weights_are_those_that_card_and_recipe_name(name, stages):
     assert [Recipe(**stage) for stage in run["stages"]] == list(stages)
 
 
+@pytest.mark.parametrize(("name", "stages"), [("base", REFERENCE), ("kv", RECORDS)])
+def test_its_log_is_of_the_whole_training(name, stages):
+    lines = (reference.path(name) / "training.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(10, stages[-1].steps + 1, 10))
+
+
 def test_prompts_of_records_are_the_same_tokens_for_both():
     small, large = (AutoTokenizer.from_pretrained(reference.path(name)) for name in ("kv", "base"))
     assert len(small) == vocabulary.RECORDS_SIZE < len(large) == vocabulary.VOCAB_SIZE
