@@ -74,7 +74,7 @@ class Recipe:
     mixed: float = 0.0
     """Share of batches, once records are whole UUIDs, in which keys and values have other sizes than 16 bytes: 4 to 16
     and 2 to 16, in contexts of as many tokens. With one size alone a value always stands at the same distance from its
-    key, and the model finds it by counting: its answers do not survive the slightest change of positions."""
+    key, and the last layer goes by that distance: answers do not survive the slightest change of positions there."""
     articles: float = 0.0
     """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
     documents: int = 8
