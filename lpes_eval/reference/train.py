@@ -73,8 +73,9 @@ class Recipe:
     large models see, long contexts are rarer than short ones. Before it all lengths are equally frequent."""
     mixed: float = 0.0
     """Share of batches, once records are whole UUIDs, in which keys and values have other sizes than 16 bytes: 4 to 16
-    and 2 to 16, in contexts of as many tokens. With one size alone a value always stands at the same distance from its
-    key, and the last layer goes by that distance: answers do not survive the slightest change of positions there."""
+    and 2 to 16, in contexts of as many tokens. With one size alone a value always ends at the same distance from its
+    key, and the model goes by that: the closing quote does not survive the slightest change of positions. Nor did a
+    model that was trained so learn to read articles (see the model card)."""
     articles: float = 0.0
     """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
     documents: int = 8
