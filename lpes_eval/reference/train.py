@@ -75,7 +75,7 @@ class Recipe:
     """Share of batches, once records are whole UUIDs, in which keys and values have other sizes than 16 bytes: 4 to 16
     and 2 to 16, in contexts of as many tokens. With one size alone a value always ends at the same distance from its
     key, and the model goes by that: the closing quote does not survive a factor of 1.05 in all layers. Layer factors
-    gain less then, and a model that was trained so did not learn to read articles (see the model card)."""
+    gain less then, and articles are learnt late or not at all (see the model card)."""
     articles: float = 0.0
     """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
     documents: int = 8
