@@ -585,7 +585,7 @@ def test_the_verdict_goes_by_the_held_out_examples(here, plain, low, high, says)
     part.sign, part.questions, part.task = 1, [1, 2], SimpleNamespace(config=SimpleNamespace(metadata=None))
     difference = SimpleNamespace(difference=(low + high) / 2, low=low, high=high)
     held_out = SimpleNamespace(parts=[part], comparisons={("toy", "baseline"): SimpleNamespace(mean=difference)})
-    search = SimpleNamespace(args=SimpleNamespace(skip=0))
+    search = SimpleNamespace(args=SimpleNamespace(skip=0, curve="free"))
     found = factors_file.Factors.from_curve("free", [1.0, 1.2], num_layers=2)
     said = report.verdict(search, {"baseline": {"fitness": plain}}, {"fitness": here}, found, held_out)
     assert says in said
@@ -595,6 +595,14 @@ def test_the_verdict_goes_by_the_held_out_examples(here, plain, low, high, says)
     said = report.verdict(search, {"baseline": {"fitness": 0.1}}, {"fitness": here}, uniform, None)
     assert "not measured on held-out examples" in said
     assert "this is Position Interpolation" in said
+
+
+@pytest.mark.parametrize(("curve", "advised"), [("bezier", True), ("free", False)])
+def test_who_found_nothing_is_told_of_factors_without_a_curve_unless_that_was_tried(curve, advised):
+    search = SimpleNamespace(args=SimpleNamespace(skip=0, curve=curve))
+    plain = factors_file.Factors.from_list([1.0, 1.0])
+    said = report.verdict(search, {"baseline": {"fitness": 0.5}}, {"fitness": 0.5}, plain, None)
+    assert ("(--curve free)" in said) == advised
 
 
 def test_held_out_examples_that_are_refused_are_refused_before_the_search(command, tmp_path, monkeypatch):
