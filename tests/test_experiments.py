@@ -20,6 +20,7 @@ from benchmarks.experiments.__main__ import build_parser, open_named  # noqa: E4
 from benchmarks.experiments.__main__ import main as run_command  # noqa: E402
 from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
 from benchmarks.experiments.page import Page, headline  # noqa: E402
+from benchmarks.experiments.page import main as page_main  # noqa: E402
 from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
 from benchmarks.experiments.sources import Found, HalfOf, MeanOf, Model, Moved, Shipped  # noqa: E402
 from lpes_eval import Factors  # noqa: E402
@@ -530,3 +531,9 @@ def test_the_page_is_what_the_kept_results_give(monkeypatch):
     assert second_model(made.reference, None) == made.second
     message = "docs/results.md is not up to date: python -m benchmarks.experiments.page"
     assert (ROOT / "docs/results.md").read_text() == Page(made).text(), message
+
+
+def test_a_page_needs_a_name_that_its_pictures_can_go_beside(tmp_path, capsys):
+    assert page_main(["--out", str(tmp_path / "page")]) == 2
+    assert "expected a name such as" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

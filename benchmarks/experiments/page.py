@@ -856,6 +856,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page")
     args = parser.parse_args(argv)
     try:
+        if not args.out.suffix:
+            raise UserError(f"--out {args.out}: expected a name such as {args.out}.md; its pictures go to {args.out}")
         bench = open_bench(args.results, args.model, args.second)
         write_atomically(args.out, Page(bench).text())
         drawn = pictures.draw(bench, args.out.with_suffix(""))
