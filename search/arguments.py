@@ -65,8 +65,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 EPILOG = """\
 examples:
-  python -m search.ga --tasks kv_retrieval --preset quick
-      a first look, in minutes: a small search on the model that is shipped with lpes-eval
+  python -m search.ga --tasks kv_retrieval --preset quick --curve free --start 1
+      a first look, in minutes: a small search on the model that is shipped with lpes-eval, one factor a layer
   python -m search.ga --tasks kv_retrieval --model_args pretrained=lmsys/vicuna-7b-v1.5,dtype=float16 --device cuda
       the published search (Table 12) on your own model; add --dry_run to see its size first
   python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"

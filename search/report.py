@@ -361,10 +361,11 @@ def verdict(search: Search, to_beat: Mapping[str, Entry], best: Entry, found: Fa
     """Whether the factors are worth using, by what was measured, in a few sentences."""
     plain, here = to_beat["baseline"]["fitness"], best["fitness"]
     if here <= plain + 1e-9:  # sums are rounded
+        curve = "" if search.args.curve == "free" else "give every layer a factor of its own (--curve free), "
         return (
             f"Verdict: no individual is fitter than the plain model on the search examples ({here:.4f} against "
-            f"{plain:.4f}), so these factors are not worth using. Start elsewhere (--start wide, or --start 1), search "
-            "longer, or choose examples that the plain model gets wrong more often."
+            f"{plain:.4f}), so these factors are not worth using. Start elsewhere (--start wide, or --start 1), {curve}"
+            "search longer, or choose examples that the plain model gets wrong more often."
         )
     said = [f"fitter than the plain model on the search examples ({here:.4f} against {plain:.4f})"]
     if held_out is None:

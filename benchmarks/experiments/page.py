@@ -53,8 +53,8 @@ OTHERS = {
     "ms_poe-skip-1": "Ms-PoE with only the first layer left alone",
     "moice": "MoICE",
 }
-GA = "genetic algorithm, wide start"
-FREE_GA = "the same, one factor a layer"
+GA = "genetic algorithm from 1"
+BEZIER_GA = "genetic algorithm from 1, Bézier curve"
 NONE = "–"
 GUESSED = 256
 """Perplexity of an even guess at a token of two hexadecimal digits."""
@@ -331,22 +331,24 @@ class Page:
 
     # -- Tables 6, 7, 15, 16 -------------------------------------------------------------------------------------------
 
-    BEZIER = f"searches/{SHORT[KV]}-{SEEDS[0]}"
-    FREE = "curves/free"
+    FIRST = f"searches/{SHORT[KV]}-{SEEDS[0]}"
+    BEZIER = "curves/bezier"
 
     def curves(self) -> str:
         """Tables 6 and 16."""
         plain = f"main/{SHORT[KV]}/plain"
-        rows = [("plain", plain, None), ("Bézier", f"{self.BEZIER}-held-out", self.BEZIER)]
+        rows = [("plain", plain, None), ("one factor a layer", f"{self.FIRST}-held-out", self.FIRST)]
         rows += [(_curve(curve), f"curves/{curve}-held-out", f"curves/{curve}") for curve in plan.CURVES]
-        lines = ["## Kinds of curves (Tables 6 and 16)", "", self.searched(rows, plain), "", self.circumstances()]
-        steps = [("plain", "steps/plain-held-out"), ("linear", "steps/linear-held-out")]
-        steps += [("Bézier", "steps/bezier-held-out")]
+        lines = ["## Kinds of curves (Tables 6 and 16)", "", "The other searches set one factor a layer. Here others:"]
+        lines += ["", self.searched(rows, plain), "", self.circumstances()]
+        steps = [("plain", "steps/plain-held-out"), ("one factor a layer", "steps/free-held-out")]
+        steps += [(_curve(curve), f"steps/{curve}-held-out") for curve in ("linear", "bezier")]
         lines += ["", "At every tenth of the context, factors searched on `mdqa_pos` (Table 16):", ""]
         lines += [self.accuracies(steps, "steps/plain-held-out")]
         if len(best := self.significant("steps/linear-held-out", "steps/bezier-held-out")):
             lines += ["", f"Bézier minus linear: {best}."]
-        self.use("steps/linear")
+        for search in (f"searches/{SHORT[MDQA]}-{SEEDS[0]}", "steps/linear", "steps/bezier"):
+            self.use(search)
         return "\n".join([*lines, "", self.circumstances()])
 
     def significant(self, over: str, of: str) -> str:
@@ -357,28 +359,27 @@ class Page:
     def points(self) -> str:
         """Table 7."""
         plain = f"main/{SHORT[KV]}/plain"
-        rows = [("plain", plain, None), ("one factor a layer", "curves/free-held-out", "curves/free")]
+        rows = [("plain", plain, None), ("one factor a layer", f"{self.FIRST}-held-out", self.FIRST)]
         for count in sorted([*plan.POINTS, 4]):
             search = self.BEZIER if count == 4 else f"points/{count}"
             rows.append((f"{count} control points", f"{search}-held-out", search))
-        lines = ["## Control points (Table 7)", "", self.searched(rows, plain), "", self.circumstances()]
+        lines = ["## Control points of a Bézier curve (Table 7)", "", self.searched(rows, plain)]
+        lines += ["", self.circumstances()]
         return "\n".join(lines)
 
     def controls(self) -> str:
         """The genetic algorithm beside other optimisers."""
         plain = f"main/{SHORT[KV]}/plain"
-        rows = [("plain", plain, None), (GA, f"{self.BEZIER}-held-out", self.BEZIER)]
-        rows.append((f"{GA}, one factor a layer", f"{self.FREE}-held-out", self.FREE))
+        rows = [("plain", plain, None), (GA, f"{self.FIRST}-held-out", self.FIRST)]
         for control in plan.CONTROLS:
             rows.append((optimizer(control), f"controls/{control}-held-out", f"controls/{control}"))
         lines = [
             "## Controls: other optimisers (App. C)",
             "",
-            "The genetic algorithm begins with a wide first population, as it has few generations here; from 1.5 in "
-            "every layer it begins as published. CMA-ES begins at 1.5 in every layer, too; random search has no start. "
-            "These two ask for as many individuals a generation over the same control points. Gradient descent has one "
-            "factor a layer, and ends with its last epoch's factors. Each row is one search: whether an optimiser is "
-            'better is said below, under "Other seeds".',
+            "All set one factor a layer. The genetic algorithm and CMA-ES begin at 1 in every layer, the plain model; "
+            "from 1.5 the genetic algorithm begins as published. Random search has no start. CMA-ES and random "
+            "search ask for as many individuals a generation. Gradient descent ends with its last epoch's factors. "
+            'Each row is one search: whether an optimiser is better is said below, under "Other seeds".',
             *self.picture("convergence", "fitness by generation", "controls/*"),
             "",
             self.searched(rows, plain),
@@ -393,7 +394,7 @@ class Page:
         """Optimisers by what several searches each found, compared seed by seed."""
         searches = {GA: {seed: f"searches/{SHORT[KV]}-{seed}" for seed in SEEDS}}
         for name, seeds in plan.SEEDED.items():
-            label = FREE_GA if name == self.FREE else optimizer(name.partition("/")[2])
+            label = BEZIER_GA if name == self.BEZIER else optimizer(name.partition("/")[2])
             searches[label] = {seed: plan.seeded(name, seed) for seed in seeds}
         means: dict[str, dict[int, float]] = {}
         for label, names in searches.items():
@@ -402,17 +403,17 @@ class Page:
         rows = []
         for label, found in means.items():
             values = list(found.values())
-            over = [_over_seeds(means[base], found) if base != label else "" for base in (GA, FREE_GA)]
+            over = _over_seeds(means[GA], found) if label != GA else ""
             rows.append(
                 [
                     label,
                     *(f"{found[seed]:.1f}" if seed in found else NONE for seed in SEEDS),
                     f"{np.mean(values):.1f}" if values else NONE,
                     f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else NONE,
-                    *(str(one) if one is not None else NONE for one in over),
+                    str(over) if over is not None else NONE,
                 ]
             )
-        header = ["", *(f"seed {seed}" for seed in SEEDS), "mean", "SD", "− genetic algorithm", "− one factor a layer"]
+        header = ["", *(f"seed {seed}" for seed in SEEDS), "mean", "SD", f"− {GA}"]
         return [
             "### Other seeds",
             "",
@@ -431,24 +432,20 @@ class Page:
         Where there are several seeds, their spread decides; else the one search is no more than told.
         """
         lines, single = [], False
-        for control in plan.CONTROLS:
-            than = {GA: ("the genetic algorithm with a wide start", self.BEZIER)}
-            if "gradient" in control:  # which has a factor a layer
-                than[FREE_GA] = ("the genetic algorithm with one factor a layer", self.FREE)
-            label = optimizer(control)
-            found = self.get(f"controls/{control}-held-out")
-            for base, (named, search) in than.items():
-                if found is None or (other := self.get(f"{search}-held-out")) is None:
-                    continue
-                if over := _over_seeds(means[base], means.get(label, {})):
-                    lines.append(f"- {label}, {over.seeds} seeds: {over.verdict} than {named} ({over}).")
-                else:
-                    one, single = gain(other, found), True
-                    clear = abs(one.mean) > 2 * one.error
-                    scored = ("higher" if one.mean > 0 else "lower") if clear else "neither clearly higher nor lower"
-                    lines.append(
-                        f"- {label}, one seed: scored {scored} than {named} ({_signed(one)}, SE {one.error:.1f})."
-                    )
+        other = self.get(f"{self.FIRST}-held-out")
+        compared = {BEZIER_GA: self.BEZIER} | {optimizer(name): f"controls/{name}" for name in plan.CONTROLS}
+        for label, search in compared.items():
+            found = self.get(f"{search}-held-out")
+            if found is None or other is None:
+                continue
+            if over := _over_seeds(means[GA], means.get(label, {})):
+                lines.append(f"- {label}, {over.seeds} seeds: {over.verdict} than the {GA} ({over}).")
+            else:
+                one, single = gain(other, found), True
+                clear = abs(one.mean) > 2 * one.error
+                scored = ("higher" if one.mean > 0 else "lower") if clear else "neither clearly higher nor lower"
+                errors = f"{_signed(one)}, SE {one.error:.1f}"
+                lines.append(f"- {label}, one seed: scored {scored} than the {GA} ({errors}).")
         if single:
             lines += [
                 "",
@@ -460,7 +457,7 @@ class Page:
     def lambdas(self) -> str:
         """Table 15."""
         plain = f"main/{SHORT[KV]}/plain"
-        rows = [("plain", plain, None), ("0.2, 0.3, 0.5", f"{self.BEZIER}-held-out", self.BEZIER)]
+        rows = [("plain", plain, None), ("0.2, 0.3, 0.5", f"{self.FIRST}-held-out", self.FIRST)]
         for name, weights in plan.LAMBDAS.items():
             label = ", ".join(f"{weight:.3g}" for weight in weights)
             rows.append((label, f"lambda/{name}-held-out", f"lambda/{name}"))
@@ -559,14 +556,14 @@ class Page:
         return "\n".join([*lines, "", self.circumstances()])
 
     def on_second_model(self) -> str:
-        """The found curve drawn over another model's layers."""
+        """Factors that were found on this model, on another one."""
         second = self.bench.second
         if second is None:
             return "On a second model: there is none."
         rows = [
             ("plain", "second/plain"),
             ("its own factors", "second/own"),
-            ("the reference model's curve", "second/transferred"),
+            ("those of the reference model's first layers", "second/transferred"),
         ]
         return "\n".join(
             [
@@ -647,7 +644,7 @@ class Page:
             rows = [("plain", plain), ("first half", f"ablation/{SHORT[task]}-first-half")]
             rows += [("last half", f"ablation/{SHORT[task]}-last-half"), ("all layers", f"main/{SHORT[task]}/lpes")]
             lines += ["", f"`{TITLES[task]}`:", "", self.accuracies(rows, plain)]
-        base = f"{self.BEZIER}-held-out"
+        base = "ablation/as-found"
         rows = [("as found", base)]
         for point in ("all", *(f"point-{k}" for k in range(4))):
             named = "all points" if point == "all" else f"point {int(point[-1]) + 1}"
@@ -655,7 +652,8 @@ class Page:
                 (f"{named} −{plan.MOVE}", f"ablation/{point}-down"),
                 (f"{named} +{plan.MOVE}", f"ablation/{point}-up"),
             ]
-        lines += ["", self.circumstances(), "", "Control points of search 1 on `kv_retrieval` moved in y:", ""]
+        found = f"Control points of the Bézier curve that was found on `{TITLES[MDQA]}`, moved in y:"
+        lines += ["", self.circumstances(), "", found, ""]
         lines += [self.accuracies(rows, base, against="as found"), "", self.circumstances()]
         return "\n".join(lines)
 
@@ -827,14 +825,15 @@ def _and(words: Sequence[str]) -> str:
 
 
 def _curve(kind: str) -> str:
-    return {"linear": "linear", "step": "step", "free": "free (one factor a layer)"}[kind]
+    return {"bezier": "Bézier", "linear": "linear", "step": "step"}[kind]
 
 
 def optimizer(name: str) -> str:
     """An optimiser as prose calls it."""
     return {
         "start-1.5": "genetic algorithm from 1.5",
-        "cma-es": "CMA-ES from 1.5",
+        "start-wide": "genetic algorithm, wide start",
+        "cma-es": "CMA-ES from 1",
         "random": "random search",
         "gradient": "gradient descent from 1.5",
         "gradient-1": "gradient descent from 1",
@@ -857,6 +856,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page")
     args = parser.parse_args(argv)
     try:
+        if not args.out.suffix:
+            raise UserError(f"--out {args.out}: expected a name such as {args.out}.md; its pictures go to {args.out}")
         bench = open_bench(args.results, args.model, args.second)
         write_atomically(args.out, Page(bench).text())
         drawn = pictures.draw(bench, args.out.with_suffix(""))

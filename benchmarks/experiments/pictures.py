@@ -104,7 +104,7 @@ def _draw_factors(page: Page, figure: Any) -> bool:
 
 def _draw_convergence(page: Page, figure: Any) -> bool:
     by_generation, by_cost = figure.subplots(1, 2, sharey=True)
-    searches = {GA: Page.BEZIER} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
+    searches = {GA: Page.FIRST} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
     for number, (label, name) in enumerate(searches.items()):
         if result := page.get(name):
             descends = name.startswith("controls/gradient")
@@ -117,7 +117,7 @@ def _draw_convergence(page: Page, figure: Any) -> bool:
             by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
     if not by_generation.lines:
         return False
-    if base := page.get(Page.BEZIER):
+    if base := page.get(Page.FIRST):
         for axes in (by_generation, by_cost):
             at = 100 * base["to_beat"]["baseline"]
             axes.axhline(at, color="0.4", linestyle=":", linewidth=1, label="plain" if axes is by_generation else None)

@@ -65,7 +65,11 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search ended with; on a model of another depth the same curve is drawn over its layers."""
+    """What a search ended with.
+
+    On a model of another depth the same curve is drawn over its layers. Factors without a curve are given to the same
+    layers, counted from the first; further layers stay unscaled.
+    """
 
     search: str
 
@@ -76,7 +80,12 @@ class Found:
     def factors(self, model: Model, result: Lookup) -> Factors:
         data = result(self.search)["found"]
         found = Factors.from_dict({key: value for key, value in data.items() if key != "origin"})
-        return found if found.num_layers == model.layers else replace(found, num_layers=model.layers)
+        if found.num_layers == model.layers:
+            return found
+        if found.curve is not None and found.curve[0] == "free":
+            values = found.per_layer()[: model.layers]
+            return Factors.from_list(values + [1.0] * (model.layers - len(values)))
+        return replace(found, num_layers=model.layers)
 
 
 @dataclass(frozen=True)

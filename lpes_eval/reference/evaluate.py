@@ -3,7 +3,7 @@
 An answer counts as right if greedy decoding would give all of it, the closing quote and the end token included. Greedy
 decoding gives a text exactly if each of its tokens is the likeliest after the ones before it, so one forward pass over
 context, queries and their answers decides it for all positions of a context at once, with no decoding at all. This is
-stricter than ``kv_retrieval``, which asks for the value and not for the quote after it.
+stricter than ``kv_retrieval``, which asks for the value and not for the quote after it, as ``--values`` does.
 
 With ``--search N`` the command also looks for factors on search examples of its own, by a small evolution of N
 evaluations: one uniform factor, a factor a layer, and a Bezier curve. What it prints for all of them is then measured
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ POSITIONS = (0, 20, 40, 60, 80, 100)
 DOCUMENT_POSITIONS = (0, 25, 50, 75, 100)
 SEARCH_STREAM, HELD_OUT_STREAM = 0x5EA4, 0x4E1D
 """First words of the seeds of search and held-out examples; training has a third."""
+ENDING = 2
+"""Tokens of an answer behind the value: the closing quote, and the end of the text."""
 UNIFORM = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 
 
@@ -50,11 +53,13 @@ def right(
     positions: Sequence[int] = POSITIONS,
     stream: int = HELD_OUT_STREAM,
     tokens: int = 8192,
+    values: bool = False,
 ) -> np.ndarray:
     """(contexts, positions) booleans: is the answer right, with the gold record at each position of each context?
 
     A position p means record floor(p * (pairs - 1) / 100). Context i is the same whatever else is asked; ``tokens``
-    bounds those that one forward pass holds.
+    bounds those that one forward pass holds. An answer is the value, its closing quote and the end of the text; with
+    ``values``, what follows the value does not count, as in the task.
     """
     golds = np.array([position * (pairs - 1) // 100 for position in positions])[None]
     results = []
@@ -69,6 +74,8 @@ def right(
         states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
         targets, answers = (np.concatenate([getattr(one, name) for one in drawn]) for name in ("targets", "answers"))
         chosen = model.lm_head(states).argmax(-1).cpu().numpy()
+        if values:
+            answers[..., -ENDING:] = False
         results.append(((chosen == targets) | ~answers).all(-1))
     return np.concatenate(results)
 
@@ -186,6 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     flag("--search-contexts", type=two_or_more, default=48, help="search examples (48), six positions each")
     flag("--kinds", nargs="+", default=["free", "bezier"], choices=["free", "bezier"])
     flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
+    flag("--values", action="store_true", help="records: what follows the value need not be right, as in the task")
     flag("--threads", type=one_or_more, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
@@ -207,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
               file=sys.stderr)  # fmt: skip
         return 2
     left_out = range(layers) if given.leave_out else ()
+    of_records = partial(right, values=given.values)
     methods: dict[str, list[float] | None] = {"plain": None}
     if given.factors:
         methods["given"] = given.factors * layers if len(given.factors) == 1 else given.factors
@@ -214,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.search:
 
         def score(factors: Sequence[float]) -> float:
-            answers = right(model, given.search_size, given.search_contexts, factors, stream=SEARCH_STREAM)
+            answers = of_records(model, given.search_size, given.search_contexts, factors, stream=SEARCH_STREAM)
             return float(answers.mean())
 
         uniform, scores = best_uniform(score, layers)
@@ -240,10 +249,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'pairs, method':<48} " + "  ".join(f"{position:4d}%" for position in POSITIONS))
     for size in given.sizes:
         for name, factors in methods.items():
-            print(_row(f"{size:3d} {name}", right(model, size, given.contexts, factors)), flush=True)
+            print(_row(f"{size:3d} {name}", of_records(model, size, given.contexts, factors)), flush=True)
         for layer in left_out:
             with without(model, layer):
-                answers = right(model, size, given.contexts)
+                answers = of_records(model, size, given.contexts)
             print(_row(f"{size:3d} without layer {layer}", answers), flush=True)
     return 0
 

@@ -58,21 +58,13 @@ def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np
     return (raw + base)[..., :size]
 
 
-def draw(
-    rng: np.random.Generator,
-    contexts: int,
-    pairs: int,
-    golds: np.ndarray | int,
-    key_size: int = 16,
-    value_size: int = 16,
-) -> Asked:
+def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray | int, size: int = 16) -> Asked:
     """Contexts of random records, with queries at the gold positions ``golds``: (B, Q) indices, or how many to draw.
 
-    With fewer than 16 bytes, keys and values are the first bytes of UUIDs.
+    With a ``size`` below 16, keys and values are the first bytes of UUIDs.
     """
     piece = vocabulary.PIECE_ID
-    keys = _uuid_ids(rng, (contexts, pairs), key_size)
-    values = _uuid_ids(rng, (contexts, pairs), value_size)
+    keys, values = (_uuid_ids(rng, (contexts, pairs), size) for _ in range(2))
     if isinstance(golds, int):
         golds = rng.permuted(np.tile(np.arange(pairs), (contexts, 1)), axis=1)[:, :golds]
     column = (contexts, pairs, 1)
@@ -92,11 +84,11 @@ def draw(
     queries = np.concatenate([fixed(piece[vocabulary.KEY]), gold_keys, ask, answer, gold_values, quote], axis=2)
     targets = np.concatenate([queries[:, :, 1:], fixed(vocabulary.END_ID)], axis=2)
     # A key's byte follows from the bytes before it only once they name one record.
-    same = (keys[:, None, :, :] == gold_keys[:, :, None, :]).cumprod(axis=3).sum(axis=2)  # (B, Q, key_size)
+    same = (keys[:, None, :, :] == gold_keys[:, :, None, :]).cumprod(axis=3).sum(axis=2)  # (B, Q, size)
     targets[:, :, 0] = IGNORE
-    targets[:, :, 1:key_size][same[:, :, :-1] > 1] = IGNORE
+    targets[:, :, 1:size][same[:, :, :-1] > 1] = IGNORE
     answers = np.zeros_like(targets, dtype=bool)
-    answers[:, :, key_size + 1 :] = True
+    answers[:, :, size + 1 :] = True
     return Asked(context, queries, targets, answers)
 
 

@@ -10,6 +10,7 @@ A text becomes its UTF-8 bytes, and the bytes are covered by the fewest pieces o
 "The fewest" is the Viterbi search of a unigram model (Kudo, arXiv 1804.10959) whose pieces all score the same. A UUID's
 five groups hold an even number of digits each and no piece holds more than two, so sixteen pieces cover a UUID in one
 way only, and always the same way: ``xx xx xx xx -xx xx -xx xx -xx xx -xx xx xx xx xx xx``. A record is 34 tokens.
+(Behind a bare space, which the prompts do not have there, a first byte from ``10`` to ``99`` takes the space in.)
 
 There is no beginning-of-text token, so nothing is put before a prompt; ``<|end|>`` ends an answer and ``<|pad|>`` pads.
 Text that happens to spell these two is split into bytes like any other text (``split_special_tokens``).
@@ -73,8 +74,6 @@ QUOTE_ID = byte_id(QUOTE)
 RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
 """Entries that key-value prompts need; those of multi-document prompts stand behind them."""
 VOCAB_SIZE = 2 + 256 + len(pieces())
-FACTS_SIZE = VOCAB_SIZE - len(set(fiction.words()) - set(fiction.words(remarks=False)))
-"""Entries that multi-document prompts need whose articles make no remarks."""
 
 
 def build(size: int = VOCAB_SIZE) -> Tokenizer:

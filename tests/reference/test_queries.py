@@ -116,7 +116,7 @@ def test_padding_of_shorter_questions_changes_nothing() -> None:
 
 
 def test_a_target_is_the_next_token_or_left_out() -> None:
-    asked = draw(np.random.default_rng(3), 4, 6, 3, key_size=4, value_size=8)
+    asked = draw(np.random.default_rng(3), 4, 6, 3, size=4)
     follows = asked.targets[..., :-1]
     known = follows != IGNORE
     assert (follows == asked.queries[..., 1:])[known].all()
