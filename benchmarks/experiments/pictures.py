@@ -126,7 +126,7 @@ def _draw_convergence(page: Page, figure: Any) -> bool:
     by_generation.xaxis.get_major_locator().set_params(integer=True)
     by_cost.set_xlabel("prompts answered or differentiated")
     by_cost.set_xscale("log")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return True
 
 
