@@ -224,6 +224,16 @@ def test_the_searches_of_several_seeds_that_the_docs_list(search):
     assert row in text("docs/search.md")
 
 
+def test_what_the_docs_conclude_from_these_searches():
+    plain = mean("main/kv/plain")
+    for search in ("CMA-ES from 1", "random search", "gradient descent from 1"):
+        _, low, high = over_seeds(search, GA)
+        assert low < 0 < high
+    assert over_seeds("the same, 4-point Bézier (`--curve bezier`)", GA)[2] < 0
+    assert sum(mean(f"{name}-held-out") < plain for name in SEEDS["gradient descent from 1"]) == 2
+    assert mean("controls/start-1.5-held-out") < plain / 2
+
+
 @pytest.mark.parametrize("model", ["base", "kv"])
 def test_a_card_has_the_checksum_that_sha256sum_prints(model):
     folder = ROOT / "lpes_eval/reference" / model

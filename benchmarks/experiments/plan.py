@@ -40,7 +40,8 @@ SEEDED = {
     "controls/random": SEEDS[:3],
     "controls/gradient-1": SEEDS[:3],
 }
-"""Searches that are made with several seeds, as the genetic algorithm's are: one says little about an optimiser."""
+"""Searches that are made with several seeds, as the genetic algorithm's are, because one says little about an
+optimiser; those of other optimisers with its first three, for want of time."""
 LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
 """Table 15's weightings beside the default one."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 8, 12)}

@@ -3,7 +3,8 @@
 An answer counts as right if greedy decoding would give all of it, the closing quote and the end token included. Greedy
 decoding gives a text exactly if each of its tokens is the likeliest after the ones before it, so one forward pass over
 context, queries and their answers decides it for all positions of a context at once, with no decoding at all. This is
-stricter than ``kv_retrieval``, which asks for the value and not for the quote after it, as ``--values`` does.
+stricter than ``kv_retrieval``, which asks for the value and not for the quote after it; ``--values`` asks for no
+more than that.
 
 With ``--search N`` the command also looks for factors on search examples of its own, by a small evolution of N
 evaluations: one uniform factor, a factor a layer, and a Bezier curve. What it prints for all of them is then measured
