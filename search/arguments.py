@@ -141,7 +141,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", default="1.5", metavar="Y|wide|FILE",
         help="what the search sets out from: the same Y in every layer (Eq. 8); wide, for a first population of many "
-        "curves; or the control points of a factors file")  # fmt: skip
+        "curves; or the control points of a factors file, moved to the grid unless --continuous")  # fmt: skip
     add("--population", type=at_least(1), default=32, metavar="N", help="N_ps, size of the initial population")
     add("--parents", type=at_least(1), default=12, metavar="N", help="N_pa, individuals that become parents")
     add("--epochs", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")

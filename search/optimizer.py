@@ -83,9 +83,13 @@ class Space:
         """A straight line over depth from y = ``first`` to y = ``last``, at the x of Eq. 8, rounded to the grid."""
         xs = [k * (self.L - 1) / self.d for k in range(self.d + 1)]
         ys = [min(max(first + (last - first) * k / self.d, Y_LOW), Y_HIGH) for k in range(self.d + 1)]
-        if self.grid:
-            xs, ys = [float(math.floor(x + 0.5)) for x in xs], [math.floor(y * Y_STEPS + 0.5) / Y_STEPS for y in ys]
-        return tuple(zip(xs, ys, strict=True))
+        return self.nearest(tuple(zip(xs, ys, strict=True)))
+
+    def nearest(self, points: Points) -> Points:
+        """The points themselves, or where they come to stand on the grid."""
+        if not self.grid:
+            return points
+        return tuple((float(math.floor(x + 0.5)), math.floor(y * Y_STEPS + 0.5) / Y_STEPS) for x, y in points)
 
     def contains(self, points: Points) -> bool:
         """Whether the points obey Eq. 10, the range of y, and the grid."""

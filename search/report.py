@@ -60,7 +60,7 @@ def plan(search: Search) -> str:
     if isinstance(start, float):
         start = f"from {start:g} in every layer"
     elif start != "wide":
-        start = "from the control points given"
+        start = "from " + ", ".join(f"{y:.4g}" for _, y in search.start)
     lines = [
         f"Model        {args.model_args.get('pretrained', 'the reference model')}, {search.num_layers} layers"
         + (f", the first {args.skip} left alone" if args.skip else ""),

@@ -50,6 +50,11 @@ class Search:
     lost: list[bool] = field(default_factory=list)
 
     @property
+    def start(self) -> Points:
+        """The control points that it sets out from."""
+        return start_points(self.args, self.optimizer.space)
+
+    @property
     def num_layers(self) -> int:
         """Layers of the model."""
         return self.fitness.num_layers
@@ -231,7 +236,7 @@ def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
 
 
 def start_points(args: argparse.Namespace, space: Space) -> Points:
-    """The control points that ``--start`` stands for."""
+    """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
     if args.start == "wide":
         return space.start()
     points = args.start
@@ -239,7 +244,7 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
         points = [points] * (space.d + 1)
     if not any(isinstance(point, list) for point in points):
         points = list(zip([x for x, _ in space.start()], points, strict=False))
-    points = tuple((float(x), float(y)) for x, y in points)
+    points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
         raise UserError(

@@ -267,6 +267,8 @@ def test_the_start_is_a_number_wide_or_a_file(tmp_path):
     assert [y for _, y in first("--start", str(file), "--curve", "free", "--skip", "1", layers=3)[0]] == [1.1, 1.9]
     shipped = factors_file.parse("reference").per_layer()
     assert [y for _, y in first("--start", "reference", "--curve", "free", "--continuous")[0]] == shipped
+    factors_file.Factors.from_list([1.033, 1.449, 1.25, 1.0]).save(file)
+    assert [y for _, y in first("--start", str(file), "--curve", "free", layers=4)[0]] == [1.0, 1.4, 1.3, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -276,10 +278,7 @@ def test_the_start_is_a_number_wide_or_a_file(tmp_path):
         (["--start", "2.5", "--continuous"], "--start 2.5: is not searched; expected a factor from 1 to 2"),
         (["--start", "nan"], "--start: .*nan"),
         (["--start", "none.json"], "--start: none.json: no such file"),
-        (
-            ["--start", "reference", "--curve", "free"],
-            "is not searched; expected 6 control points with whole x from 0 to 5, and for y tenths",
-        ),
+        (["--start", "{file}", "--curve", "linear", "--continuous"], "expected 4 control points with x from 0 to 5"),
         (["--start", "wide", "--optimizer", "cma-es"], "no population"),
         (["--start", "1.2", "--optimizer", "random"], "leave it out"),
         (["--start", "{file}"], "add --curve linear"),
