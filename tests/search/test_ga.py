@@ -228,6 +228,14 @@ def test_dry_run_prints_the_plan_and_measures_and_writes_nothing(command, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_the_plan_shows_where_on_the_grid_a_file_lets_the_search_begin(command, tmp_path):
+    file = tmp_path / "off-grid.json"
+    factors_file.Factors.from_curve("bezier", [(0, 1.04), (0.8, 1.26), (2, 1.71)], num_layers=3).save(file)
+    status, out, _ = command("--start", str(file), "--dry_run")
+    assert status == 0
+    assert "individuals, from 1, 1.3, 1.7\n" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "kind", "evaluations"),
     [
