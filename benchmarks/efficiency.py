@@ -421,7 +421,7 @@ def run(args: argparse.Namespace) -> dict:
     import torch
     from transformers.utils import logging
 
-    from lpes_eval.factors import write_atomically
+    from lpes_eval.files import write_atomically
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -27,10 +27,10 @@ from lm_eval.tasks import TaskManager
 
 from lpes_eval.curves import layer_factors
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, whole
+from lpes_eval.harness.plugin import tasks_folder
 from lpes_eval.models.lpes import LPES
-from lpes_eval.plugin import tasks_folder
 from search.fitness import Fitness
 from search.identity import packages
 from search.optimizer import GeneticAlgorithm, Space

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
+from lpes_eval.compare.results import GroupRow, Identity, Model
 from lpes_eval.flags import at_least
 from lpes_eval.scoring import regress, statistics
-from lpes_eval.scoring.results import GroupRow, Identity, Model
 
 QUESTIONS = 500
 U_SHAPE = np.array([0.9, 0.75, 0.65, 0.7, 0.85])

@@ -1,8 +1,8 @@
 """Run at Python's start-up by ``lpes_eval.pth``: extend lm_eval when, and only when, something imports it.
 
 lm-eval looks for no models or tasks outside its own package. This puts a finder in front of Python's import system that
-answers for five modules of lm_eval alone: it lets the ordinary finders find them, and calls ``lpes_eval.plugin`` after
-they have run. ``LPES_EVAL_PLUGIN=0`` in the environment turns it off.
+answers for five modules of lm_eval alone: it lets the ordinary finders find them, and calls
+``lpes_eval.harness.plugin`` after they have run. ``LPES_EVAL_PLUGIN=0`` in the environment turns it off.
 """
 
 import os
@@ -41,7 +41,7 @@ def _extend_after(loader):
     def exec_and_extend(module):
         exec_module(module)
         try:
-            from lpes_eval import plugin
+            from lpes_eval.harness import plugin
 
             plugin.extend(module)
         except Exception as error:  # whatever another version of lm_eval has changed, lm_eval itself must still run

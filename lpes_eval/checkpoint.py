@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save as serialized
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of every weight."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import lpes_eval
+from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
-from lpes_eval.scoring.report import reader_may_leave
 
-SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.scoring.compare", "lpes_eval.scoring.regress")
+SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.compare.compare", "lpes_eval.compare.gate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

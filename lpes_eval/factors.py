@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from lpes_eval import curves
 from lpes_eval.errors import FactorsError
+from lpes_eval.files import write_atomically
 
 FORMAT = "lpes-factors"
 VERSION = 1
@@ -263,32 +264,6 @@ def parse(value: Any) -> Factors:
     raise FactorsError(
         f"factors={value!r}: expected a factors file's path, one number for all layers, or a list of one a layer"
     )
-
-
-def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write ``content`` to ``path`` so that whoever reads, even after a crash, finds the old file or the new one.
-
-    A link stays a link, and the file that it names is written. What is no file, such as a pipe or ``/dev/stdout``,
-    cannot be replaced, and is written to as it stands.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
-            stream.write(data)
-        return
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _Refused(Exception):

@@ -29,10 +29,10 @@ from lm_eval.api.metrics import mean
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.models.huggingface import HFLM
 
-from lpes_eval import rope
-from lpes_eval.data import draw
+from lpes_eval import rng, rope
 from lpes_eval.errors import PromptTooLong, UserError
-from lpes_eval.factors import Factors, write_atomically
+from lpes_eval.factors import Factors
+from lpes_eval.files import write_atomically
 from search import identity
 from search.answering import Answerer, Count, Tokens, is_cut, reason_against
 from search.identity import fingerprint, packages
@@ -259,7 +259,7 @@ class Fitness:
         """
         if self._answerer is None:
             return None
-        order = self.in_order(draw.shuffled(range(len(self.units)), draw.stream("time")))
+        order = self.in_order(rng.shuffled(range(len(self.units)), rng.stream("time")))
         batches, timed = self._answerer.answer_in_batches(order=order), None
         for _ in range(2):
             start = time.perf_counter()
@@ -416,7 +416,7 @@ class _Racing:
         highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
         self._share = share
         self._race = Race(lows, highs, [self._value(unit, rival) for unit in self._units], error)
-        self.order = draw.shuffled(range(len(self._units)), draw.stream("order", name))
+        self.order = rng.shuffled(range(len(self._units)), rng.stream("order", name))
         self._next = self.asked = 0
         self._seen: dict[str, list[float]] = {}
         self.partial: tuple[float, dict[str, float]] = (0.0, {})

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors, write_atomically
-from lpes_eval.scoring.report import reader_may_leave
+from lpes_eval.factors import Factors
+from lpes_eval.files import write_atomically
 from search import loop, report
 from search.arguments import MEASURED, model_name, parse, without_effect
 from search.held_out import evaluate_held_out

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors, write_atomically
+from lpes_eval.factors import Factors
+from lpes_eval.files import write_atomically
 from search.arguments import metadata_of, speed_options, task_options
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 
 class Journal:

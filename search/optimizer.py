@@ -14,8 +14,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from lpes_eval.data.draw import below, choice, shuffled, stream
 from lpes_eval.errors import UserError
+from lpes_eval.rng import below, choice, shuffled, stream
 
 Points = tuple[tuple[float, float], ...]
 """(P_0, ..., P_d): one pair (P_k^x, P_k^y) a control point."""

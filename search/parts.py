@@ -18,9 +18,9 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from lpes_eval import plugin
-from lpes_eval.data import draw
+from lpes_eval.data import splits
 from lpes_eval.errors import UserError
+from lpes_eval.harness import plugin
 
 POSITIONS = (0.0, 50.0, 100.0)
 LAMBDAS = (0.2, 0.3, 0.5)
@@ -312,7 +312,7 @@ def _divide(task: Any, split: str, search_seed: int) -> list[int]:
     questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
     if len(questions) < 2:
         raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
-    drawn = draw.split(len(questions), search_seed).indices(split)
+    drawn = splits.split(len(questions), search_seed).indices(split)
     return [number for question in drawn for number in of[questions[question]]]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.factors import Factors, write_atomically
-from lpes_eval.scoring.compare import FEW_QUESTIONS
+from lpes_eval.compare.compare import FEW_QUESTIONS
+from lpes_eval.factors import Factors
+from lpes_eval.files import write_atomically
 from search.arguments import metadata_of
 from search.held_out import FOUND, HeldOut, groups, reproduce_command
 from search.optimizer import Y_START, Individual

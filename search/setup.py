@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval import plugin
-from lpes_eval.data.draw import shuffled, stream
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
+from lpes_eval.harness import plugin
+from lpes_eval.rng import shuffled, stream
 from search.arguments import SETTINGS, SETTINGS_OF, generation_size, heights, metadata_of, speed_options, task_options
 from search.held_out import load_held_out
 from search.journal import Journal

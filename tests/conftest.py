@@ -15,7 +15,7 @@ def task_manager():
     """lm-eval's index of this project's tasks alone: the whole index takes seconds to build."""
     from lm_eval.tasks import TaskManager
 
-    from lpes_eval.plugin import tasks_folder
+    from lpes_eval.harness.plugin import tasks_folder
 
     def manager(**metadata):
         return TaskManager(include_defaults=False, include_path=str(tasks_folder()), metadata=metadata)

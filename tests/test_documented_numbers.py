@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks.experiments import plan, store
 from benchmarks.experiments.page import gain, scores_of
-from lpes_eval.data import jsonl
+from lpes_eval import files
 from lpes_eval.scoring import statistics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -238,7 +238,7 @@ def test_what_the_docs_conclude_from_these_searches():
 def test_a_card_has_the_checksum_that_sha256sum_prints(model):
     folder = ROOT / "lpes_eval/reference" / model
     card = text(f"lpes_eval/reference/{model}/README.md")
-    printed = jsonl.sha256(folder / "model.safetensors")
+    printed = files.sha256(folder / "model.safetensors")
     assert f"`sha256sum model.safetensors` gives another, because the file has a header too: `{printed}`" in card
 
 

@@ -22,8 +22,8 @@ import transformers  # noqa: E402
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 
 import lpes_eval  # noqa: E402
+from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model  # noqa: E402
 from lpes_eval.errors import UnsupportedModel  # noqa: E402
-from lpes_eval.support import document, examine, model_types, table, tiny_config, tiny_model  # noqa: E402
 
 # fmt: off
 NAMED = [

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lpes_eval import plugin
 from lpes_eval.errors import UserError
+from lpes_eval.harness import plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOK = ROOT / "build_backend" / "_lpes_eval_hook.py"
@@ -76,7 +76,7 @@ def test_no_name_of_ours_is_a_built_in_one():
 
 def test_a_broken_extension_does_not_break_lm_eval(tmp_path):
     code = """
-import warnings, lpes_eval.plugin as p
+import warnings, lpes_eval.harness.plugin as p
 def broken(module): raise AttributeError('no such thing any more')
 p.EXTENSIONS['lm_eval.api.registry'] = broken
 with warnings.catch_warnings(record=True) as seen:
@@ -93,7 +93,7 @@ print([str(w.message) for w in seen if 'lpes' in str(w.message)])
 def told(monkeypatch, caplog):
     """The lines in which our extensions say that they are left out."""
     monkeypatch.setattr(plugin, "_told", set())
-    return lambda: [record.message for record in caplog.records if record.name == "lpes_eval.plugin"]
+    return lambda: [record.message for record in caplog.records if record.name == "lpes_eval.harness.plugin"]
 
 
 def position_task(position):

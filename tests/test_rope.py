@@ -12,12 +12,12 @@ from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, 
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.peers.buckets import Buckets
 from lpes_eval.peers.ms_poe import MsPoE, Settings
-from lpes_eval.support import tiny_config, tiny_model
 
 FACTORS = [1.0, 1.3, 1.7, 1.3]
 SIZES = {

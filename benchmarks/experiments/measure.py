@@ -115,7 +115,7 @@ def _by_lm_eval(
 ) -> tuple[list[Any], str, dict[float, list[float]]]:
     import lm_eval
 
-    from lpes_eval import plugin
+    from lpes_eval.harness import plugin
     from lpes_eval.scoring.positions import position_of
 
     if model not in plugin.MODELS:
@@ -347,7 +347,7 @@ def _router(job: Job) -> str:
 def _tasks(metadata: dict[str, Any]) -> Any:
     from lm_eval.tasks import TaskManager
 
-    from lpes_eval.plugin import tasks_folder
+    from lpes_eval.harness.plugin import tasks_folder
 
     return TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
 

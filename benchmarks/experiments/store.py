@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.experiments.sources import Model
-from lpes_eval.data import jsonl
+from lpes_eval import files
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = ".failed.json"
@@ -134,7 +134,7 @@ def model_at(pretrained: str) -> Model:
     weights, config = folder / "model.safetensors", folder / "config.json"
     if not weights.is_file() or not config.is_file():
         raise UserError(f"{pretrained}: no model is there (model.safetensors and config.json); name a model's folder")
-    return Model(pretrained, folder, jsonl.sha256(weights), int(json.loads(config.read_text())["num_hidden_layers"]))
+    return Model(pretrained, folder, files.sha256(weights), int(json.loads(config.read_text())["num_hidden_layers"]))
 
 
 def spelled(path: Path) -> str:

@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.data import draw, kv
+from lpes_eval.data import kv
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
+from lpes_eval.rng import below, stream
 
 TASK = "lpes_ppl_001k"
 """The task that measures one length; its metadata say which."""
@@ -31,10 +32,10 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
     pairs = longest // 10
     for number in range(count):
         example = kv.generate(number, pairs, 100, SEED)
-        rng = draw.stream("perplexity", SEED, number)
+        rng = stream("perplexity", SEED, number)
         record = _tokens(tokenizer, kv.format_records(example.records[-2:])) // 2
         near = max(1, (nearest - _tokens(tokenizer, kv.TEMPLATE) - 2 * record) // record)
-        gold = pairs - 1 - draw.below(near, rng)
+        gold = pairs - 1 - below(near, rng)
         asked = kv.Example(number, example.records, gold)
         answer = f' "{asked.value}"'
         texts.append(_last_tokens(tokenizer, asked.prompt() + answer, longest))

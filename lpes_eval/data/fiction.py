@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-from lpes_eval.data import draw
 from lpes_eval.data.mdqa import TEMPLATE, Document, Example, contains_answer
+from lpes_eval.rng import below, choice, shuffled, stream
 from lpes_eval.scoring.qa import normalize
 
 POOL = 2700
@@ -65,8 +65,8 @@ class Value:
 
 def _name(kind: str, rng: Random) -> str:
     """Two syllables or three, at least 36,960 names of a kind; towns, which are asked for, always three (60,500)."""
-    middle = draw.choice(SYLLABLES, rng) if kind == "town" or rng.random() < 0.5 else ""
-    return draw.choice(SYLLABLES, rng).capitalize() + middle + draw.choice(ENDINGS[kind], rng)
+    middle = choice(SYLLABLES, rng) if kind == "town" or rng.random() < 0.5 else ""
+    return choice(SYLLABLES, rng).capitalize() + middle + choice(ENDINGS[kind], rng)
 
 
 def _full_name(rng: Random) -> str:
@@ -78,11 +78,11 @@ def _town_name(rng: Random) -> str:
 
 
 def _book_title(rng: Random) -> str:
-    return f"The {draw.choice(NOUNS, rng)} of {_town_name(rng)}"
+    return f"The {choice(NOUNS, rng)} of {_town_name(rng)}"
 
 
 def _battle(rng: Random) -> str:
-    return f"{draw.choice(BATTLES, rng)} of {_town_name(rng)}"
+    return f"{choice(BATTLES, rng)} of {_town_name(rng)}"
 
 
 def _person(rng: Random) -> Value:
@@ -110,17 +110,17 @@ def _book(rng: Random) -> Value:
 
 
 def _year(rng: Random) -> Value:
-    year = str(1100 + draw.below(900, rng))
+    year = str(1100 + below(900, rng))
     return Value(year, (year,))
 
 
 def _date(rng: Random) -> Value:
-    day, month, year = 1 + draw.below(28, rng), draw.choice(MONTHS, rng), _year(rng).text
+    day, month, year = 1 + below(28, rng), choice(MONTHS, rng), _year(rng).text
     return Value(f"{day} {month} {year}", (f"{day} {month} {year}", f"{month} {day}, {year}"))
 
 
 def _count(rng: Random) -> Value:
-    count = f"{1000 + draw.below(99_000, rng):,}"
+    count = f"{1000 + below(99_000, rng):,}"
     return Value(count, (count,))
 
 
@@ -447,7 +447,7 @@ class Article:
 
 def _filled(sentence: str, kind: Kind, rng: Random) -> str:
     """The sentence with a word drawn for each of its fields."""
-    return re.sub(r"\{(\w+)\}", lambda field: draw.choice(kind.choices[field[1]], rng), sentence)
+    return re.sub(r"\{(\w+)\}", lambda field: choice(kind.choices[field[1]], rng), sentence)
 
 
 def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
@@ -456,15 +456,14 @@ def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     opening = begin + _filled(kind.opening, kind, rng)
     values = tuple(fact.value(rng) for fact in kind.facts)
     statements = tuple(
-        draw.choice(fact.statements, rng).format(value=value.text)
-        for fact, value in zip(kind.facts, values, strict=True)
+        choice(fact.statements, rng).format(value=value.text) for fact, value in zip(kind.facts, values, strict=True)
     )
-    order = tuple(draw.shuffled(range(len(kind.facts)), rng))
+    order = tuple(shuffled(range(len(kind.facts)), rng))
     subject = kind.subject.format(title=title, name=title.split()[-1])
-    remarked = draw.shuffled(kind.remarks, rng)[:remarks] if remarks else []
+    remarked = shuffled(kind.remarks, rng)[:remarks] if remarks else []
     said = tuple(_filled(remark, kind, rng) for remark in remarked)
     sentences = range(len(order) // 2 + len(said))
-    places = draw.shuffled(sentences, rng) if said else sentences
+    places = shuffled(sentences, rng) if said else sentences
     return Article(title, subject, opening + ".", values, statements, order, said, tuple(places))
 
 
@@ -475,14 +474,14 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     The gold article gives the accepted answers where it states the fact that is asked, and nowhere else. No distractor
     contains an accepted answer, and no two articles of an example are about subjects of the same name.
     """
-    rng = draw.stream("mdqa_pos", seed, question_id)
-    kind = draw.choice(KINDS, rng)
-    asked = draw.below(len(kind.facts), rng)
+    rng = stream("mdqa_pos", seed, question_id)
+    kind = choice(KINDS, rng)
+    asked = below(len(kind.facts), rng)
     gold = _article(kind, rng)
     while contains_answer(gold.all_but(asked), gold.values[asked].answers):
         gold = _article(kind, rng)
     answers = gold.values[asked].answers
-    question = draw.choice(kind.facts[asked].questions, rng).format(title=gold.title)
+    question = choice(kind.facts[asked].questions, rng).format(title=gold.title)
 
     subjects = {normalize(gold.subject)}
     distractors: list[Document] = []
@@ -497,7 +496,7 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
 
 def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind, list[Article]]:
     """Articles of one kind, no two of which are about subjects of the same name; what a training context is made of."""
-    kind = draw.choice(KINDS, rng)
+    kind = choice(KINDS, rng)
     articles: dict[str, Article] = {}
     while len(articles) < num_documents:
         article = _article(kind, rng, remarks)

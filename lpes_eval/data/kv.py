@@ -15,8 +15,10 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from lpes_eval.data import draw, jsonl
+from lpes_eval import files
+from lpes_eval.data import splits
 from lpes_eval.errors import DataError
+from lpes_eval.rng import stream
 
 URL = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data"
 SIZES = (50, 75, 140, 150, 300)
@@ -80,7 +82,7 @@ def generate(question_id: int, num_keys: int, position: float, seed: int = SEED)
 
 @lru_cache(maxsize=1024)
 def _records(question_id: int, num_keys: int, seed: int) -> tuple[Record, ...]:
-    rng = draw.stream("kv_retrieval", seed, num_keys, question_id)
+    rng = stream("kv_retrieval", seed, num_keys, question_id)
     return tuple((_uuid4(rng), _uuid4(rng)) for _ in range(num_keys))
 
 
@@ -143,7 +145,7 @@ def read_official(path: Path, num_keys: int) -> list[Question]:
         DataError: a line that is not in the benchmark's form, or with another number of records; names the line.
     """
     questions = []
-    for number, line in enumerate(jsonl.read(path, required=OFFICIAL_LINE), 1):
+    for number, line in enumerate(files.read_jsonl(path, required=OFFICIAL_LINE), 1):
         where = f"{path}, example {number}"
         records, gold = line["ordered_kv_records"], [line["key"], line["value"]]
         if not isinstance(records, list) or not all(_is_record(record) for record in records):
@@ -157,7 +159,7 @@ def read_official(path: Path, num_keys: int) -> list[Question]:
             )
         others = tuple((key, value) for key, value in records if [key, value] != gold)
         questions.append(Question(number - 1, (gold[0], gold[1]), others))
-    draw.check_enough(len(questions), path)
+    splits.check_enough(len(questions), path)
     return questions
 
 

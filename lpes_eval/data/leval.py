@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lpes_eval.data import draw, jsonl
+from lpes_eval import files
+from lpes_eval.data import splits
 from lpes_eval.errors import DataError
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
 STYLES = ("vicuna", "llama2", "chat")
 SUBFOLDERS = ("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval")
 URL = "https://raw.githubusercontent.com/OpenLMLab/LEval/main/LEval-data/Closed-ended-tasks"
-SPLITS = (*draw.SPLITS, "all")
+SPLITS = (*splits.SPLITS, "all")
 
 CUT_STEP = 250
 """Words that go each time a document is found too long."""
@@ -83,7 +84,7 @@ def read(path: str | Path) -> list[Document]:
         DataError: no such file, a broken line, or one that is not in the benchmark's form.
     """
     documents = []
-    for number, line in enumerate(jsonl.read(path, required=("input", "instructions", "outputs")), 1):
+    for number, line in enumerate(files.read_jsonl(path, required=("input", "instructions", "outputs")), 1):
         text, instructions, outputs = line["input"], line["instructions"], line["outputs"]
         where = f"{path}, document {number}"
         if not isinstance(text, str):
@@ -110,9 +111,9 @@ def document_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     """
     if split == "all":
         return list(range(total))
-    if split not in draw.SPLITS:
+    if split not in splits.SPLITS:
         raise DataError(f"split={split!r} is not a split of L-Eval; expected one of {', '.join(SPLITS)}")
-    return sorted(draw.split(total, search_seed).indices(split))
+    return sorted(splits.split(total, search_seed).indices(split))
 
 
 def prompt(name: str, style: str, document: str, instruction: str) -> Prompt:

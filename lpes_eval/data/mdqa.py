@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.data import draw, jsonl
+from lpes_eval import files
+from lpes_eval.data import splits
 from lpes_eval.data.kv import gold_index
 from lpes_eval.errors import DataError
+from lpes_eval.rng import shuffled, stream
 from lpes_eval.scoring.qa import normalize
 
 SIZES = (10, 20, 30)
@@ -129,7 +131,7 @@ def read_official(path: Path, num_documents: int) -> list[Example]:
             raise DataError(f"{where}: {len(golds)} documents in 'ctxs' have 'isgold': true, expected one")
         distractors = tuple(document for i, document in enumerate(documents) if i != golds[0])
         examples.append(Example(question_id, question, answers, documents[golds[0]], distractors))
-    draw.check_enough(len(examples), path)
+    splits.check_enough(len(examples), path)
     return examples
 
 
@@ -140,7 +142,7 @@ def read_oracle(path: Path) -> list[Example]:
         if len(documents) != 1 or golds != [0]:
             raise DataError(f"{where}: {len(documents)} documents in 'ctxs', expected the gold one alone")
         examples.append(Example(question_id, question, answers, documents[0], ()))
-    draw.check_enough(len(examples), path)
+    splits.check_enough(len(examples), path)
     return examples
 
 
@@ -159,10 +161,10 @@ def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callab
     def draw_for(question_id: int) -> Example:
         example = examples[question_id]
         answers = [answer for answer in map(normalize, example.answers) if answer]
-        rng = draw.stream("mdqa_pos drawn", DRAWN_SEED, question_id)
+        rng = stream("mdqa_pos drawn", DRAWN_SEED, question_id)
         taken = {texts[question_id]}
         distractors: list[Document] = []
-        for other in draw.shuffled(range(len(examples)), rng):
+        for other in shuffled(range(len(examples)), rng):
             if len(distractors) == num_documents - 1:
                 break
             if texts[other] not in taken and not any(_contains(texts[other], answer) for answer in answers):
@@ -184,7 +186,7 @@ def _contains(text: str, answer: str) -> bool:
 
 def _read(path: Path) -> Iterator[tuple[str, tuple[str, ...], list[Document], list[int], str]]:
     """Question, answers, documents, the numbers of the gold ones, and the place for errors, one line at a time."""
-    for number, line in enumerate(jsonl.read(path, required=LINE), 1):
+    for number, line in enumerate(files.read_jsonl(path, required=LINE), 1):
         where = f"{path}, example {number}"
         question, answers, contexts = line["question"], line["answers"], line["ctxs"]
         if not isinstance(question, str) or not question.strip():

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from lpes_eval.data import jsonl
+from lpes_eval import files
 from lpes_eval.errors import DataError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 ENV = "LPES_EVAL_DATA"
 KINDS = ("generated", "official", "folder")
@@ -179,7 +179,7 @@ def download(url: str, sha256: str | None = None, way_out: str = WAY_OUT) -> Pat
             _fetch(url, cache)
         except DataError as error:
             raise DataError(f"{error}; {way_out}") from None
-    found = jsonl.sha256(cache)
+    found = files.sha256(cache)
     if sha256 is None and record.is_file():
         sha256 = record.read_text(encoding="utf-8").strip()
     if sha256 is None:

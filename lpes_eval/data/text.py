@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lpes_eval.data import draw, jsonl
+from lpes_eval.data import splits
 from lpes_eval.errors import DataError
 
 STRIDE = 256
@@ -64,7 +64,7 @@ def read(path: str | Path) -> list[Text]:
             raise DataError(f"{path}: no .txt file is there; expected texts such as PG-19's test folder")
         return [text for file in files for text in read(file)]
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(jsonl.read(path, ("text",)), 1)]
+        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(files.read_jsonl(path, ("text",)), 1)]
         if bad := [text.name for text in texts if not isinstance(text.text, str)]:
             raise DataError(f"{path}: 'text' of {bad[0]} is no text")
         return texts
@@ -102,9 +102,9 @@ def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
         raise DataError(
             f"{total} texts are too few to search on some and report others; give {SMALLEST_TO_SPLIT} or more"
         )
-    if split not in draw.SPLITS:
-        raise DataError(f"split={split!r} is not a split of texts; expected one of {', '.join(draw.SPLITS)}, all")
-    return sorted(draw.split(total, search_seed).indices(split))
+    if split not in splits.SPLITS:
+        raise DataError(f"split={split!r} is not a split of texts; expected one of {', '.join(splits.SPLITS)}, all")
+    return sorted(splits.split(total, search_seed).indices(split))
 
 
 def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.data import jsonl
-from lpes_eval.data.budget import Budget
+from lpes_eval import files
 from lpes_eval.errors import DataError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
+from lpes_eval.harness.budget import Budget
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
@@ -111,7 +111,7 @@ def read(path: str | Path, name: str, split: str) -> list[Example]:
     if path.suffix == ".zip":
         where, lines = f"{path}, {member}", _read_archive(path, member)
     else:
-        where, lines = str(path), jsonl.read(path, required=(*_TEXTS, *_POSITIONS))
+        where, lines = str(path), files.read_jsonl(path, required=(*_TEXTS, *_POSITIONS))
     examples: dict[str, Example] = {}
     for number, line in enumerate(lines, 1):
         example = _parse(line, f"{where}, example {number}")
@@ -222,7 +222,7 @@ def predictions(samples: str | Path) -> dict[str, str]:
         DataError: a file that is not such a log, or an id that stands there twice.
     """
     found: dict[str, str] = {}
-    for number, sample in enumerate(jsonl.read(samples, required=("doc", "resps")), 1):
+    for number, sample in enumerate(files.read_jsonl(samples, required=("doc", "resps")), 1):
         doc, responses = sample["doc"], sample["resps"]
         try:
             name, response = doc["id"], responses[0][0]

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lpes_eval import reference
-from lpes_eval.data import jsonl
+from lpes_eval import files, reference
 from lpes_eval.errors import UserError
 from lpes_eval.models.base import RotaryLM
 from lpes_eval.peers import attention, moice
@@ -56,7 +55,7 @@ class MoICE(RotaryLM):
         method = {
             "name": "moice",
             "router": str(self.router_file),
-            "sha256": jsonl.sha256(self.router_file),
+            "sha256": files.sha256(self.router_file),
             "bases": config.bases,
             "top_k": config.top_k,
             "model": config.model,
@@ -67,7 +66,7 @@ class MoICE(RotaryLM):
     @property
     def cache_key(self) -> str:
         """What sets this model's answers apart from the same model's with another router, for ``--use_cache``."""
-        return f"moice_{jsonl.sha256(self.router_file)[:16]}"
+        return f"moice_{files.sha256(self.router_file)[:16]}"
 
 
 def _router_file(given: Any, shipped: Path | None) -> Path:

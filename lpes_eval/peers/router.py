@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 from lpes_eval.peers.attention import PUBLISHED_BASES
 
 BASES = PUBLISHED_BASES

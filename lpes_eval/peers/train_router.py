@@ -30,14 +30,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from lpes_eval import checkpoint, reference
-from lpes_eval.data import draw, fiction, jsonl, kv, text
+from lpes_eval import checkpoint, files, reference
+from lpes_eval.data import fiction, kv, text
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.peers import attention, moice
 from lpes_eval.peers import router as routers
 from lpes_eval.peers.router import Router, RouterConfig
+from lpes_eval.rng import below, shuffled, stream
 
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "training.jsonl"
@@ -94,13 +95,13 @@ Draw = Callable[[int], Tokens]
 
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     """Prompt and answer of training example ``number`` of a task; the gold item stands anywhere with equal chance."""
-    rng = draw.stream("moice router", task, seed, number)
+    rng = stream("moice router", task, seed, number)
     if task == "kv_retrieval":
         example = kv.generate(number, size, 0, seed=TRAINING_SEED + seed)
-        example = replace(example, index=draw.below(size, rng))
+        example = replace(example, index=below(size, rng))
         return example.prompt(), f' "{example.value}"'
     question = fiction.generate(number, size, seed=TRAINING_SEED + seed)
-    position = 100 * draw.below(size, rng) / (size - 1)
+    position = 100 * below(size, rng) / (size - 1)
     return question.prompt(math.ceil(position)), f" {question.answers[0]}"
 
 
@@ -129,7 +130,7 @@ def draw_from_text(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> 
     """
     needed = settings.steps * settings.batch
     pieces: list[list[int]] = []
-    for number in draw.shuffled(range(len(texts)), draw.stream("moice texts", settings.seed)):
+    for number in shuffled(range(len(texts)), stream("moice texts", settings.seed)):
         ids = tokenizer(texts[number]).input_ids + _end(tokenizer)
         pieces += [ids[start : start + settings.length] for start in range(0, len(ids), settings.length)]
         if len(pieces) >= needed:
@@ -142,7 +143,7 @@ def draw_from_text(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> 
     def one(number: int) -> Tokens:
         epoch, place = divmod(number, len(pieces))
         if epoch not in orders:
-            orders[epoch] = draw.shuffled(range(len(pieces)), draw.stream("moice pieces", settings.seed, epoch))
+            orders[epoch] = shuffled(range(len(pieces)), stream("moice pieces", settings.seed, epoch))
         return Tokens(torch.tensor(pieces[orders[epoch][place]]), 1)
 
     return one
@@ -376,7 +377,7 @@ def _run(given: argparse.Namespace) -> None:
         settings = replace(settings, tasks=tuple(map(_task, given.task)))
     else:
         texts = [found.text for found in text.read(given.text)]
-        settings = replace(settings, text=given.text.name, text_sha256=jsonl.sha256(given.text))
+        settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
 
     name = str(reference.path()) if given.model == "reference" else given.model
     config, tokenizer, bases = _look_at(name)

@@ -3,17 +3,18 @@
 from functools import cache
 from pathlib import Path
 
-from lpes_eval.data import draw, jsonl, leval, published
+from lpes_eval import files
+from lpes_eval.data import leval, published, splits
 from lpes_eval.data.source import Source, find
 from lpes_eval.errors import DataError
-from lpes_eval.plugin import current_lm
+from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.task import PublishedPromptTask
 from lpes_eval.scoring import leval as scoring
-from lpes_eval.task import PublishedPromptTask
 
 
 def load(*, subset, split="held_out", search_seed=0, **metadata):
     """One row a question, with the number of its document, and where the file came from."""
-    search_seed = draw.whole_seed(search_seed)
+    search_seed = splits.whole_seed(search_seed)
     path, kind = _file(subset, metadata)
     documents = _documents(path)
     chosen = set(leval.document_numbers(len(documents), split, search_seed))
@@ -23,8 +24,8 @@ def load(*, subset, split="held_out", search_seed=0, **metadata):
         for instruction, output in zip(document.instructions, document.outputs, strict=True)
     ]
     rows = [{"question_id": i, **question} for i, question in enumerate(questions) if question["document"] in chosen]
-    seed = f"{draw.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
-    return rows, Source(kind, subset, str(path), jsonl.sha256(path), split, seed, len(questions), len(rows))
+    seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
+    return rows, Source(kind, subset, str(path), files.sha256(path), split, seed, len(questions), len(rows))
 
 
 def _file(subset, metadata):

@@ -5,24 +5,24 @@ import logging
 from functools import cache
 from pathlib import Path
 
-from lpes_eval.data import draw, published, text
+from lpes_eval.data import published, splits, text
 from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError, PromptTooLong
-from lpes_eval.plugin import current_lm
-from lpes_eval.task import SPLIT, BenchmarkTask
+from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.task import SPLIT, BenchmarkTask
 
 logger = logging.getLogger(__name__)
 
 
 def load(*, split="held_out", search_seed=0, text_file=None, **metadata):
     """One row a text, without the text itself, and where it came from."""
-    search_seed = draw.whole_seed(search_seed)
+    search_seed = splits.whole_seed(search_seed)
     kind, path = _location(text_file, metadata)
     texts = _texts(path)
     digest = hashlib.sha256("\0".join(t.text for t in texts).encode()).hexdigest()
     chosen = text.text_numbers(len(texts), split, search_seed)
     rows = [{"question_id": n, "name": texts[n].name, "characters": len(texts[n].text)} for n in chosen]
-    seed = draw.split(len(texts), search_seed).seed(split)
+    seed = splits.split(len(texts), search_seed).seed(split)
     name = "pg19-test" if kind == "official" else path.name
     return rows, Source(kind, name, str(path), digest, split, seed, len(texts), len(rows))
 

@@ -4,11 +4,12 @@ import hashlib
 import json
 from functools import lru_cache
 
-from lpes_eval.data import draw, fiction, jsonl, mdqa
+from lpes_eval import files
+from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.data.source import Source, asked, download, find, missing, other_sizes
 from lpes_eval.errors import DataError
+from lpes_eval.harness.task import BenchmarkTask  # noqa: F401
 from lpes_eval.scoring.qa import process_results  # noqa: F401
-from lpes_eval.task import BenchmarkTask  # noqa: F401
 
 
 def load(*, num_documents, position, split="held_out", search_seed=0, **metadata):
@@ -17,14 +18,14 @@ def load(*, num_documents, position, split="held_out", search_seed=0, **metadata
         raise DataError(f"num_documents={num_documents!r}: expected a whole number of documents, at least 2")
     wish = asked(metadata)
     if wish.kind == "generated":
-        drawn = draw.split(fiction.POOL, search_seed)
+        drawn = splits.split(fiction.POOL, search_seed)
         examples = [fiction.generate(i, num_documents) for i in drawn.indices(split)]
         name, location = "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}"
         digest = hashlib.sha256(json.dumps([[e.prompt(0), e.answers] for e in examples]).encode()).hexdigest()
     else:
         path, name = _file(wish, num_documents)
         total, example, digest = _read(path, name, num_documents, path.stat().st_mtime_ns)
-        drawn = draw.split(total, search_seed)
+        drawn = splits.split(total, search_seed)
         examples = [example(i) for i in drawn.indices(split)]
         location = str(path)
     rows = [
@@ -62,4 +63,4 @@ def _read(path, name, num_documents, modified):
     else:
         examples = mdqa.read_official(path, num_documents)
         example = examples.__getitem__
-    return len(examples), example, jsonl.sha256(path)
+    return len(examples), example, files.sha256(path)

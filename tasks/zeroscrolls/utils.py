@@ -3,12 +3,13 @@
 from functools import cache
 from pathlib import Path
 
-from lpes_eval.data import jsonl, published, zeroscrolls
+from lpes_eval import files
+from lpes_eval.data import published, zeroscrolls
 from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError
-from lpes_eval.plugin import current_lm
+from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.task import PublishedPromptTask
 from lpes_eval.scoring import zeroscrolls as scoring
-from lpes_eval.task import PublishedPromptTask
 
 
 def load(*, subset, split="held_out", **metadata):
@@ -24,7 +25,7 @@ def load(*, subset, split="held_out", **metadata):
         for number, example in enumerate(_examples(path, subset, split))
     ]
     file = zeroscrolls.file_for(split)
-    source = Source(wish.kind, f"{subset}, {file}", str(path), jsonl.sha256(path), split, "none", len(rows), len(rows))
+    source = Source(wish.kind, f"{subset}, {file}", str(path), files.sha256(path), split, "none", len(rows), len(rows))
     return rows, source
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import tiny_llama
 
-from lpes_eval.data import budget
 from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.harness import budget
 
 DOCUMENT = "the story of a döcument “and” the question that goes on; " * 20
 

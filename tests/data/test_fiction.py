@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from lpes_eval.data import draw, fiction, mdqa
+from lpes_eval import rng
+from lpes_eval.data import fiction, mdqa
 from lpes_eval.scoring.qa import best_subspan_em
 
 
@@ -162,7 +163,7 @@ def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_th
 
 
 def test_articles_without_remarks_are_those_that_training_begins_with():
-    articles = [fiction.shelf(5, draw.stream("reference", 0, step), remarks=0)[1] for step in range(20)]
+    articles = [fiction.shelf(5, rng.stream("reference", 0, step), remarks=0)[1] for step in range(20)]
     text = "".join(f"{article.document()}" for shelf in articles for article in shelf)
     assert (
         hashlib.sha256(text.encode()).hexdigest() == "324a3dd552134527977d6b84efa3e35d27b9b610902024d1de82223c71718a5a"

@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from lpes_eval.data import draw, kv
+from lpes_eval.data import kv, splits
 from lpes_eval.errors import DataError
+from lpes_eval.rng import below, shuffled, stream
 from lpes_eval.scoring.kv import accuracy
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "kv-retrieval-75_keys.jsonl.gz"
@@ -73,7 +74,7 @@ def test_a_position_outside_the_context_is_refused():
 
 @pytest.mark.parametrize(("total", "held_out", "search"), [(kv.POOL, 500, 200), (500, 300, 200), (100, 60, 40)])
 def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, search):
-    splits = [draw.split(total, seed) for seed in range(5)]
+    splits = [splits.split(total, seed) for seed in range(5)]
     assert len({s.held_out for s in splits}) == 1
     assert len(set(splits[0].held_out)) == held_out
     for s in splits:
@@ -87,27 +88,27 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
 @pytest.mark.parametrize("seed", ["one", "", 1.5, None, True, "--5", "1\n", "٣", float("nan")])
 def test_a_search_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(DataError, match=r"search_seed=.* is not a whole number"):
-        draw.split(2700, seed)
+        splits.split(2700, seed)
 
 
 @pytest.mark.parametrize(("given", "seed"), [("1", 1), ("01", 1), (-1.0, -1), ("-1", -1)])
 def test_a_search_seed_draws_the_same_however_lm_eval_hands_it_over(given, seed):
-    assert draw.split(2700, given) == draw.split(2700, seed)
+    assert splits.split(2700, given) == splits.split(2700, seed)
 
 
 def test_an_unknown_split_is_refused():
     with pytest.raises(DataError, match="held_out, search"):
-        draw.split(10).indices("test")
+        splits.split(10).indices("test")
 
 
 def test_drawing_is_even_and_repeatable():
     counts = [0] * 6
-    rng = draw.stream("dice")
+    rng = stream("dice")
     for _ in range(6000):
-        counts[draw.below(6, rng)] += 1
+        counts[below(6, rng)] += 1
     assert all(850 < count < 1150 for count in counts)
-    assert draw.shuffled("abc", draw.stream(1)) == draw.shuffled("abc", draw.stream(1))
-    firsts = {tuple(draw.shuffled("abc", draw.stream("order", i))) for i in range(60)}
+    assert shuffled("abc", stream(1)) == shuffled("abc", stream(1))
+    firsts = {tuple(shuffled("abc", stream("order", i))) for i in range(60)}
     assert len(firsts) == 6
 
 
@@ -227,7 +228,7 @@ def test_the_line_that_the_readme_shows_is_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*)\n```$", readme.read_text(), re.M)
     question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [shown] * 2), 3)
     assert question.at(100).prompt().endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
-    splits = {n: draw.split(n) for n in (2, 10, 833, 834, 5000)}
+    splits = {n: splits.split(n) for n in (2, 10, 833, 834, 5000)}
     assert {n: len(split.held_out) for n, split in splits.items()} == {2: 1, 10: 6, 833: 499, 834: 500, 5000: 500}
 
 
@@ -249,7 +250,7 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case(answer, scor
 def test_nothing_but_the_end_token_and_the_limit_ends_an_answer():
     from lm_eval.tasks import TaskManager
 
-    from lpes_eval.plugin import tasks_folder
+    from lpes_eval.harness.plugin import tasks_folder
 
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False)
     task = manager.load(["kv_retrieval_50_pos_000"])["tasks"]["kv_retrieval_50_pos_000"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lpes_eval.data import draw, fiction, mdqa
+from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.errors import DataError
 from lpes_eval.scoring.qa import best_subspan_em
 
@@ -259,7 +259,7 @@ def test_a_local_folder_is_read_flat_or_as_the_repository_lays_it_out(utils, tmp
     path = write(tmp_path / place / mdqa.official_name(10), [line(n) for n in range(50)])
     write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(50)])  # the benchmark's own distractors are preferred
     rows, source = utils.load(num_documents=10, position=100, data_dir=str(tmp_path))
-    held_out = draw.split(50).indices("held_out")
+    held_out = splits.split(50).indices("held_out")
     assert [row["question"] for row in rows] == [f"who is {i}" for i in held_out]
     assert (source.kind, source.name) == ("folder", "nq-open-10_total_documents_gold_at_0")
     assert (source.location, source.total, source.examples) == (str(path), 50, 30)
@@ -381,6 +381,6 @@ def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(
     assert task.VERSION == "2 generated"
     assert dumped["kind"] == "generated"
     assert dumped["split"] == "held_out"
-    assert dumped["split_seed"] == str(draw.SPLIT_SEED)
+    assert dumped["split_seed"] == str(splits.SPLIT_SEED)
     assert len(dumped["sha256"]) == 64
     assert (dumped["total"], dumped["examples"]) == (fiction.POOL, 500)

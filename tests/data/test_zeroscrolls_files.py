@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import tiny_llama
 
-from lpes_eval.data import budget, zeroscrolls
+from lpes_eval.data import zeroscrolls
 from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.harness import budget
 
 TASKS = Path(__file__).resolve().parents[2] / "tasks" / "zeroscrolls"
 SEPARATOR = "... [The rest of the article is omitted]\n\n"

@@ -9,6 +9,7 @@ from peer_checks import LENGTH, distance, generated, inputs
 from transformers import DynamicCache
 
 import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.peers import moice
 from lpes_eval.peers import router as routers
@@ -16,7 +17,6 @@ from lpes_eval.peers.attention import Interception, bases_for, check, frequencie
 from lpes_eval.peers.buckets import Buckets
 from lpes_eval.peers.ms_poe import MsPoE, Settings
 from lpes_eval.peers.router import Router
-from lpes_eval.support import tiny_config, tiny_model
 
 FAMILIES = (
     "llama",

@@ -5,9 +5,9 @@ import torch
 from peer_checks import LENGTH, distance, generated, inputs
 
 import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.peers.buckets import Buckets
-from lpes_eval.support import tiny_config, tiny_model
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "stablelm", "glm")
 BASES = (10000.0, 17500.0, 25000.0)

@@ -12,11 +12,11 @@ from peer_checks import TASK, answers, evaluate, slow_weights  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.cache_utils import DynamicCache, DynamicLayer  # noqa: E402
 
+from benchmarks.families import tiny_config, tiny_model  # noqa: E402
 from lpes_eval.errors import UnsupportedModel, UserError  # noqa: E402
 from lpes_eval.peers import moice, router  # noqa: E402
 from lpes_eval.peers.cache import GrowingLayer  # noqa: E402
 from lpes_eval.peers.router import Router, RouterConfig  # noqa: E402
-from lpes_eval.support import tiny_config, tiny_model  # noqa: E402
 
 SIZES = {
     "vocab_size": 61,

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lpes_eval import rng
+
 torch = pytest.importorskip("torch")
 
-from lpes_eval.data import draw as draw_data  # noqa: E402
+from benchmarks.reference.evaluate import HELD_OUT_STREAM, SEARCH_STREAM, right  # noqa: E402
+from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden  # noqa: E402
+from benchmarks.reference.train import SMOKE, STREAM, build  # noqa: E402
 from lpes_eval.data import fiction  # noqa: E402
 from lpes_eval.data.mdqa import TEMPLATE  # noqa: E402
 from lpes_eval.reference import tokenizer as vocabulary  # noqa: E402
-from lpes_eval.reference.evaluate import HELD_OUT_STREAM, SEARCH_STREAM, right  # noqa: E402
-from lpes_eval.reference.queries import IGNORE, draw, draw_documents, hidden  # noqa: E402
-from lpes_eval.reference.train import SMOKE, STREAM, build  # noqa: E402
 
 TOKENIZER = vocabulary.build()
 
@@ -95,7 +96,7 @@ def test_drawn_documents_are_prompts_of_the_task_with_the_answers_they_state(
 
 
 def test_training_articles_are_not_those_of_the_task() -> None:
-    shelves = [fiction.shelf(10, draw_data.stream("reference", 0, step))[1] for step in range(100)]
+    shelves = [fiction.shelf(10, rng.stream("reference", 0, step))[1] for step in range(100)]
     trained = {article.document() for shelf in shelves for article in shelf}
     asked = {document for i in range(100) for document in fiction.generate(i, 10).documents(0)}
     assert len(trained) == len(asked) == 1000

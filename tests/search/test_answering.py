@@ -9,10 +9,10 @@ import torch
 from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
+from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import rope
 from lpes_eval.models.lpes import LPES
 from lpes_eval.reference import tokenizer
-from lpes_eval.support import tiny_config, tiny_model
 from search import answering
 from search.answering import AHEAD, Answerer, reason_against
 

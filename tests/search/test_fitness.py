@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lpes_eval.data import splits
+
 pytest.importorskip("torch")
 import lm_eval
 import torch
@@ -14,7 +16,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
-from lpes_eval.data import draw
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import fitness as fitness_module
@@ -38,7 +39,7 @@ def by_the_harness(lm, factors, names, folder, metric, **options):
     """Every example's score by ``simple_evaluate``: task -> example number -> score."""
     rope.apply(lm.model, factors)
     total = 12
-    samples = {name: sorted(draw.split(total).indices("search")) for name in names}
+    samples = {name: sorted(splits.split(total).indices("search")) for name in names}
     results = lm_eval.simple_evaluate(
         model=lm,
         tasks=list(names),
@@ -468,7 +469,7 @@ def test_a_question_is_in_one_split_only_at_whatever_position_it_stands(toy_lm, 
     assert len(few.docs) == 2
     nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
     (part,) = load_parts(toy_lm, ["toy_plain"], include_path=nameless)
-    assert part.questions == part.numbers == sorted(draw.split(12).search)
+    assert part.questions == part.numbers == sorted(splits.split(12).search)
 
 
 def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):

@@ -1,9 +1,9 @@
-"""Train the reference model: ``python -m lpes_eval.reference.train --out DIR``.
+"""Train the reference model: ``python -m benchmarks.reference.train --out DIR``.
 
 Two phases, every batch fresh. First, random sequences that repeat themselves, until the model copies: this is where
 induction heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form at all in the time this
 recipe takes. Then key-value contexts in the task's own prompt, many queries on each
-(:mod:`lpes_eval.reference.queries`), with a loss on every token of a query that the context determines. Keys and
+(:mod:`benchmarks.reference.queries`), with a loss on every token of a query that the context determines. Keys and
 values grow from 2 to 16 bytes and contexts to ``--pairs`` records; a level is left once its answers are right. Last,
 generated articles in the prompt of ``mdqa_pos`` (:mod:`lpes_eval.data.fiction`, of another stream than the task's),
 short ones before long ones.
@@ -35,14 +35,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 from lpes_eval import checkpoint
-from lpes_eval.data import draw as draw_data
 from lpes_eval.data import fiction
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, finite, whole
 from lpes_eval.reference import tokenizer as vocabulary
-from lpes_eval.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
+from lpes_eval.rng import below, stream
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -302,8 +302,8 @@ def _article_loss(
     model: LlamaForCausalLM, recipe: Recipe, state: State, device: str
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """As many contexts as fill a batch, each with as many articles of its own."""
-    rng = draw_data.stream("reference", recipe.seed, state.step)
-    documents = 1 + draw_data.below(recipe.documents if state.documents_read else 1, rng)
+    rng = stream("reference", recipe.seed, state.step)
+    documents = 1 + below(recipe.documents if state.documents_read else 1, rng)
     losses, right, whole, tokens = [], [], [], 0
     while tokens < 0.75 * recipe.tokens:
         batch = draw_documents(rng, documents, recipe.queries, recipe.remarks)
@@ -491,7 +491,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.reference.train", description="Train the reference model from scratch."
+        prog="python -m benchmarks.reference.train", description="Train the reference model from scratch."
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     parser.add_argument("--smoke", action="store_true", help="a tiny model through every phase, in seconds")

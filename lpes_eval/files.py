@@ -1,10 +1,11 @@
-"""Reading the benchmarks' ``.jsonl`` and ``.jsonl.gz`` files, line by line, with errors that name the line."""
+"""Files: JSON Lines read with errors that name the line, and files written whole or not at all."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from lpes_eval.errors import DataError
 
 
-def read(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield one object a line; blank lines are passed over.
 
     Args:
@@ -81,3 +82,29 @@ def sha256(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write ``content`` to ``path`` so that whoever reads, even after a crash, finds the old file or the new one.
+
+    A link stays a link, and the file that it names is written. What is no file, such as a pipe or ``/dev/stdout``,
+    cannot be replaced, and is written to as it stands.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.data import fiction
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from lpes_eval.data import jsonl
+from lpes_eval import files
 from lpes_eval.errors import DataError
 
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
@@ -365,7 +365,7 @@ def _samples_path(results: Path, task: str) -> Path | None:
 
 def _read_samples(path: Path) -> dict[str, dict[QuestionId, Sample]]:
     by_filter: dict[str, dict[QuestionId, Sample]] = {}
-    for line in jsonl.read(path, required=("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash", "metrics")):
+    for line in files.read_jsonl(path, required=("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash", "metrics")):
         document = line["doc"]
         question = document.get("question_id", line["doc_id"]) if isinstance(document, dict) else line["doc_id"]
         if not isinstance(question, int):

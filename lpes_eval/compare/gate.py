@@ -23,8 +23,8 @@ from lpes_eval.flags import amount, share
 from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
-    from lpes_eval.scoring.results import Family, GroupRow, Identity, Model, QuestionId, Results, Task
-    from lpes_eval.scoring.statistics import Array, Change, Estimates, RerunChanges
+    from lpes_eval.compare.results import Family, GroupRow, Identity, Model, QuestionId, Results, Task
+    from lpes_eval.compare.statistics import Array, Change, Estimates, RerunChanges
 
 FORMAT = "lpes-eval baseline"
 FORMAT_VERSION = 1
@@ -428,7 +428,7 @@ def _named_once(model: Model) -> Model:
 
 
 def _check_comparable(baseline: Baseline, now: Baseline, other_model: bool, other_prompts: bool) -> None:
-    from lpes_eval.scoring.results import mismatch
+    from lpes_eval.compare.results import mismatch
 
     if _named_once(baseline.model) != _named_once(now.model) and not other_model:
         raise NotComparable(
@@ -476,7 +476,7 @@ def _least_losses(sections: Sequence[Section], level: float) -> Iterator[str]:
 
 
 def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
-    from lpes_eval.scoring.results import flatten
+    from lpes_eval.compare.results import flatten
 
     if new := [name for name in now.tasks if name not in baseline.tasks]:
         more = f" and {len(new) - 1} more" if len(new) > 1 else ""
@@ -530,7 +530,7 @@ class _Comparison:
         return sum(change.method != "none" for change in self._changes(0.5).all)
 
     def _changes(self, level: float) -> RerunChanges:
-        from lpes_eval.scoring.statistics import rerun_changes, unpaired_changes
+        from lpes_eval.compare.statistics import rerun_changes, unpaired_changes
 
         if self.scores is not None:
             return rerun_changes(*self.scores, level, higher_is_better=self.higher_is_better)
@@ -569,7 +569,7 @@ def _has_samples(records: Sequence[Record], key: str) -> bool:
 
 def _matrix(records: Sequence[Record], key: str) -> Array:
     """Scores of shape (questions, positions), of records that have one a question."""
-    from lpes_eval.scoring.statistics import question_matrix
+    from lpes_eval.compare.statistics import question_matrix
 
     by_position = {}
     for number, record in enumerate(records):
@@ -582,7 +582,7 @@ def _matrix(records: Sequence[Record], key: str) -> Array:
 
 def _estimates(records: Sequence[Record], key: str, group: GroupRow | None) -> Estimates:
     """Return scores with the best standard errors there are: of the questions, of the group's row, or a bound."""
-    from lpes_eval.scoring.statistics import Estimate, Estimates, from_reported, summarize
+    from lpes_eval.compare.statistics import Estimate, Estimates, from_reported, summarize
 
     if _has_samples(records, key):
         summary = summarize(_matrix(records, key))
@@ -658,7 +658,7 @@ def _record_to_dict(record: Record, number: Mapping[tuple[QuestionId, ...], int]
 
 
 def _parse(data: Mapping[str, Any]) -> Baseline:
-    from lpes_eval.scoring.results import GroupRow, Identity, Model
+    from lpes_eval.compare.results import GroupRow, Identity, Model
 
     tasks = {}
     question_lists = [_unpack_questions(packed) for packed in data["questions"]]

@@ -1,4 +1,4 @@
-"""Draw a training log: ``python -m lpes_eval.reference.curve LOG.jsonl OUT.png``."""
+"""Draw a training log: ``python -m benchmarks.reference.curve LOG.jsonl OUT.png``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
-from lpes_eval.data import jsonl
+from lpes_eval import files
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
@@ -32,7 +32,7 @@ def draw(log: Path, out: Path) -> None:
 
     if out.suffix not in (".png", ".svg"):
         raise UserError(f"{out}: expected a name that ends in .png or .svg")
-    lines = list(jsonl.read(log, required=("step", "level", "loss")))
+    lines = list(files.read_jsonl(log, required=("step", "level", "loss")))
     if not lines:
         raise UserError(f"{log}: the file is empty; expected a training's log.jsonl")
     first, last = lines[0]["step"], lines[-1]["step"]
@@ -93,7 +93,7 @@ def _name(level: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m lpes_eval.reference.curve", description="Draw a training log.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reference.curve", description="Draw a training log.")
     parser.add_argument("log", type=Path, help="a run's log.jsonl")
     parser.add_argument("out", type=Path, help="the picture to write, .png or .svg")
     given = parser.parse_args(arguments)

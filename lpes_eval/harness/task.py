@@ -15,10 +15,10 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
-from lpes_eval.data import budget
-from lpes_eval.data.budget import Budget
 from lpes_eval.errors import DataError, UserError
-from lpes_eval.plugin import current_lm
+from lpes_eval.harness import budget
+from lpes_eval.harness.budget import Budget
+from lpes_eval.harness.plugin import current_lm
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class BenchmarkTask(ConfigurableTask):
                 f"{self.config.task}: lm_eval runs without lpes-eval's extension, so nobody knows what fits the model, "
                 "and prompts that are too long would be cut unseen; expected the extension to be active: unset "
                 "LPES_EVAL_PLUGIN, or install lpes-eval again with pip, or evaluate inside "
-                "lpes_eval.plugin.evaluating(lm)"
+                "lpes_eval.harness.plugin.evaluating(lm)"
             )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:

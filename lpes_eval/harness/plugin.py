@@ -15,7 +15,8 @@ Each function takes the module of lm-eval that has just been imported. What is e
 - the command line: an error that the user can fix is one line, and a bad factors file is found before anything loads.
 
 Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
-once, and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.task``).
+once, and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run
+(``lpes_eval.harness.task``).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def evaluating(lm: Any) -> Iterator[None]:
 
 def tasks_folder() -> Path:
     """Where the task YAML is: inside the installed package, or beside it in a clone."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / "tasks"
     return installed if installed.is_dir() else package.parent / "tasks"
 
@@ -234,7 +235,7 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     """
     from lm_eval.tasks import TaskManager
 
-    from lpes_eval.task import refuse_misspelt
+    from lpes_eval.harness.task import refuse_misspelt
 
     told = {**arguments, **metadata}
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=told)

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from lpes_eval.data import draw as draw_data
 from lpes_eval.data import fiction
 from lpes_eval.data.mdqa import TEMPLATE, format_documents
 from lpes_eval.reference import tokenizer as vocabulary
@@ -107,9 +106,9 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
     kind, articles = fiction.shelf(documents, rng, remarks)
     if isinstance(golds, int):
         facts = [(i, fact) for i in range(documents) for fact in range(len(kind.facts))]
-        drawn = draw_data.shuffled(facts, rng)[:golds]
+        drawn = rng.shuffled(facts, rng)[:golds]
     else:
-        drawn = [(i, draw_data.below(len(kind.facts), rng)) for i in golds]
+        drawn = [(i, rng.below(len(kind.facts), rng)) for i in golds]
     head, between = TEMPLATE.split("{search_results}")
     before, between = between.split("{question}")
 
@@ -117,7 +116,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
         return [encoded.ids for encoded in _tokenizer().encode_batch(list(texts), add_special_tokens=False)]
 
     shelf = head + format_documents([article.document() for article in articles])
-    wordings = [draw_data.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
+    wordings = [rng.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
     lead, tail = zip(*wordings, strict=True)
     subjects = [" " + article.subject for article in articles]
     values = [articles[i].values[fact].answers[0] for i, fact in drawn]

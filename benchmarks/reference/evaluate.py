@@ -1,4 +1,4 @@
-"""Measure a reference model quickly: ``python -m lpes_eval.reference.evaluate FOLDER``.
+"""Measure a reference model quickly: ``python -m benchmarks.reference.evaluate FOLDER``.
 
 An answer counts as right if greedy decoding would give all of it, the closing quote and the end token included. Greedy
 decoding gives a text exactly if each of its tokens is the likeliest after the ones before it, so one forward pass over
@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lpes_eval import checkpoint
+from benchmarks.reference.queries import draw, draw_documents, hidden
+from lpes_eval import checkpoint, rng
 from lpes_eval.curves import layer_factors
-from lpes_eval.data import draw as draw_data
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
 from lpes_eval.reference import tokenizer as vocabulary
-from lpes_eval.reference.queries import draw, draw_documents, hidden
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -94,7 +93,7 @@ def right_documents(
     golds = [position * (documents - 1) // 100 for position in positions]
     results = []
     for index in range(contexts):
-        drawn = draw_documents(draw_data.stream("reference", stream, documents, index), documents, golds)
+        drawn = draw_documents(rng.stream("reference", stream, documents, index), documents, golds)
         context = torch.tensor(drawn.context, device=model.device)
         queries = torch.tensor(drawn.queries, device=model.device)
         states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
@@ -156,7 +155,7 @@ def load(folder: Path) -> LlamaForCausalLM:
     """The model in ``folder``: a finished one, or the last checkpoint of a run that goes on."""
     from transformers import LlamaForCausalLM
 
-    from lpes_eval.reference.train import CHECKPOINT, Recipe, build, stage_of
+    from benchmarks.reference.train import CHECKPOINT, Recipe, build, stage_of
 
     file = folder / CHECKPOINT
     if not file.exists() and not (folder / "config.json").exists():
@@ -180,7 +179,7 @@ def _row(name: str, answers: np.ndarray) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.reference.evaluate",
+        prog="python -m benchmarks.reference.evaluate",
         description="Accuracy by size and gold position, plain and with factors, by teacher forcing.",
     )
     parser.add_argument("folder", type=Path, help="a trained model, or a run with a checkpoint")

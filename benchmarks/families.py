@@ -1,7 +1,7 @@
 """Which transformers families take layer factors, found by building each one small and running it.
 
-``python -m lpes_eval.support`` prints the table of ``docs/support.md`` for the transformers that is installed;
-``python -m lpes_eval.support gemma3_text qwen3_next`` prints the rows of the families named, and a family that this
+``python -m benchmarks.families`` prints the table of ``docs/support.md`` for the transformers that is installed;
+``python -m benchmarks.families gemma3_text qwen3_next`` prints the rows of the families named, and a family that this
 version of the table has never heard of is built and run in the same way as the others.
 
 A family is a model type of ``AutoModelForCausalLM``. Each is built with random weights at about 100,000 parameters: the
@@ -364,7 +364,7 @@ def document() -> str:
     count = Counter(family.status for family in families)
     return (
         "# Model families\n\n"
-        "<!-- made by `python -m lpes_eval.support > docs/support.md`; do not edit -->\n\n"
+        "<!-- made by `python -m benchmarks.families > docs/support.md`; do not edit -->\n\n"
         f"The {len(families)} causal-LM families of transformers {transformers.__version__}, built small with random "
         f"weights and, unless refused, run with and without factors: {count['supported']} take layer factors, "
         f"{count['refused']} are refused (`lpes_eval.apply` raises `UnsupportedModel` with the reason), "
@@ -383,7 +383,7 @@ def document() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the document, or the rows of the families named; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.support",
+        prog="python -m benchmarks.families",
         description="Build every causal-LM family of the transformers that is installed, small and with random "
         "weights, run it, and print which of them take layer factors, as in docs/support.md. It takes minutes.",
     )

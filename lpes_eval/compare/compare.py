@@ -13,8 +13,8 @@ from lpes_eval.flags import share
 from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
-    from lpes_eval.scoring.results import Family, Measure, Results
-    from lpes_eval.scoring.statistics import Difference
+    from lpes_eval.compare.results import Family, Measure, Results
+    from lpes_eval.compare.statistics import Difference
 
 FEW_QUESTIONS = 50
 """Below this many, the table says which of its numbers so few questions do not carry."""
@@ -116,7 +116,7 @@ def compare(
     Raises:
         UserError: nothing in common, other task versions or examples, or no samples logged.
     """
-    from lpes_eval.scoring.statistics import holm
+    from lpes_eval.compare.statistics import holm
 
     found: list[tuple[str, str, int, list[tuple[str, Difference]]]] = []
     notes = _only_in_one(a, b)
@@ -192,7 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _common_families(a: Results, b: Results) -> Iterator[tuple[Family, Family]]:
-    from lpes_eval.scoring.results import Family
+    from lpes_eval.compare.results import Family
 
     common = False
     for family in a.families:
@@ -221,7 +221,7 @@ def _some(names: Any) -> str:
 
 
 def _check_comparable(a: Results, b: Results, family_a: Family, family_b: Family, prompts_may_differ: bool) -> None:
-    from lpes_eval.scoring.results import mismatch
+    from lpes_eval.compare.results import mismatch
 
     for task_a, task_b in zip(family_a.tasks, family_b.tasks, strict=True):
         for results, task in ((a, task_a), (b, task_b)):
@@ -239,7 +239,7 @@ def _check_comparable(a: Results, b: Results, family_a: Family, family_b: Family
 def _differences(
     family_a: Family, family_b: Family, measure: Measure, confidence: float, replicates: int
 ) -> tuple[int, list[tuple[str, Difference]]] | None:
-    from lpes_eval.scoring.statistics import compare_paired, question_matrix
+    from lpes_eval.compare.statistics import compare_paired, question_matrix
 
     scores_a, scores_b = family_a.scores(measure), family_b.scores(measure)
     if scores_a is None or scores_b is None:

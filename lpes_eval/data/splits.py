@@ -1,49 +1,18 @@
-"""Seeded drawing that gives the same examples on every machine and Python version.
-
-Only ``Random.random()`` and ``Random.getrandbits()`` are used: the Mersenne Twister's own output, which Python promises
-to keep for a given seed. ``shuffle`` and ``sample`` carry no such promise, so their few lines stand here.
-"""
+"""Which examples a search may see, and which the reported score is made of."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from lpes_eval.errors import DataError
+from lpes_eval.rng import shuffled, stream
 
 SPLIT_SEED = 20251121
 HELD_OUT = 500
 SEARCH = 200
 SPLITS = ("held_out", "search")
-
-
-def stream(*key: str | int) -> Random:
-    """A random stream of its own for every key, unrelated to the streams of other keys."""
-    digest = hashlib.sha256("\x1f".join(map(str, key)).encode()).digest()
-    return Random(int.from_bytes(digest[:16], "big"))
-
-
-def below(n: int, rng: Random) -> int:
-    """An integer in ``[0, n)``."""
-    return int(rng.random() * n)
-
-
-def choice(items: Sequence[T], rng: Random) -> T:
-    """One of ``items``."""
-    return items[below(len(items), rng)]
-
-
-def shuffled(items: Iterable[T], rng: Random) -> list[T]:
-    """``items`` in a drawn order (Fisher-Yates)."""
-    out = list(items)
-    for i in range(len(out) - 1, 0, -1):
-        j = below(i + 1, rng)
-        out[i], out[j] = out[j], out[i]
-    return out
 
 
 @dataclass(frozen=True)
@@ -65,8 +34,6 @@ class Split:
 
     def indices(self, name: str) -> tuple[int, ...]:
         """The example numbers of split ``name`` (``held_out`` or ``search``)."""
-        from lpes_eval.errors import DataError
-
         if name not in SPLITS:
             raise DataError(f"split={name!r} is not a split; expected one of {', '.join(SPLITS)}")
         return self.held_out if name == "held_out" else self.search
@@ -81,8 +48,6 @@ def whole_seed(search_seed: Any) -> int:
     if isinstance(search_seed, float) and search_seed.is_integer():
         return int(search_seed)
     if isinstance(search_seed, bool) or not re.fullmatch("-?[0-9]+", str(search_seed)):
-        from lpes_eval.errors import DataError
-
         raise DataError(f"search_seed={search_seed!r} is not a whole number, as --metadata search_seed=1 would be")
     return int(search_seed)
 
@@ -94,8 +59,6 @@ def check_enough(total: int, path: Any) -> None:
         DataError: fewer than two.
     """
     if total < 2:
-        from lpes_eval.errors import DataError
-
         raise DataError(
             f"{path}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line and at least two, to hold "
             "out and to search on. If the file was downloaded, fetch it again"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import write_atomically
+from lpes_eval.files import write_atomically
 
 Rows = Sequence[Sequence[str]]
 
