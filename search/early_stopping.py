@@ -68,22 +68,22 @@ class Race:
     Args:
         lows: the least that each unit can add to an individual's fitness.
         highs: the most.
-        rival: what it adds to the parent's.
+        parent: what it adds to the parent's.
         error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness.
 
     Attributes:
         lost: whether the individual can be given up.
     """
 
-    def __init__(self, lows: Sequence[float], highs: Sequence[float], rival: Sequence[float], error: float) -> None:
-        self._rival, self._error = rival, error
+    def __init__(self, lows: Sequence[float], highs: Sequence[float], parent: Sequence[float], error: float) -> None:
+        self._parent, self._error = parent, error
         self.lost = False
         self._bets = [
             Bet(
-                len(rival),
-                min(low - share * y for low, y in zip(lows, rival, strict=True)),
-                max(high - share * y for high, y in zip(highs, rival, strict=True)),
-                (1 - share) * math.fsum(rival),
+                len(parent),
+                min(low - share * y for low, y in zip(lows, parent, strict=True)),
+                max(high - share * y for high, y in zip(highs, parent, strict=True)),
+                (1 - share) * math.fsum(parent),
             )
             for share in SHARES
         ]
@@ -91,5 +91,5 @@ class Race:
     def take(self, unit: int, value: float) -> None:
         """The next unit in the drawn order adds ``value`` to the individual's fitness."""
         for share, bet in zip(SHARES, self._bets, strict=True):
-            bet.take(value - share * self._rival[unit])
+            bet.take(value - share * self._parent[unit])
         self.lost = self.lost or sum(bet.wealth for bet in self._bets) / len(self._bets) >= 1 / self._error

@@ -8,14 +8,9 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
   their tokens behind a mask that shows it the beginning and its own prompt;
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
-* greedy decoding is deterministic and neighbouring factors mostly give the same answers, so an answer of the past is
-  put behind the prompt and checked, a dozen tokens in a forward pass (speculative decoding, arXiv 2211.17192, with the
-  past as the draft model). Decoding goes on from the first token that differs, along another answer of the past if one
-  fits;
-* where none does, along what followed the last two tokens when they last stood in the prompt or in the answer itself
-  (as arXiv 2304.04487 does with references): a wrong value is mostly some other key's, and an answer that rambles
-  repeats itself;
-* logits are computed for the positions that decide about a token, and for no other;
+* what followed the last two tokens when they last stood in the prompt or in the answer is put behind the answer and
+  checked, a dozen tokens in a forward pass (speculative decoding, arXiv 2211.17192, with references as in arXiv
+  2304.04487): a wrong value is mostly some other key's, and an answer that rambles repeats itself;
 * batches are filled up to a number of tokens, which is halved when memory runs out.
 
 Greedy decoding is what the model says is most probable next, and each of these asks the model for just that, so the
@@ -28,33 +23,19 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from lpes_eval import rope
 from lpes_eval.errors import UserError
+from search.engines.kv_buffer import Buffer, Stored
+from search.engines.limits import encode, room_for_prompt
 
 Tokens = tuple[int, ...]
-
-SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
-HARMLESS = {
-    *SAMPLING,
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "use_cache",
-    "max_length",
-    "transformers_version",
-}
-"""Entries of a generation config that leave greedy decoding the most probable token, one after another."""
-NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_beams": 1, "min_length": 0}
-"""Further entries, which do so at these values."""
-
 
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
@@ -86,24 +67,16 @@ class Count:
 
 @dataclass
 class _Prompt:
-    """One request, tokenised, and every answer it has been given."""
+    """One request, tokenised."""
 
     tokens: Tokens
     until: list[str]
     stops: list[tuple[str, int]]  # each stop, and in how many of the last tokens lm-eval looks for it
     max_new: int
     cut: bool = False
-    past: list[Tokens] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.raw = array("i", self.tokens)
-
-    def recall(self, so_far: Tokens, first: Tokens | None) -> Tokens:
-        """What a past answer that begins with ``so_far`` goes on with; ``first`` is tried first, then the latest."""
-        for answer in ([first] if first else []) + self.past[::-1]:
-            if answer[: len(so_far)] == so_far:
-                return answer[len(so_far) :]
-        return ()
 
     def look_up(self, so_far: Tokens) -> Tokens:
         """What followed the answer's last two tokens when they last stood in the prompt or the answer, if they did.
@@ -153,200 +126,21 @@ class _Row:
     states: dict[int, _State]
 
 
-class _Stored(Exception):
-    """A prefill has stored all layers' keys and values."""
-
-
-@dataclass
-class _Place:
-    """Where the next keys and values go, in every layer alike, and how much of the layer its attention is to see.
-
-    Attributes:
-        rows: rows in use, the first ones of the buffer.
-        columns: columns of the buffer.
-        written: for each row of a forward pass the columns where its tokens go: (rows, tokens).
-        seen: columns in use, the first ones.
-        copies: in a prefill, (2, copies): rows of the forward pass, and the row of the buffer where each goes.
-        missing: layers that the prefill has not stored yet.
-    """
-
-    rows: int
-    columns: int
-    written: Tensor | None = None
-    seen: int = 0
-    copies: Tensor | None = None
-    missing: int = 0
-
-
-class _Layer(DynamicLayer):
-    """One layer's keys and values, (rows, heads, columns, head dimension) each, in memory that is taken once."""
-
-    def __init__(self, place: _Place) -> None:
-        super().__init__()
-        self.place = place
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the memory, once it is known how many heads there are."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        # Zeros, as a hidden column still counts 0 times its value, which must be a number.
-        self.keys, self.values = (
-            new.new_zeros(self.place.rows, new.shape[1], self.place.columns, new.shape[3])
-            for new in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    @property
-    def held(self) -> tuple[Tensor, Tensor]:
-        """The keys and the values, all of the memory."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store what is new, and return what attention is to see."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        place, both = self.place, list(zip(self.held, (key_states, value_states), strict=True))
-        if place.copies is not None:
-            source, target = place.copies.to(self.device)
-            for held, new in both:
-                held[target, :, : new.shape[2]] = new[source]
-            place.missing -= 1
-            if place.missing == 0:
-                raise _Stored
-            return key_states, value_states
-        assert place.written is not None
-        rows, columns = torch.arange(place.rows, device=self.device)[:, None], place.written.to(self.device)
-        for held, new in both:
-            held[rows, :, columns] = new.transpose(1, 2)
-        keys, values = (held[: place.rows, :, : place.seen] for held in self.held)
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Columns that are there before a forward pass: none before a prefill."""
-        return 0 if self.place.copies is not None else self.place.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that ``update`` returns, and where they begin."""
-        return (query_length if self.place.copies is not None else self.place.seen), 0
-
-
-class _Buffer(DynamicCache):
-    """The keys and values of a batch: each row a prefix, then columns that the row's prompts take in turns.
-
-    The token that stands n tokens behind the prefix of a prompt in lane m has column ``prefix + n * lanes + m``. What
-    was written for a draft that turned out wrong is hidden until it is overwritten by what does stand there. The last
-    column takes the padding, and is never seen.
-
-    Args:
-        config: the model's.
-        rows: how many rows.
-        prefix: tokens of the longest prefix.
-        behind: tokens that may come behind it of one prompt.
-        lanes: prompts of a row.
-    """
-
-    def __init__(self, config: Any, rows: int, prefix: int, behind: int, lanes: int) -> None:
-        super().__init__(config=config)
-        self.prefix, self.lanes = prefix, lanes
-        self.place = _Place(rows, prefix + behind * lanes + 1, seen=prefix)
-        self.own = [_Layer(self.place) for _ in self.layers]
-        self.layers = list(self.own)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """What the keys are, and the queries and masks that meet them; None as long as there are none."""
-        return self.own[0].keys.dtype if self.own[0].keys is not None else None
-
-    def drop(self, row: int) -> None:
-        """Forget a row; the last one takes its place."""
-        self.place.rows -= 1
-        if row < self.place.rows:
-            for held in (held for layer in self.own for held in layer.held):
-                held[row, :, : self.place.seen] = held[self.place.rows, :, : self.place.seen]
-
-
-def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
-    """Why these requests have to be answered by lm-eval itself; None if they need not."""
-    if not isinstance(lm, HFLM) or lm.backend != "causal":
-        return "the model is not a causal transformers model"
-    if type(lm)._model_generate is not HFLM._model_generate or lm.think_end_token is not None or lm.world_size > 1:
-        return "the model generates in a way of its own"
-    if any(request.request_type != "generate_until" or len(request.args) != 2 for request in requests):
-        return "not all requests are for generated text"
-    for request in requests:
-        asked = normalize_gen_kwargs(request.args[1], lm.max_gen_toks)
-        others = set(asked) - {"until", "max_gen_toks", *SAMPLING}
-        if asked.get("do_sample") or others:
-            return f"generation is not plainly greedy ({', '.join(sorted(others)) or 'do_sample'})"
-    generation = lm.model.generation_config.to_diff_dict()
-    effective = {key for key, value in generation.items() if value not in (None, False) and NEUTRAL.get(key) != value}
-    if others := {key for key in effective - HARMLESS if not key.startswith("_")}:
-        return f"the model's generation config sets {', '.join(sorted(others))}"
-    config = lm.model.config.get_text_config(decoder=True)
-    if not all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
-        return "not all of the model's layers attend to the whole text"
-    if getattr(config, "num_kv_shared_layers", None):
-        return "some of its layers attend to another layer's keys"
-    if (attention := lm.model.config._attn_implementation) not in ("sdpa", "eager"):
-        return f"answers were not compared under {attention} attention"
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
-    if dynamic := kinds & {"dynamic", "longrope"}:
-        return f"its {dynamic.pop()} positions depend on how far decoding has come"
-    return None
-
-
-def is_cut(lm: Any, request: Any) -> bool:
-    """Whether ``hf`` cuts a request's prompt from the left, to make it fit the model's window."""
-    if not isinstance(lm, HFLM) or lm.backend != "causal":
-        return False
-    if request.request_type == "generate_until":
-        room = _room_for_prompt(lm, normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"])
-        return len(_encode(lm, request.args[0])) > room
-    if request.request_type == "loglikelihood":
-        context, continuation = request.args
-        pair = lm._encode_pair(context, continuation) if context else ([0], lm.tok_encode(continuation))
-        return sum(map(len, pair)) > lm.max_length + 1  # the last token is not fed
-    return False  # a rolling one goes by windows
-
-
-def _room_for_prompt(lm: HFLM, max_new: int) -> int:
-    """Tokens that a prompt may have beside its answer.
-
-    Raises:
-        UserError: there are none.
-    """
-    if max_new >= lm.max_length:
-        raise UserError(
-            f"max_gen_toks={max_new}: answers of so many tokens leave the prompt no room in the model's "
-            f"{lm.max_length}; take fewer (--gen_kwargs max_gen_toks=N)"
-        )
-    return int(lm.max_length - max_new)
-
-
-def _encode(lm: HFLM, context: str, truncation: bool = False) -> list[int]:
-    ids, _ = lm.tok_batch_encode([context], truncation=truncation)
-    found: list[int] = ids[0].tolist()
-    return found
-
-
-class Answerer:
+class ExactEngine:
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
-        lm: an lm-eval model for which ``reason_against`` knows none.
+        lm: an lm-eval model for which ``search.engines.reason_against`` knows none.
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
-        draft: check answers of the past before decoding.
         look_up: check what followed the same two tokens before, in the prompt or in the answer.
-        few_logits: compute logits only where they decide about a token.
         tokens_per_batch: tokens that are worked on at once; halved whenever memory runs out. By default 65,536 on a
             GPU and 16,384 elsewhere.
 
     Attributes:
         count: what answering has cost so far.
         cut: whether each prompt lost its beginning, as it does not fit the model's window beside its answer.
+        num_layers: layers of the model.
     """
 
     SHORTEST_PREFIX = 16
@@ -358,19 +152,19 @@ class Answerer:
         requests: Sequence[Any],
         *,
         share_prefixes: bool = True,
-        draft: bool = True,
         look_up: bool = True,
-        few_logits: bool = True,
         tokens_per_batch: int | None = None,
     ) -> None:
         self.lm, self.model = lm, lm.model
         self.count = Count()
         self.tokens_per_batch = tokens_per_batch or (65_536 if lm.device.type == "cuda" else 16_384)
-        self._draft, self._look_up, self._few_logits = draft, look_up, few_logits
+        self._look_up = look_up
+        self.num_layers = len(rope.find_decoder(lm.model).layers)
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [] if end is None else [end])
         self._end_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         self._pad = lm.tokenizer.pad_token_id or 0
+        self._repeats = [request.repeats for request in requests]
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.cut = [prompt.cut for prompt in self._prompts]
         self._groups = self._share() if share_prefixes else [_Group((), [i]) for i in range(len(self._prompts))]
@@ -382,13 +176,13 @@ class Answerer:
     def _prepare(self, context: str, arguments: dict[str, Any]) -> _Prompt:
         asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
         max_new = asked["max_gen_toks"]
-        room = _room_for_prompt(self.lm, max_new)
-        whole = _encode(self.lm, context)
-        kept = _encode(self.lm, context, truncation=True) if self.lm.truncation else whole
+        room = room_for_prompt(self.lm, max_new)
+        whole = encode(self.lm, context)
+        kept = encode(self.lm, context, truncation=True) if self.lm.truncation else whole
         kept = kept[-room:]  # as HFLM
         until = handle_stop_sequences(list(asked["until"]), eos=self._end_text)
-        encode = self.lm.tokenizer.encode
-        stops = [(text, len(encode(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
+        tokens_of = self.lm.tokenizer.encode
+        stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
         return _Prompt(tuple(kept), until, stops, max_new, cut=len(kept) < len(whole))
 
     def _share(self) -> list[_Group]:
@@ -420,37 +214,28 @@ class Answerer:
         """Tokens of the longest prompt and the longest answer it may get."""
         return max(len(prompt.tokens) + prompt.max_new for prompt in self._prompts)
 
-    def answer(self, drafts: Sequence[Tokens] | None = None) -> tuple[list[str], list[Tokens]]:
-        """Answer all requests with the model as it is now.
+    def set_factors(self, factors: Sequence[float]) -> None:
+        """Answer with these factors from now on, one a layer."""
+        rope.apply(self.model, factors)
+
+    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
+        """Answer all requests, batch by batch: each request's number and its responses, as ``generate_until`` gives them.
 
         Args:
-            drafts: answers to try first, one a request: what the individual's parent answered.
-
-        Returns:
-            The answers as ``generate_until`` gives them, and their tokens, to be drafts for others.
-        """
-        answers: dict[int, Tokens] = {}
-        for batch in self.answer_in_batches(drafts):
-            answers |= batch
-        numbers = range(len(self._prompts))
-        return [self.text(i, answers[i]) for i in numbers], [answers[i] for i in numbers]
-
-    def answer_in_batches(
-        self, drafts: Sequence[Tokens] | None = None, order: Sequence[Sequence[int]] | None = None
-    ) -> Iterator[dict[int, Tokens]]:
-        """Answer as ``answer`` does, batch by batch: the number of each request in it, and its answer's tokens.
-
-        Args:
-            drafts: as for ``answer``.
             order: the requests by number, as they are to be answered: some together, then the next; by default the
                 longest first.
         """
+        for batch in self.answer_tokens(order):
+            yield {i: [self.text(i, tokens)] * self._repeats[i] for i, tokens in batch.items()}
+
+    def answer_tokens(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, Tokens]]:
+        """As ``answer``, but each answer's tokens, with what ended it."""
         queue = list(self._batches(self._groups if order is None else self._in_order(order)))
         while queue:
             batch = queue.pop(0)
             answers: dict[int, Tokens] | None = None
             with contextlib.suppress(torch.OutOfMemoryError):
-                answers = self._answer_batch(batch, drafts)
+                answers = self._answer_batch(batch)
             if answers is None:  # only here, outside, has what it took been given back
                 if sum(len(row.members) for row in batch) == 1:
                     tokens = len(self._prompts[batch[0].members[0]].tokens)
@@ -463,10 +248,6 @@ class Answerer:
                 queue = [*_halves(batch), *queue]
                 continue
             for i in answers:
-                past = self._prompts[i].past
-                if answers[i] not in past:
-                    past.append(answers[i])
-                answers[i] = past[past.index(answers[i])]  # equal answers are one object: many are kept
                 self.count.answers += 1
                 self.count.tokens += len(answers[i])
             yield answers
@@ -515,17 +296,17 @@ class Answerer:
         longest = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in row.members)
         return len(row.prefix), longest - len(row.prefix), len(row.members)
 
-    def _answer_batch(self, groups: Sequence[_Group], drafts: Sequence[Tokens] | None) -> dict[int, Tokens]:
+    def _answer_batch(self, groups: Sequence[_Group]) -> dict[int, Tokens]:
         lm = self.lm
         with (
             torch.inference_mode(),
             torch.autocast(lm.device.type, lm.mixed_precision_dtype, lm.mixed_precision_dtype is not None),
         ):
-            return self._decode(groups, drafts)
+            return self._decode(groups)
 
-    def _decode(self, groups: Sequence[_Group], drafts: Sequence[Tokens] | None) -> dict[int, Tokens]:
+    def _decode(self, groups: Sequence[_Group]) -> dict[int, Tokens]:
         room = zip(*map(self._room, groups), strict=True)
-        buffer = _Buffer(self.model.config, len(groups), *map(max, room))
+        buffer = Buffer(self.model.config, len(groups), *map(max, room))
         self._prefill(groups, buffer)
         rows = []  # in the buffer's order, each with the prompts still being answered
         for group in groups:
@@ -537,7 +318,7 @@ class Answerer:
         answers: dict[int, Tokens] = {}
         while rows:
             asked = [(i, state) for row in rows for i, state in row.states.items()]
-            ahead = {i: self._drafted(i, state.answer, drafts) for i, state in asked}
+            ahead = {i: self._drafted(i, state.answer) for i, state in asked}
             predicted = self._forward(rows, ahead, buffer)
             self.count.forwards += 1
             for row in reversed(range(len(rows))):
@@ -558,7 +339,7 @@ class Answerer:
                     buffer.drop(row)
         return answers
 
-    def _prefill(self, rows: Sequence[_Group], buffer: _Buffer) -> None:
+    def _prefill(self, rows: Sequence[_Group], buffer: Buffer) -> None:
         """Run the rows' prefixes through the model, each once, as far as their keys and values go.
 
         Padding stands behind them, where they do not see it, so attention needs no mask.
@@ -581,7 +362,7 @@ class Answerer:
                 self.count.shared -= len(prefix)
             pairs = [(source, target) for source, prefix in enumerate(some) for target in of[prefix]]
             buffer.place.copies, buffer.place.missing = torch.tensor(pairs, device=device).T, len(buffer.own)
-            with contextlib.suppress(_Stored):
+            with contextlib.suppress(Stored):
                 self.model(
                     input_ids=tokens.to(device),
                     position_ids=torch.arange(longest, device=device)[None],
@@ -591,13 +372,11 @@ class Answerer:
                 )
         buffer.place.copies = None
 
-    def _drafted(self, i: int, so_far: Tokens, drafts: Sequence[Tokens] | None) -> Tokens:
-        prompt, first = self._prompts[i], drafts[i] if drafts is not None else None
-        ahead = prompt.recall(so_far, first) if self._draft else ()
-        ahead = ahead or (prompt.look_up(so_far) if self._look_up else ())
-        return ahead[: min(AHEAD, prompt.max_new - len(so_far))]
+    def _drafted(self, i: int, so_far: Tokens) -> Tokens:
+        prompt = self._prompts[i]
+        return prompt.look_up(so_far)[: min(AHEAD, prompt.max_new - len(so_far))] if self._look_up else ()
 
-    def _forward(self, rows: Sequence[_Row], ahead: dict[int, Tokens], buffer: _Buffer) -> dict[int, Tokens]:
+    def _forward(self, rows: Sequence[_Row], ahead: dict[int, Tokens], buffer: Buffer) -> dict[int, Tokens]:
         """One forward pass over what is new: each prompt's pending tokens and its draft.
 
         The last token of a draft is only compared, not fed; a prompt without a draft is asked for one token.
@@ -637,7 +416,7 @@ class Answerer:
             position_ids=(prefix + n).masked_fill(padded, 0),
             past_key_values=buffer,
             use_cache=True,
-            logits_to_keep=kept if self._few_logits else 0,
+            logits_to_keep=kept,
         ).logits
         found: dict[int, Tokens] = {}
         for row, best in zip(rows, logits[:, -kept:].argmax(-1).tolist(), strict=True):
@@ -649,9 +428,7 @@ class Answerer:
 
     def _extend(self, prompt: _Prompt, so_far: Tokens, new: Tokens) -> tuple[Tokens, bool]:
         """The answer with the new tokens, up to the one that ends it; and whether one does."""
-        before = so_far + new[:-1]
-        known = any(len(answer) > len(before) and answer[: len(before)] == before for answer in prompt.past)
-        for n in range(len(new) if known else 1, len(new) + 1):  # what an answer of the past began with did not end it
+        for n in range(1, len(new) + 1):
             if self._finished(prompt, so_far + new[:n]):
                 return so_far + new[:n], True
         return so_far + new, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any, ClassVar
 
@@ -39,13 +39,8 @@ def check(config: Config) -> None:
         UserError: it names the setting.
     """
     for each in fields(config):
-        if not (value := getattr(config, each.name)) >= each.metadata["least"]:
+        if not (value := getattr(config, each.name)) >= each.metadata.get("least", -math.inf):
             raise UserError(f"{each.name}={value}: expected at least {each.metadata['least']}")
-
-
-def default_of(each: Field[Any]) -> Any:
-    """A setting's default."""
-    return None if each.default is MISSING else each.default
 
 
 class Optimizer:
