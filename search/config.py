@@ -7,30 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
 from lpes_eval.errors import FactorsError, UserError
-from lpes_eval.flags import amount, at_least, numbers, positive, share, truth, whole
-from search.optimizer import X_STEPS, Y_HIGH, Y_LOW, Y_START, Y_STEPS, Space
+from lpes_eval.flags import at_least, numbers, share, truth, whole
+from search import optimizers
+from search.space import Y_HIGH, Y_LOW, Space
 
-OPTIMIZERS = ("ga", "cma-es", "random", "gradient")
-
-SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "epochs")
-"""Flags that decide what a search finds, whatever the optimiser."""
-SETTINGS_OF = {
-    "ga": ("mutations", "crossovers", "start", "population", "parents", "crossover_tries", "max_dx", "max_dy"),
-    "cma-es": ("mutations", "crossovers", "start"),
-    "random": ("mutations", "crossovers"),
-    "gradient": ("learning_rate", "epoch_samples", "gradient_batch", "start"),
-}
-"""Flags that decide it for one optimiser."""
+SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
+"""Flags that decide what a search finds, beside its optimiser's own."""
+DIVERSE = "diverse"
+"""``--start`` for a first population of many curves."""
 MEASURED = (
     "examples",
     "search_seed",
@@ -49,26 +43,20 @@ MEASURED = (
 """Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "quick": {
-        "start": "wide",
-        "population": 12,
-        "parents": 5,
-        "epochs": 4,
-        "mutations": 6,
-        "crossovers": 2,
-        "examples": 30,
-        "held_out_examples": 60,
-    },
+    "default": {},
+    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "early_stopping": "off"},
+    "quick": {"examples": 12, "held_out_examples": 60},
 }
-"""Values that other flags of the same command override: Table 12, or a search of minutes for the reference model."""
+"""Values that other flags of the same command override: our own search, Table 12's, and a first look."""
 
 EPILOG = """\
 examples:
-  python -m search.ga --tasks kv_retrieval --preset quick --curve free --start 1
-      a first look, in minutes: a small search on the model that is shipped with lpes-eval, one factor a layer
+  python -m search.ga --tasks kv_retrieval
+      minutes: a search on the model that is shipped with lpes-eval, one factor a layer
   python -m search.ga --tasks kv_retrieval --model_args pretrained=lmsys/vicuna-7b-v1.5,dtype=float16 --device cuda
-      the published search (Table 12) on your own model; add --dry_run to see its size first
+      the same on your own model; add --dry_run to see its size first
+  python -m search.ga --tasks kv_retrieval --preset paper
+      the published search: genetic algorithm, Bezier curve, 200 examples (Table 12)
   python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"
       any task, group or metric of lm-eval can be (a part of) the fitness
   python -m search.ga --resume runs/kv_retrieval-ga-0
@@ -76,16 +64,17 @@ examples:
 
 what it writes to the output folder:
   factors.json    the factors found: lm_eval --model lpes --model_args factors=.../factors.json
+                  (best_effort.json instead, where they were not shown to be better than none)
   summary.md      what was found, and how baseline, PI and these factors do on held-out examples
   report.json     the same as data
   *.png           convergence, the curve over the layers, scores by position
-  journal.jsonl   every individual evaluated; state.json, settings.json, arguments.json and held_out.json: to go on from
+  journal.jsonl   every individual evaluated; with settings.json, arguments.json and held_out.json: to go on from
 
 More in docs/search.md: what a search costs, and how to choose examples and weights.
 """
 
 
-def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
+def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     """The command line; ``preset`` decides the defaults."""
     parser = _Parser(
         prog="python -m search.ga",
@@ -104,7 +93,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=at_least(1), default=200, metavar="N", help="search examples used, at most")
+    add("--examples", type=at_least(1), default=40, metavar="N", help="search examples used, at most")
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
@@ -130,37 +119,32 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         "answers")  # fmt: skip
 
     add = parser.add_argument_group("the search").add_argument
-    quick = ", ".join(f"{name} {value}" for name, value in PRESETS["quick"].items())
-    add("--preset", choices=PRESETS, default=preset,
-        help=f"defaults for what follows and for --examples: Table 12, or a search of minutes ({quick})")  # fmt: skip
-    add("--optimizer", choices=OPTIMIZERS, default="ga", help="the published genetic algorithm, or a control")
-    add("--curve", choices=KINDS, default="bezier", help="how control points become factors; free: one factor a layer")
+    shown = "; ".join(
+        f"{name}: {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        for name, values in PRESETS.items() if values
+    )  # fmt: skip
+    add("--preset", choices=PRESETS, default=preset, help=f"other defaults ({shown})")
+    titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
+    add("--optimizer", choices=optimizers.names(), default="bands", help=titles)
+    add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
     add("--control_points", type=at_least(2), default=4, metavar="N",
         help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
-    add("--start", default="1.5", metavar="Y|wide|FILE",
-        help="what the search sets out from: the same Y in every layer (Eq. 8); wide, for a first population of many "
-        "curves; or the control points of a factors file, moved to the grid unless --continuous")  # fmt: skip
-    add("--population", type=at_least(1), default=32, metavar="N", help="N_ps, size of the initial population")
-    add("--parents", type=at_least(1), default=12, metavar="N", help="N_pa, individuals that become parents")
-    add("--epochs", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
-    add("--mutations", type=at_least(0), default=16, metavar="N", help="N_mu, offspring by mutation a generation")
-    add("--crossovers", type=at_least(0), default=4, metavar="N", help="N_cr, offspring by crossover a generation")
-    add("--crossover_tries", type=at_least(1), default=4, metavar="N", help="N_ct, attempts at a valid crossover")
-    add("--max_dx", type=amount, default=2, metavar="X", help="M_x, the most a mutation moves a point's x")
-    add("--max_dy", type=amount, default=0.2, metavar="Y", help="M_y, the most it moves a point's y")
+    add("--start", metavar="Y|diverse|FILE",
+        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others); "
+        "diverse, for a first population of many curves; or the control points of a factors file, moved to the grid "
+        "unless --continuous")  # fmt: skip
+    add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
+    add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
-
-    add = parser.add_argument_group("gradient descent (App. C; one factor a layer, --epochs of it)").add_argument
-    add("--learning_rate", type=positive, default=1e-5, metavar="X", help="Adam's")
-    add("--epoch_samples", type=at_least(1), default=2000, metavar="N", help="examples an epoch, drawn by the lambdas")
-    add("--gradient_batch", type=at_least(1), default=32, metavar="N", help="examples a step")
+    _add_settings(parser)
 
     add = parser.add_argument_group("giving individuals up early").add_argument
-    add("--early_stopping", nargs="?", choices=("bound", "probable"), const="bound", metavar="bound|probable",
-        help="give an individual up once it provably cannot become a parent, which finds the same factors; or once it "
-        "is improbable, which saves more (default: measure all in full; without a value: bound)")  # fmt: skip
+    add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
+        metavar="bound|probable|off",
+        help="give an individual up once it provably cannot become a parent (or be put together with others), which "
+        "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
     add("--early_stopping_check", type=at_least(0), default=0, metavar="N",
@@ -169,8 +153,7 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
     add("--tokens_per_batch", type=at_least(1), metavar="N",
         help="with --batch_size auto; halved when memory runs out")  # fmt: skip
-    add("--no_drafts", action="store_true", help="decode every answer token by token")
-    add("--no_lookup", action="store_true", help="draft from past answers only, not from what an answer repeats")
+    add("--no_lookup", action="store_true", help="decode token by token, not along what an answer repeats")
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
@@ -183,6 +166,30 @@ def build_parser(preset: str = "paper") -> argparse.ArgumentParser:
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """The optimisers' own settings, each flag once."""
+    users: dict[str, list[str]] = {}
+    for name in optimizers.names():
+        for each in settings_of(name):
+            users.setdefault(each.name, []).append(name)
+    added: set[str] = set()
+    for name in optimizers.names():
+        group = parser.add_argument_group(f"the search, with --optimizer {name}")
+        for each in settings_of(name):
+            if each.name not in added:
+                also = f" (also {', '.join(users[each.name][1:])})" if len(users[each.name]) > 1 else ""
+                group.add_argument(
+                    f"--{each.name}", type=each.metadata["type"], default=each.default,
+                    metavar=each.metadata["metavar"], help=each.metadata["help"] + also,
+                )  # fmt: skip
+                added.add(each.name)
+
+
+def settings_of(optimizer: str) -> list[Field[Any]]:
+    """An optimiser's settings that are flags."""
+    return [each for each in fields(optimizers.load(optimizer).Config) if each.metadata]
 
 
 OF_LM_EVAL = {
@@ -278,11 +285,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         folder = args.resume
         args = build_parser().parse_args([])
         args.__dict__.update(kept, output=folder)
-    if args.optimizer == "gradient":
-        args.curve, args.continuous = "free", True
-    if args.start == "wide" and args.optimizer != "ga" and "start" not in given:
-        args.start = Y_START  # a preset's wide start is for a population
-    if isinstance(args.start, str) and args.start != "wide":
+    optimizer = optimizers.load(args.optimizer)
+    if args.start == "wide":  # its name in version 0.1
+        args.start = DIVERSE
+    if args.start is None:
+        args.start = optimizer.default_start
+    elif optimizer.default_start is None:
+        raise UserError(f"--start {args.start}: {args.optimizer} sets out from nowhere; leave it out")
+    if isinstance(args.start, str) and args.start != DIVERSE:
+        optimizer.settle(args)
         args.start = _start(args)
     if args.output is None:
         # Of a pattern or a path, what can name a folder.
@@ -301,10 +312,10 @@ def _given(argv: Sequence[str]) -> set[str]:
 
 def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
-    of_some = {name for names in SETTINGS_OF.values() for name in names}
-    idle = of_some - set(SETTINGS_OF[args.optimizer])
-    if args.optimizer == "gradient":
-        idle |= {"curve", "continuous"}
+    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
+    idle = of_all - {each.name for each in settings_of(args.optimizer)}
+    if optimizers.load(args.optimizer).free_curve():
+        idle |= {"curve"}
     if args.curve == "free":
         idle |= {"control_points", "max_dx"}
     return sorted(f"--{name}" for name in _given(argv) & idle)
@@ -316,8 +327,14 @@ def _check_flags(args: argparse.Namespace) -> None:
     Raises:
         UserError: one line that names the flag.
     """
+    optimizer = optimizers.load(args.optimizer)
+    optimizer.settle(args)
+    if optimizer.free_curve():
+        args.curve = "free"
     if "split" in args.metadata:
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
+    if "positions" in args.metadata:
+        raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
     if len(args.lambdas) != len(args.positions):
         raise UserError(
             f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "
@@ -327,37 +344,14 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
+    if args.early_stopping == "off" or optimizer.needs_every_fitness:
+        args.early_stopping = None
     if args.early_stopping_check and not args.early_stopping:
         raise UserError("--early_stopping_check: nothing is given up that could be checked; add --early_stopping")
-    if args.early_stopping and args.optimizer in ("cma-es", "gradient"):
-        raise UserError(f"--early_stopping: {args.optimizer} needs every individual's fitness; leave it out")
-    if args.optimizer == "ga" and args.parents > args.population:
-        raise UserError(f"--parents {args.parents}: expected at most as many as --population, {args.population}")
-    if args.optimizer == "cma-es" and (as_many := generation_size(args)) < 4:
-        raise UserError(
-            f"--mutations {args.mutations} --crossovers {args.crossovers}: CMA-ES needs 4 individuals a generation or "
-            f"more, and mutations and twice the crossovers are {as_many}"
-        )
-    if args.optimizer == "gradient" and args.epoch_samples < args.gradient_batch:
-        raise UserError(f"--epoch_samples {args.epoch_samples}: less than one --gradient_batch, {args.gradient_batch}")
-    if args.start == "wide" and args.optimizer != "ga":
-        raise UserError(f"--start wide: {args.optimizer} has no population to begin with; leave it out")
-    if args.start != Y_START and args.optimizer == "random":
-        raise UserError(f"--start {args.start}: a random search sets out from nowhere; leave it out")
-    steps = {"max_dx": X_STEPS, "max_dy": Y_STEPS} if args.optimizer == "ga" and not args.continuous else {}
-    for name, steps_in_one in steps.items():
-        if not math.isclose(steps_in_one * getattr(args, name), round(steps_in_one * getattr(args, name))):
-            raise UserError(
-                f"--{name} {getattr(args, name):g}: the grid has steps of {1 / steps_in_one:g} (Table 9); take a "
-                "multiple, or leave the grid (--continuous)"
-            )
+    if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
+        raise UserError(f"--start {DIVERSE}: {args.optimizer} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
-
-
-def generation_size(args: argparse.Namespace) -> int:
-    """Individuals that a generation of the genetic algorithm evaluates, and so one of a control."""
-    return int(args.mutations + 2 * args.crossovers)
 
 
 def heights(args: argparse.Namespace) -> str:
@@ -393,7 +387,7 @@ def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
-    from search.parts import Prompting
+    from search.tasks import Prompting
 
     return {
         "positions": args.positions,
@@ -418,8 +412,7 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "fast": not args.lm_eval_loop,
         "share_prefixes": not args.no_shared_prefixes,
-        "draft": not args.no_drafts,
-        "look_up": not (args.no_drafts or args.no_lookup),
+        "look_up": not args.no_lookup,
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }

@@ -240,7 +240,7 @@ class Evaluator:
         return self._weighted(scores), scores
 
     def _examples(self, answers: Sequence[Any]) -> dict[str, list[Any]]:
-        """Each column's metric for every example, as ``lm_eval.evaluate`` collects it; None where an answer is missing."""
+        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
         found: dict[str, list[Any]] = {name: [] for name in self.columns}

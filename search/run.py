@@ -1,4 +1,4 @@
-"""A search put together from its command line: the model, the tasks, the optimiser, and what holds them together."""
+"""A search put together from its command line: the model, the tasks, the optimiser, and the loop between them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import argparse
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from lpes_eval.rng import shuffled, stream
-from search.arguments import SETTINGS, SETTINGS_OF, generation_size, heights, metadata_of, speed_options, task_options
-from search.held_out import load_held_out
+from search import optimizers
+from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
 from search.journal import Journal
-from search.optimizer import CMAES, GeneticAlgorithm, Individual, Optimizer, Points, RandomSearch, Space
+from search.optimizers.base import Optimizer
+from search.space import Individual, Points, Space, to_points
 
 if TYPE_CHECKING:
-    from search.fitness import Fitness, Measured
-    from search.parts import Part
+    from search.evaluator import Evaluator, Measured
+    from search.tasks import Objective
+
+Watch = Callable[[Individual, dict[str, Any], bool], None]
+"""Called for every individual: its entry in the journal, and whether it was measured now."""
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Search:
     Attributes:
         args: the command line.
         lm: the lm-eval model.
-        fitness: measures factors on the search examples.
+        evaluator: measures factors on the search examples.
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
         held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
@@ -42,22 +45,41 @@ class Search:
 
     args: argparse.Namespace
     lm: Any
-    fitness: Fitness
+    evaluator: Evaluator
     optimizer: Optimizer
     settings: dict[str, Any]
-    held_out: Sequence[Part] = ()
+    held_out: Sequence[Objective] = ()
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     lost: list[bool] = field(default_factory=list)
 
-    @property
-    def start(self) -> Points:
-        """The control points that it sets out from."""
-        return start_points(self.args, self.optimizer.space)
+    def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
+        """Ask, measure, tell, until the optimiser is done; what the journal knows is not measured again.
+
+        Returns:
+            The individual that the search ends with, and the journal's entry for its factors.
+        """
+        optimizer = self.optimizer
+        optimizer.history = journal.generations
+        while not optimizer.done:
+            fitness = []
+            for individual in optimizer.ask():
+                name = self.key(individual)
+                made = {"generation": optimizer.generation, **individual.to_dict()}
+                if new := name not in journal.entries:
+                    journal.record(name, {**made, **self.evaluate(individual)})
+                elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
+                    journal.record(name, {**journal.entries[name], **made})
+                entry = journal.entries[name]
+                watch(individual, entry, new)
+                fitness.append(entry["fitness"])
+            optimizer.tell(fitness)
+        best, _ = optimizer.best
+        return best, journal.entries[self.key(best)]
 
     @property
     def num_layers(self) -> int:
         """Layers of the model."""
-        return self.fitness.num_layers
+        return self.evaluator.num_layers
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""
@@ -85,16 +107,18 @@ class Search:
 
     def evaluate(self, individual: Individual) -> dict[str, Any]:
         """An individual's entry in the journal."""
-        parent = self.factors(Individual(individual.parents[0], "")) if individual.parents else None
-        floor = self.optimizer.threshold if self.args.early_stopping else None
-        rival = None
-        if self.by_chance and (least_fit_parent := self.optimizer.rival) is not None:
-            rival = self.entries.get(self.key(Individual(least_fit_parent, "")), {}).get("examples")
-        error = self.args.early_stopping_error
+        from search.evaluator import Cutoff
+
+        cutoff = None
+        if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
+            points, fitness = least
+            entry = self.entries.get(self.key(Individual(points, "")), {})
+            examples = entry.get("examples") if self.by_chance else None
+            cutoff = Cutoff(fitness, examples, self.args.early_stopping_error)
         factors = self.factors(individual)
-        entry = self.entry_of(self.fitness(factors, parent, floor, rival, error), factors)
+        entry = self.entry_of(self.evaluator(factors, cutoff), factors)
         entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
-        return entry | {"floor": floor} if "stopped_after" in entry else entry
+        return entry | {"cutoff": cutoff.fitness} if cutoff is not None and "stopped_after" in entry else entry
 
     @property
     def by_chance(self) -> bool:
@@ -107,16 +131,16 @@ class Search:
         drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
         found = []
         for number, entry in enumerate(drawn, 1):
-            factors = self.factors(Individual.from_dict(entry))
+            factors = self.factors(Individual(to_points(entry["points"]), ""))
             if (key := f"check {entry['key']}") not in journal.entries:
                 print(f"  given up, now in full: {number} of {len(drawn)} ...", flush=True)
-                measured = self.entry_of(self.fitness(factors), factors)
+                measured = self.entry_of(self.evaluator(factors), factors)
                 journal.record(key, {"generation": None, "origin": "check", **measured})
-            found.append(journal.entries[key]["fitness"] >= entry["floor"])
+            found.append(journal.entries[key]["fitness"] >= entry["cutoff"])
         return found
 
     def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
-        """What the journal keeps of a measurement; every example's score only where others are held against it.
+        """What the journal keeps of a measurement.
 
         Raises:
             UserError: the fitness is not finite, so nothing can be held against it.
@@ -135,42 +159,51 @@ class Search:
         }
         if measured.stopped_after:
             entry["stopped_after"] = measured.stopped_after
-        elif self.by_chance:
+        else:
             entry["examples"] = measured.examples
         return entry
 
     def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
         """Measure factors that are no individual, unless the journal knows them."""
         if (key := factors.digest()) not in journal.entries:
-            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.fitness(factors), factors)})
+            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.evaluator(factors), factors)})
         return journal.entries[key]
 
 
 def load(args: argparse.Namespace) -> Search:
     """Load the model and the tasks, and put the search together."""
-    from search.fitness import Fitness, FitnessCache
+    from search.cache import FitnessCache, default_folder
+    from search.evaluator import Evaluator
     from search.identity import packages
-    from search.parts import load_parts
+    from search.tasks import load_tasks
 
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
     lm = load_model(args)
-    parts = load_parts(lm, args.tasks, metadata=metadata_of(args), examples=args.examples, **task_options(args))
-    held_out = load_held_out(args, lm)
-    cache = None if args.no_cache else FitnessCache(cache_folder())
-    fitness = Fitness(lm, parts, cache=cache, **speed_options(args))
-    if args.early_stopping and (reason := fitness.why_unbounded()) is not None:
-        raise UserError(f"--early_stopping: {reason}; leave it out")
-    optimizer = make_optimizer(args, fitness)
-    names = [*SETTINGS, *SETTINGS_OF[args.optimizer]]
+    options = {"metadata": metadata_of(args), **task_options(args)}
+    objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
+    held_out: Sequence[Objective] = ()
+    if args.held_out_examples:  # before the search, as they may be refused
+        options["positions"] = None
+        try:
+            held_out = load_tasks(lm, args.tasks, split="held_out", examples=args.held_out_examples, **options)
+        except UserError as error:
+            raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
+    cache = None if args.no_cache else FitnessCache(default_folder())
+    evaluator = Evaluator(lm, objectives, cache=cache, **speed_options(args))
+    if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
+        logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
+        args.early_stopping = None
+    optimizer = make_optimizer(args, evaluator)
+    names = [*SETTINGS, *(each.name for each in settings_of(args.optimizer))]
     if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
         names += ["early_stopping", "early_stopping_error"]
     settings = {
         "search": {name: getattr(args, name) for name in names},
-        "fitness": fitness.describe(),
+        "fitness": evaluator.describe(),
         "packages": packages(),
     }
-    return Search(args, lm, fitness, optimizer, settings, held_out)
+    return Search(args, lm, evaluator, optimizer, settings, held_out)
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -193,58 +226,37 @@ def load_model(args: argparse.Namespace) -> Any:
     return lm
 
 
-def make_optimizer(args: argparse.Namespace, fitness: Fitness) -> Optimizer:
+def make_optimizer(args: argparse.Namespace, evaluator: Evaluator) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
-    num_layers = fitness.num_layers
+    num_layers = evaluator.num_layers
     if not 0 <= args.skip < num_layers - 1:
         raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
     L, grid = num_layers - args.skip, not args.continuous
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
-    start = start_points(args, space)
-    if args.optimizer == "gradient":
-        from search.gradient import AnswerLoss, GradientDescent
-
-        return GradientDescent(
-            space,
-            AnswerLoss(fitness.lm, fitness.parts),
-            unscaled=args.skip,
-            T=args.epochs,
-            samples=args.epoch_samples,
-            batch=args.gradient_batch,
-            learning_rate=args.learning_rate,
-            start=start,
-            seed=args.seed,
-        )
-    if args.optimizer == "random":
-        return RandomSearch(space, N=generation_size(args), T=args.epochs, seed=args.seed)
-    if args.optimizer == "cma-es":
-        return CMAES(space, N=generation_size(args), T=args.epochs, start=start, seed=args.seed)
-    return GeneticAlgorithm(
+    optimizer = optimizers.load(args.optimizer)
+    config = {each.name: getattr(args, each.name) for each in settings_of(args.optimizer)}
+    if args.start == DIVERSE:
+        config["diverse"] = True
+    return optimizer(
         space,
-        N_ps=args.population,
-        N_pa=args.parents,
-        T=args.epochs,
-        N_mu=args.mutations,
-        N_cr=args.crossovers,
-        N_ct=args.crossover_tries,
-        M_x=args.max_dx,
-        M_y=args.max_dy,
-        start=start,
-        wide=args.start == "wide",
+        optimizer.Config(**config),
+        generations=args.generations,
+        start=start_points(args, space),
         seed=args.seed,
+        model=(evaluator.lm, evaluator.objectives),
     )
 
 
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
-    if args.start == "wide":
-        return space.start()
     points = args.start
-    if isinstance(points, float):
+    if points in (None, DIVERSE):
+        return space.start()
+    if isinstance(points, float | int):
         points = [points] * (space.d + 1)
     if not any(isinstance(point, list) for point in points):
         points = list(zip([x for x, _ in space.start()], points, strict=False))
-    points = space.nearest(tuple((float(x), float(y)) for x, y in points))
+    points = space.nearest(to_points(points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
         raise UserError(
@@ -252,9 +264,3 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
             f"{xs}, and for y {heights(args)}"
         )
     return points
-
-
-def cache_folder() -> Path:
-    """Where measurements are kept across searches: ``$XDG_CACHE_HOME/lpes-eval/fitness``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lpes-eval" / "fitness"

@@ -1,19 +1,19 @@
 """What a search measures: lm-eval's tasks, their requests built from the examples set aside for it.
 
-Names, groups, tags, patterns and files mean what they mean to ``lm_eval --tasks``; a task that comes by position gets
-the positions and weights of section 4.1.
+Names, groups, tags, patterns and files mean what they mean to ``lm_eval --tasks``; a task by position gets the
+positions and weights of section 4.1.
 """
 
 from __future__ import annotations
 
 import difflib
 import glob
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lm_eval.api.metrics import mean
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -50,8 +50,25 @@ class Prompting:
     confirm_run_unsafe_code: bool = False
 
 
+@dataclass(frozen=True)
+class Column:
+    """A score of a task that counts in the fitness: one position of a task by position, or the task's metric.
+
+    Attributes:
+        name: what it is called in journals and tables.
+        metric: its name among what ``process_results`` gives.
+        weight: its share in the fitness.
+        position: where the gold item stands, in percent; None for tasks without positions.
+    """
+
+    name: str
+    metric: str
+    weight: float
+    position: float | None = None
+
+
 @dataclass
-class Part:
+class Objective:
     """One lm-eval task's share in the fitness.
 
     Attributes:
@@ -61,9 +78,8 @@ class Part:
         numbers: their numbers among all that the task has.
         metric: name of the metric.
         filter: the filter whose responses are scored.
-        weight: share in the fitness.
+        columns: the scores that count.
         sign: 1 where a higher score is better, -1 where a lower one is.
-        position: where the gold item stands, in percent; None for tasks without positions.
         divided: whether the examples are part of a split of the task's own, picked by number.
     """
 
@@ -73,25 +89,34 @@ class Part:
     numbers: list[int]
     metric: str
     filter: str
-    weight: float
+    columns: list[Column]
     sign: int
-    position: float | None = None
     divided: bool = False
 
     @property
-    def stem(self) -> str:
-        """The name that a task has in common with itself at other positions."""
-        by_position = self.position is not None and "_pos_" in self.name
-        return self.name.rpartition("_pos_")[0] if by_position else self.name
+    def by_position(self) -> bool:
+        """Whether its gold item stands at several positions."""
+        return self.columns[0].position is not None
 
     @property
     def questions(self) -> list[Any]:
-        """What tells an example's question: the same at every position."""
+        """What tells an example's question: examples of one question share it."""
         named = (doc.get("question_id") for doc in self.docs)
         return [number if question is None else question for number, question in zip(self.numbers, named, strict=True)]
 
+    @property
+    def title(self) -> str:
+        """The task's name, and its data's where these have one."""
+        source = (self.task.config.metadata or {}).get("source")
+        data = source["name"] if isinstance(source, Mapping) and source["name"] != source["kind"] else ""
+        return f"{self.name} ({data})" if data else self.name
 
-def load_parts(
+    def aggregation(self, column: Column) -> Any:
+        """What makes the column's score of its examples' metrics."""
+        return self.task.aggregation().get(column.metric, mean)
+
+
+def load_tasks(
     lm: Any,
     tasks: Sequence[str],
     *,
@@ -104,16 +129,16 @@ def load_parts(
     examples: int | None = None,
     prompting: Prompting | None = None,
     include_path: str | None = None,
-) -> list[Part]:
+) -> list[Objective]:
     """Load tasks and let lm-eval build their requests.
 
     Args:
         lm: the lm-eval model that will answer.
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
         split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
-            by the same rule (``lpes_eval.data.draw.split``).
+            by the same rule (``lpes_eval.data.splits.split``).
         metadata: as lm-eval's ``--metadata``.
-        positions: of a task that comes by position, the ones to ask at; None for all that its group has.
+        positions: of a task by position, the ones to ask at; None for all that it has.
         lambdas: their weights (App. G), scaled to a sum of 1; with ``positions=None`` all weigh the same.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
@@ -136,24 +161,40 @@ def load_parts(
     search_seed = (metadata or {}).get("search_seed", 0)
     if type(search_seed) is not int:
         raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
+    settings = {**(metadata or {}), "split": split}
+    if positions is not None:
+        settings["positions"] = list(positions)
+    manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
-    manager = _manager(tasks, {**(metadata or {}), "split": split}, include_path)
+    _normalised(lambdas, "lambdas")
     prompting = prompting or Prompting()
-    parts: list[Part] = []
+    objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
             metric = metrics[number] if metrics is not None else None
-            chosen = _choose(manager, name, positions, lambdas)
-            built = [_build(lm, task, metric, split, search_seed, examples, prompting) for task, _ in chosen]
-            # Where positions do not decide, examples count the same, as in lm-eval's groups.
-            own = [len(part.docs) if w is None else w for part, (_, w) in zip(built, chosen, strict=True)]
-            for part, weight in zip(built, _normalised(own, "lambdas"), strict=True):
-                part.weight = share * weight
-            parts.extend(built)
-    names = [part.name for part in parts]
+            found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in _find(manager, name)]
+            total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
+            for objective in found:
+                objective.columns = _columns(
+                    objective, share * len(objective.docs) / total, lambdas if positions is not None else None
+                )
+            objectives.extend(found)
+    names = [objective.name for objective in objectives]
     if len(set(names)) < len(names):
         raise UserError(f"task {max(names, key=names.count)} is asked for twice")
-    return parts
+    return objectives
+
+
+def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None) -> list[Column]:
+    """The scores that count of a task: its metric at every position, where the metric has positions."""
+    at = getattr(objective.task, "positions", None)
+    if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
+        return [Column(objective.name, objective.metric, share)]
+    weights = _normalised(lambdas if lambdas is not None else [1.0] * len(at), "lambdas")
+    return [
+        Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
+        for p, weight in zip(at, weights, strict=True)
+    ]
 
 
 def _manager(tasks: Sequence[str], metadata: dict[str, Any], include_path: str | None) -> TaskManager:
@@ -197,39 +238,6 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
     return list(manager.load(matching)["tasks"].values())
 
 
-def _choose(
-    manager: TaskManager, name: str, positions: Sequence[float] | None, lambdas: Sequence[float]
-) -> list[tuple[Any, float | None]]:
-    """The tasks that ``name`` stands for, each with its weight; None where it goes by the number of examples."""
-    found = _find(manager, name)
-    at = {task: _position(task) for task in found}
-    if len(found) == 1 or None in at.values():
-        return [(task, None) for task in found]
-    if positions is None:
-        return [(task, 1.0) for task in sorted(found, key=lambda task: at[task] or 0.0)]
-    chosen: list[tuple[Any, float | None]] = []
-    for position, weight in zip(positions, lambdas, strict=True):
-        here = [task for task in found if at[task] == position]
-        if not here:
-            stem = found[0].task_name.rpartition("_pos_")[0]
-            spelled = re.compile(re.escape(stem) + r"_pos_0*" + re.escape(f"{position:g}"))
-            # There, but not in the group. Whoever gives a pattern has said which ones are meant.
-            siblings = [t for t in manager.all_tasks if name in manager.all_groups and spelled.fullmatch(t)]
-            if not siblings:
-                outside = (re.fullmatch(re.escape(stem) + r"_pos_(\d+)", t) for t in manager.all_tasks)
-                there = {p for p in at.values() if p is not None} | {float(m[1]) for m in outside if m}
-                known = ", ".join(f"{p:g}" for p in sorted(there))
-                raise UserError(f"{name} has no position {position:g}; it has {known} (--positions)")
-            here = list(manager.load(siblings)["tasks"].values())
-        chosen.extend((task, weight / len(here)) for task in here)
-    return chosen
-
-
-def _position(task: Any) -> float | None:
-    position = (task.config.metadata or {}).get("position")
-    return float(position) if isinstance(position, int | float) else None
-
-
 def _build(
     lm: Any,
     task: Any,
@@ -238,8 +246,8 @@ def _build(
     search_seed: int,
     examples: int | None,
     prompting: Prompting,
-) -> Part:
-    """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the weight is set later."""
+) -> Objective:
+    """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the columns are set later."""
     if getattr(task, "UNSAFE_CODE", False) and not prompting.confirm_run_unsafe_code:
         raise UserError(f"{task.task_name} runs code that the model writes; allow it with --confirm_run_unsafe_code")
     if getattr(task, "MULTIMODAL", False):
@@ -286,17 +294,8 @@ def _build(
     numbers = samples if samples is not None else list(range(len(docs)))
     higher = task.higher_is_better().get(name, True)
     sign = 1 if higher is None or higher else -1
-    return Part(
-        task.task_name,
-        task,
-        docs,
-        numbers,
-        name,
-        wanted or filters[0],
-        weight=0.0,
-        sign=sign,
-        position=_position(task),
-        divided=samples is not None,
+    return Objective(
+        task.task_name, task, docs, numbers, name, wanted or filters[0], [], sign, divided=samples is not None
     )
 
 

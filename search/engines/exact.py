@@ -219,7 +219,7 @@ class ExactEngine:
         rope.apply(self.model, factors)
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
-        """Answer all requests, batch by batch: each request's number and its responses, as ``generate_until`` gives them.
+        """Answer all requests, batch by batch: each request's number and its responses.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next; by default the

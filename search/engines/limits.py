@@ -86,6 +86,7 @@ def room_for_prompt(lm: HFLM, max_new: int) -> int:
 
 
 def encode(lm: HFLM, context: str, truncation: bool = False) -> list[int]:
+    """A prompt's tokens, as ``hf`` makes them."""
     ids, _ = lm.tok_batch_encode([context], truncation=truncation)
     found: list[int] = ids[0].tolist()
     return found

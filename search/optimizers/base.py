@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lpes_eval.errors import UserError
 from lpes_eval.rng import stream
-from search.space import Individual, Points, Space
+from search.space import Y_START, Individual, Points, Space
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Optimizer:
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
     """One line for ``--help``."""
-    takes_start: ClassVar[bool] = True
-    """Whether ``start`` has an effect."""
+    default_start: ClassVar[float | None] = Y_START
+    """The factor in every layer that it sets out from without ``--start``; None if it sets out from nowhere."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
 

@@ -14,8 +14,6 @@ from lpes_eval.rng import below, choice, shuffled
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import X_STEPS, Y_HIGH, Y_LOW, Y_STEPS, Individual, Points
 
-DIVERSE = "diverse"
-
 
 @dataclass(frozen=True)
 class GeneticConfig(Config):

@@ -27,7 +27,7 @@ class RandomSearch(Optimizer):
 
     Config = GenerationConfig
     title = "control points drawn at random, a control"
-    takes_start = False
+    default_start = None
 
     @property
     def max_evaluations(self) -> int:
