@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -151,6 +152,10 @@ def _editable(file: Path) -> bool:
 
 def packages() -> dict[str, str]:
     """Versions that answers and scores may depend on."""
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return {name: version(name) for name in ("lpes-eval", "lm-eval", "transformers", "tokenizers", "torch")}
+    found = {}
+    for name in ("lpes-eval", "lm-eval", "transformers", "tokenizers", "torch", "numpy", "cmaes"):
+        with contextlib.suppress(PackageNotFoundError):  # cmaes is an extra
+            found[name] = version(name)
+    return found

@@ -21,6 +21,7 @@ class BandConfig(Config):
 
     finest: int = setting(16, at_least(1), "bands at most that the first rounds divide the layers into", least=1)
     combined: int = setting(4, at_least(2), "bands at most that are put together at once", least=2)
+    individuals: int = setting(160, at_least(1), "individuals at most; the finest bands are left out first", least=1)
 
 
 class BandScan(Optimizer):
@@ -55,9 +56,8 @@ class BandScan(Optimizer):
 
     @property
     def max_evaluations(self) -> int:
-        """The most individuals: a round for every step and one that finds something, or fewer where time is short."""
-        rounds = min((self.generations + 1) // 2, 2 * len(STEPS))
-        return 1 + rounds * (2 * len(self._divided(self.config.finest)) + self.config.combined)
+        """The most individuals that will be asked for."""
+        return int(self.config.individuals)
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
@@ -93,6 +93,8 @@ class BandScan(Optimizer):
                     if P not in self._fitness:
                         self._bands.setdefault(P, band)
             if self._bands:
+                left = self.config.individuals - len(self._fitness)
+                self._bands = dict(list(self._bands.items())[:left])
                 return [[Individual(P, "band", (self._center[0],))] for P in self._bands]
             self._step += 1
         return []
@@ -113,7 +115,7 @@ class BandScan(Optimizer):
             points[first:end] = P[first:end]
             if 1 < len(taken) <= self.config.combined and tuple(points) not in self._fitness:
                 found.append([Individual(tuple(points), "together", (center,))])
-        return found
+        return found[: self.config.individuals - len(self._fitness)]
 
     def _scaled(self, points: Points, band: Band, step: float) -> Points:
         scaled = [
