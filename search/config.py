@@ -44,8 +44,8 @@ MEASURED = (
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "early_stopping": "off"},
-    "quick": {"examples": 12, "held_out_examples": 60},
+    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "held_out_examples": 500, "early_stopping": "off"},
+    "quick": {"examples": 12, "held_out_examples": 50},
 }
 """Values that other flags of the same command override: our own search, Table 12's, and a first look."""
 
@@ -93,7 +93,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=at_least(1), default=40, metavar="N", help="search examples used, at most")
+    add("--examples", type=at_least(1), default=24, metavar="N", help="search examples used, at most")
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
@@ -162,7 +162,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
     add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
     add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
-    add("--held_out_examples", type=at_least(0), default=500, metavar="N",
+    add("--held_out_examples", type=at_least(0), default=100, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
     parser.set_defaults(**PRESETS[preset])
     return parser

@@ -106,9 +106,8 @@ class BenchmarkTask(ConfigurableTask):
         if current_lm() is None:
             raise UserError(
                 f"{self.config.task}: lm_eval runs without lpes-eval's extension, so it cannot know what fits the "
-                "model, and lm_eval would silently truncate prompts that are too long; expected the extension to be active: unset "
-                "LPES_EVAL_PLUGIN, or install lpes-eval again with pip, or evaluate inside "
-                "lpes_eval.harness.plugin.evaluating(lm)"
+                "model, and lm_eval would silently truncate prompts that are too long; unset LPES_EVAL_PLUGIN, or "
+                "install lpes-eval again with pip, or evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
             )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
