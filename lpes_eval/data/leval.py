@@ -4,17 +4,28 @@ The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is wha
 ``longchat-test.py`` send, ``llama2`` is ``llama2-chat-test.py``'s, and ``chat`` has the two messages of
 ``turbo16k-test.py``, for a model's own chat template. In sci_fi each question is asked twice: about the story, and
 then, without it, about the real world.
+
+The exam score reads letters out of free text by rules with odd corners (``auto_eval.py``, ``em.py``), and published
+scores contain all of them, so they are kept: an answer without any letter counts as ``A`` (``None`` if it is blank),
+``The Cat`` answers ``C``, and a Coursera answer is first its leading letters, then every capital that stands before a
+space, full stop or bracket, then the first run of letters anywhere, in the order in which it stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lpes_eval import files
-from lpes_eval.data import splits
+from lpes_eval.data import published, splits
+from lpes_eval.data.source import Source, find
 from lpes_eval.errors import DataError
+from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.task import PublishedPromptTask
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
 STYLES = ("vicuna", "llama2", "chat")
@@ -162,3 +173,246 @@ def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
         text = " ".join(text.split(" ")[:words])
         words -= CUT_STEP
     return text
+
+
+# -- metric -----------------------------------------------------------------------------------------------------------
+
+
+LETTERS = "ABCD"
+SUBSET_SCORE = 0.25
+"""What some, but not all, of the correct letters are worth (``em.py``)."""
+
+FACT_MARK = "[fact:"
+"""Behind it stands the second judgement, about the real world, in sci_fi's references and predictions."""
+
+_RUN = re.compile(f"[{LETTERS}]+")
+_OPTION = re.compile(r"\s*[A-Z](?=[\s.)])")
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def predicted_letters(response: str, several: bool = False) -> str:
+    """The letters that L-Eval takes a response to answer, or ``None`` (the word) for a blank one.
+
+    Args:
+        response: the generated text.
+        several: whether a question may have several correct letters (Coursera).
+    """
+    if not response.strip():
+        return "None"
+    if response in LETTERS:  # "AB", "BCD" and the like too, but not "AC"
+        return response
+    run = _RUN.search(response)
+    if run and not several:
+        return run[0][0]
+    leading = response[: len(response) - len(response.lstrip(LETTERS))]
+    if len(leading) > 1:
+        return _sorted_set(leading)
+    rest = response[len(leading) :].split("Question")[0]
+    options = leading + "".join(_OPTION.findall(rest))
+    if letters := _sorted_set(c for c in options if c in LETTERS):
+        return letters
+    run = _RUN.search(rest)
+    return run[0] if run else "A"
+
+
+def reference_letters(output: str) -> str:
+    """The correct letters: those in the first word of a reference; ``A`` if it has none.
+
+    Raises:
+        DataError: a blank reference, which the benchmark has nowhere.
+    """
+    words = output.split()
+    if not words:
+        raise DataError("L-Eval: a reference answer is blank; expected its letters first")
+    return "".join(c for c in words[0] if c in LETTERS) or "A"
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """L-Eval's exact match of an extracted answer with an extracted reference: 1, 0.25 or 0.
+
+    Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else (``true``,
+    ``false``, numbers) is worth 1 if the reference is contained in the prediction, case and spaces aside.
+    """
+    wanted = _normalize(reference)
+    if all(c in LETTERS for c in wanted):
+        found = _normalize(prediction)
+        if found == wanted:
+            return 1.0
+        return SUBSET_SCORE if set(found) <= set(wanted) else 0.0
+    try:
+        return float(float(prediction) == float(reference))
+    except ValueError:
+        return float(_squeeze(reference) in _squeeze(prediction))
+
+
+def letters_score(response: str, output: str, several: bool = False) -> float:
+    """The score of one multiple-choice response against its reference ``output``."""
+    return exact_match(predicted_letters(response, several), reference_letters(output))
+
+
+def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
+    """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
+
+    The benchmark writes both responses into one line before it reads them, and so does this: a story's response that
+    itself contains ``[fact:`` takes the second one's place.
+
+    Args:
+        loyalty_response: what was generated for the question about the document.
+        fact_response: what was generated for the question about the real world.
+        output: the reference, such as ``True [fact: False]``.
+
+    Raises:
+        DataError: a reference without its second judgement.
+    """
+    if FACT_MARK not in output.lower():
+        raise DataError(f"L-Eval, sci_fi: the reference {output!r} has no '[fact: ...]'")
+    references = _two_parts(output)
+    parts = _two_parts(f"{loyalty_response} {FACT_MARK} {fact_response}]")
+    loyalty, fact = (exact_match(_first_verdict(part), wanted) for part, wanted in zip(parts, references, strict=True))
+    return loyalty, fact
+
+
+def _two_parts(text: str) -> tuple[str, str]:
+    loyalty, fact, *_ = text.lower().split(FACT_MARK)
+    return loyalty.strip(), fact[:-1].strip()
+
+
+def _first_verdict(text: str) -> str:
+    for word in text.split():
+        for verdict in ("true", "false"):
+            if verdict in word:
+                return verdict
+    return "<error>"
+
+
+def _sorted_set(letters: Iterable[str]) -> str:
+    return "".join(sorted(set(letters)))
+
+
+def _normalize(text: str) -> str:
+    # no lower-casing here, unlike SQuAD's normalisation: the article "a" goes, the answer "A" stays
+    return " ".join(_ARTICLE.sub(" ", text.translate(_NO_PUNCTUATION)).split())
+
+
+def _squeeze(text: str) -> str:
+    return text.lower().replace(" ", "")
+
+
+# -- the lm-eval task --------------------------------------------------------------------------------------------------
+
+
+def load(
+    *, subset: str, split: str = "held_out", search_seed: Any = 0, **metadata: Any
+) -> tuple[list[dict[str, Any]], Source]:
+    """One row a question, with the number of its document, and where the file came from."""
+    search_seed = splits.whole_seed(search_seed)
+    path, kind = _file(subset, metadata)
+    documents = _documents(path)
+    chosen = set(document_numbers(len(documents), split, search_seed))
+    questions = [
+        {"document": number, "instruction": instruction, "output": output}
+        for number, document in enumerate(documents)
+        for instruction, output in zip(document.instructions, document.outputs, strict=True)
+    ]
+    rows = [{"question_id": i, **question} for i, question in enumerate(questions) if question["document"] in chosen]
+    seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
+    return rows, Source(kind, subset, str(path), files.sha256(path), split, seed, len(questions), len(rows))
+
+
+def _file(subset: str, metadata: Mapping[str, Any]) -> tuple[Path, str]:
+    request = published.asked(metadata, "L-Eval", file_name(subset))
+    url = f"{URL}/{file_name(subset)}"
+    if request.kind == "official":
+        return published.download(url), request.kind
+    path = find(request.folder, file_name(subset), SUBFOLDERS)
+    if path is None:
+        raise DataError(f"{request.folder}: {file_name(subset)} is not there; get it from {url}")
+    return path, request.kind
+
+
+@cache
+def _documents(path: Path) -> list[Document]:
+    # one reading serves the rows, the prompts, and every variant of a task
+    return read(path)
+
+
+class Task(PublishedPromptTask):
+    """Questions whose document is kept once, and cut once, for all of them."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._cut: dict[Any, str] = {}
+        super().__init__(config)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the questions, and their documents beside them."""
+        super().download(dataset_kwargs, **kwargs)
+        self.documents = _documents(Path(self.config.metadata["source"]["location"]))
+
+    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
+        """The prompt with the whole document; what is sent is fitted to the model (``published_prompt``)."""
+        return self._prompt(doc, self._style(False), self.documents[doc["document"]].text).text
+
+    def published_prompt(self, doc: dict, render: Callable[..., str], chat: bool) -> str | list[str]:
+        """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
+        style = self._style(chat)
+
+        def sent(prompt: Prompt) -> str:
+            return render(prompt.text, prompt.system)
+
+        context = sent(self._prompt(doc, style, self._fitted(doc["document"], style, sent)))
+        if self.config.metadata["subset"] != "sci_fi":
+            return context
+        return [context, sent(fact_prompt(style, doc["instruction"]))]
+
+    def construct_requests(self, doc: dict, ctx: Any, **kwargs: Any) -> Any:
+        """One request a prompt."""
+        if isinstance(ctx, str):
+            return super().construct_requests(doc, ctx, **kwargs)
+        requests = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
+        for number, request in enumerate(requests):
+            request.idx = number
+        return requests
+
+    def _style(self, chat: bool) -> str:
+        return self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
+
+    def _prompt(self, doc: Mapping[str, Any], style: str, document: str) -> Prompt:
+        return prompt(self.config.metadata["subset"], style, document, doc["instruction"])
+
+    def _fitted(self, number: int, style: str, sent: Callable[[Prompt], str]) -> str:
+        """The document, cut so that the prompt of each of its questions fits."""
+        document = self.documents[number]
+        if current_lm() is None:  # nothing is sent, so nothing has to fit
+            return document.text
+        limits = self.budget()
+        around = sent(Prompt("", " "))  # chat template and system instruction
+        key = (number, style, around, limits.tokens, current_lm())
+        if key not in self._cut:
+            questions = [{"instruction": q} for q in sorted(document.instructions, key=limits.count, reverse=True)]
+
+            def fits(text: str) -> bool:
+                return all(limits.fits(sent(self._prompt(question, style, text))) for question in questions)
+
+            text = cut(document.text, limits.tokens, fits)
+            if text is None:
+                bare = limits.count(sent(self._prompt(questions[0], style, "")))
+                raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
+            self._cut[key] = text
+        return self._cut[key]
+
+
+def one_letter(doc: dict, results: list[str]) -> dict[str, float]:
+    """Quality and tpo: the first letter of the answer."""
+    return {"exact_match": letters_score(results[0], doc["output"])}
+
+
+def several_letters(doc: dict, results: list[str]) -> dict[str, float]:
+    """Coursera: all letters of the answer, a quarter for some of the correct ones."""
+    return {"exact_match": letters_score(results[0], doc["output"], several=True)}
+
+
+def two_judgements(doc: dict, results: list[str]) -> dict[str, float]:
+    """sci_fi: the mean of loyalty to the story and knowledge of the real world, and each."""
+    loyalty, fact = judgement_scores(*results, doc["output"])
+    return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}

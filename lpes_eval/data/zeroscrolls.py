@@ -7,20 +7,26 @@ have references. All of them are held out: there is no set to search on.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
+import string
+import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
+from lpes_eval.data import published
+from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError
-from lpes_eval.files import write_atomically
 from lpes_eval.harness.budget import Budget
+from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.task import PublishedPromptTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
@@ -215,135 +221,196 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
 # -- the leaderboard's submission file --------------------------------------------------------------------------------
 
 
-def predictions(samples: str | Path) -> dict[str, str]:
-    """Predictions by example id, from the samples that ``lm_eval --log_samples`` wrote for one task.
+# -- metric -----------------------------------------------------------------------------------------------------------
+
+
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
+"""Newlines mean nothing to these three, so no sentence splitter is needed (``rougeLsum`` is no part of the score)."""
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PERCENTAGE = re.compile(r"\d+\.?\d*%")
+
+
+def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
+    """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, each the best over the references by itself; words are not stemmed.
 
     Raises:
-        DataError: a file that is not such a log, or an id that stands there twice.
+        DataError: no reference.
     """
-    found: dict[str, str] = {}
-    for number, sample in enumerate(files.read_jsonl(samples, required=("doc", "resps")), 1):
-        doc, responses = sample["doc"], sample["resps"]
-        try:
-            name, response = doc["id"], responses[0][0]
-        except (TypeError, KeyError, IndexError):
-            raise DataError(f"{samples}, sample {number}: not a logged sample of ZeroSCROLLS (doc.id, resps)") from None
-        if name in found:
-            raise DataError(f"{samples}, sample {number}: id {name} stands there twice")
-        found[name] = response
-    return found
+    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in references]
+    if not scores:
+        raise DataError("ZeroSCROLLS: no reference summary to score against")
+    return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
 
 
-def check_submission(
-    answers: Mapping[str, Mapping[str, str]], expected: Mapping[str, Collection[str]], partial: bool = False
-) -> None:
-    """Make sure that each task has one prediction for each of its test examples, and nothing else.
+@cache
+def _rouge_scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
+
+
+def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
+    """The summarization score: the geometric mean of the *average* ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
+
+    The paper speaks of a geometric mean for each example; the published figures come from the code, which averages
+    first. The two differ: an example without a common bigram is worth 0 alone, and costs one addend here.
 
     Args:
-        answers: task -> id -> prediction.
-        expected: task -> the ids of its test examples, for the tasks whose data are at hand.
-        partial: whether fewer than the leaderboard's ten tasks are acceptable.
+        items: ``(rouge1, rouge2, rougeL)`` of every example.
+    """
+    product = 1.0
+    for scores in zip(*items, strict=True):
+        product *= sum(scores) / len(scores)
+    return product ** (1 / 3)
+
+
+def f1(prediction: str, references: Iterable[str]) -> float:
+    """F1 of the words that prediction and reference share, the best over the references.
 
     Raises:
-        DataError: unknown or missing tasks, missing or surplus ids, a prediction that is no text.
+        DataError: no reference.
     """
-    if unknown := sorted(set(answers) - set(LEADERBOARD)):
-        raise DataError(f"submission: {', '.join(unknown)}: no such task of ZeroSCROLLS")
-    if not partial and (missing := [task for task in LEADERBOARD if task not in answers]):
-        raise DataError(
-            f"submission: no predictions for {', '.join(missing)}; the leaderboard takes all ten tasks only "
-            "(give the others' with --predictions TASK=FILE.json, or write the file as it is with --partial)"
-        )
-    for task, found in answers.items():
-        if bad := [name for name, prediction in found.items() if not isinstance(prediction, str)]:
-            raise DataError(f"submission, {task}: the prediction for {bad[0]} is no text")
-        if task not in expected:
-            continue
-        wanted = set(expected[task])
-        for problem, ids in (("missing", wanted - set(found)), ("not in the test set", set(found) - wanted)):
-            if ids:
-                raise DataError(
-                    f"submission, {task}: {len(found)} predictions for {len(wanted)} examples; {len(ids)} ids are "
-                    f"{problem}, such as {min(ids)}"
-                )
+    scores = [_f1(normalize(prediction).split(), normalize(reference).split()) for reference in references]
+    if not scores:
+        raise DataError("ZeroSCROLLS: no reference answer to score against")
+    return max(scores)
 
 
-def write_submission(path: str | Path, answers: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the leaderboard's CSV file (Task, ID, Prediction), and read it again to be sure that nothing was lost."""
-    rows = [(task, name, text) for task in LEADERBOARD if task in answers for name, text in answers[task].items()]
-    written = io.StringIO(newline="")
-    csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
-    written.seek(0)
-    if [tuple(row) for row in csv.reader(written)] != [COLUMNS, *rows]:
-        raise DataError(f"{path}: a prediction cannot be written as CSV without loss")
-    write_atomically(path, written.getvalue())
+def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
+    common = (Counter(prediction) & Counter(reference)).total()
+    if not common:  # also where both are empty: two answers that normalise to nothing do not match
+        return 0.0
+    precision, recall = common / len(prediction), common / len(reference)
+    return 2 * precision * recall / (precision + recall)
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
-    """``python -m lpes_eval.data.zeroscrolls``: from logged samples to a checked submission file."""
-    import argparse
-    import sys
+def exp_similarity(prediction: str, references: Iterable[str]) -> float:
+    """Half the score for every 10 points between the first percentage in the prediction and the reference's.
 
-    from lpes_eval.errors import UserError
+    A prediction without a percentage (digits and a percent sign; ``forty percent`` and ``40`` are none) is worth 0.
 
-    parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.data.zeroscrolls",
-        description="Write the ZeroSCROLLS leaderboard's submission file from the samples of an lm_eval run with "
-        "--log_samples and --metadata split=test, and check it against the test files.",
+    Raises:
+        DataError: no reference, or one without a percentage.
+    """
+    wanted = [(reference, _first_percentage(reference)) for reference in references]
+    if not wanted:
+        raise DataError("ZeroSCROLLS, space_digest: no reference to score against")
+    predicted = _first_percentage(prediction)
+    best = 0.0
+    for reference, percentage in wanted:
+        if percentage is None:
+            raise DataError(f"ZeroSCROLLS, space_digest: the reference {reference!r} is no percentage such as '73%'")
+        if predicted is not None:
+            best = max(best, 0.5 ** (abs(percentage - predicted) / 10))
+    return best
+
+
+def _first_percentage(text: str) -> float | None:
+    match = _PERCENTAGE.search(text)
+    return float(match[0].rstrip("%")) if match else None
+
+
+def normalize(text: str) -> str:
+    """SQuAD's normalisation (lower case; no ASCII punctuation, articles or double spaces), then ASCII for accents.
+
+    In this order, as the benchmark has it: typographic quotes and dashes are not among the punctuation that goes.
+    """
+    return transliterate(" ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()))
+
+
+def transliterate(text: str) -> str:
+    """Lower-case Latin, Greek and typographic characters in ASCII, as the benchmark's ``unidecode`` writes them.
+
+    Characters of other scripts stay, where ``unidecode`` would romanise them: equal words are equal either way.
+    """
+    if text.isascii():
+        return text
+    decomposed = unicodedata.normalize("NFKD", text.translate(_TO_ASCII))
+    return "".join(c for c in decomposed if not unicodedata.combining(c)).translate(_TO_ASCII)
+
+
+_PAIRS = """\
+æ=ae ð=d ø=o þ=th ß=ss đ=d ħ=h ı=i ĸ=k ł=l ŋ=ng œ=oe ŧ=t
+α=a β=b γ=g δ=d ε=e ζ=z η=e θ=th ι=i κ=k λ=l μ=m ν=n ξ=x ο=o π=p ρ=r ς=s σ=s τ=t υ=u φ=ph χ=kh ψ=ps ω=o µ=u
+‐=- ‑=- ‒=- –=- —=-- ―=-- −=- ‘=' ’=' ‛=' ´=' ′=' ″='' “=" ”=" ‟=" «=<< »=>> ‹=< ›=> •=* ·=* ¡=! ¿=? ¬=! ¦=| ⁄=/
+¢=C/ £=PS ¥=Y= €=EUR §=SS ¶=P ©=(c) ®=(r) ™=(tm) °=deg ±=+- ×=x ÷=/"""
+_TO_ASCII = str.maketrans(
+    dict(pair.split("=", 1) for pair in _PAIRS.split())
+    | {"\xad": "", "¼": " 1/4", "½": " 1/2", "¾": " 3/4"}  # a soft hyphen is nothing
+)
+
+
+# -- the lm-eval task --------------------------------------------------------------------------------------------------
+
+
+def load(*, subset: str, split: str = "held_out", **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+    """One row an example, without its long input, and where the file came from."""
+    file_for(split)
+    request = published.asked(metadata, "ZeroSCROLLS", f"{subset}.zip")
+    if request.kind == "official":
+        path = published.download(url(subset))
+    else:
+        path = locate(request.folder, subset, split)
+    rows = [
+        {"question_id": number, "id": example.id, "references": list(example.references)}
+        for number, example in enumerate(_examples(path, subset, split))
+    ]
+    file = file_for(split)
+    source = Source(
+        request.kind, f"{subset}, {file}", str(path), files.sha256(path), split, "none", len(rows), len(rows)
     )
-    parser.add_argument("samples", nargs="*", type=Path, help="samples_zeroscrolls_*_NAME_*.jsonl, one a task")
-    parser.add_argument("--predictions", action="append", default=[], metavar="TASK=FILE.json")
-    parser.add_argument("--data_dir", type=Path, required=True, help="folder with the tasks' archives")
-    parser.add_argument("--output", type=Path, default=Path("zero_scrolls_predictions.csv"))
-    parser.add_argument("--partial", action="store_true", help="accept fewer than the leaderboard's ten tasks")
-    options = parser.parse_args(None if arguments is None else list(arguments))
-    try:
-        answers = _collected(options.samples, options.predictions)
-        expected = {
-            task: [e.id for e in read(locate(options.data_dir, task, "test"), task, "test")] for task in answers
-        }
-        check_submission(answers, expected, options.partial)
-        write_submission(options.output, answers)
-    except UserError as error:
-        sys.stderr.write(f"{parser.prog}: error: {error}\n")
-        return 2
-    counts = ", ".join(f"{task} {len(found)}" for task, found in answers.items())
-    sys.stdout.write(f"{options.output}: {counts}\n")
-    return 0
+    return rows, source
 
 
-def _collected(samples: Iterable[Path], given: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Each task's predictions, from samples or from ``TASK=FILE.json``; a task comes from one file alone."""
-    files: dict[str, Path] = {}
-    answers: dict[str, dict[str, str]] = {}
-    sources: list[tuple[str, Path, Callable[[Path], dict[str, str]]]]
-    sources = [(_task_of(path), path, predictions) for path in samples]
-    sources += [(task, Path(file), _json_predictions) for task, _, file in (one.partition("=") for one in given)]
-    for task, path, read_them in sources:
-        if task in files:
-            raise DataError(
-                f"{task}: predictions in {files[task]} and in {path}; expected one file a task, so name the run's own"
-            )
-        files[task], answers[task] = path, read_them(path)
-    return answers
+@cache
+def _examples(path: Path, subset: str, split: str) -> list[Example]:
+    # one reading serves the rows, the prompts, and every variant of a task
+    return read(path, subset, split)
 
 
-def _task_of(samples: Path) -> str:
-    found = [name for name in NAMES if f"_{name}_" in samples.name]
-    if len(found) != 1:
-        raise DataError(f"{samples}: the name does not say which task's samples these are; keep lm_eval's file name")
-    return found[0]
+class Task(PublishedPromptTask):
+    """Prompts come with the data; too long ones are cut as the benchmark cuts them, by the model's own tokenizer."""
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the examples; of a file without references only the answers are logged, for a submission."""
+        super().download(dataset_kwargs, **kwargs)
+        source = self.config.metadata["source"]
+        self.examples = _examples(Path(source["location"]), self.config.metadata["subset"], source["split"])
+        if not all(example.references for example in self.examples):
+            if any(example.references for example in self.examples):
+                raise DataError(f"{source['location']}: some examples have references and some have none")
+            self.override_metric("bypass")
+
+    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
+        """The whole input; what is sent is fitted to the model (``published_prompt``)."""
+        return self.examples[doc["question_id"]].input
+
+    def published_prompt(self, doc: dict, render: Callable[..., str], chat: bool) -> str:
+        """The prompt as the model gets it."""
+        metadata = self.config.metadata
+        example = self.examples[doc["question_id"]]
+        if metadata.get("chat_prompt"):
+            example = for_chat(example, metadata["subset"])
+        # outside an evaluation nothing is sent, so nothing has to fit
+        text = example.input if current_lm() is None else fit(example, self.budget(), render)
+        return render(text)
 
 
-def _json_predictions(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected one JSON object, id -> prediction")
-    return found
+def summary(doc: dict, results: list[str]) -> dict[str, Any]:
+    """ROUGE-1, -2 and -L, and all three together for their geometric mean over the examples."""
+    scores = rouge(results[0], doc["references"])
+    return {**scores, "score": tuple(scores.values())}
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def answer(doc: dict, results: list[str]) -> dict[str, float]:
+    """F1 of the words."""
+    score = f1(results[0], doc["references"])
+    return {"f1": score, "score": score}
+
+
+def percentage(doc: dict, results: list[str]) -> dict[str, float]:
+    """Exponential similarity."""
+    similarity = exp_similarity(results[0], doc["references"])
+    return {"exp_similarity": similarity, "score": similarity}
