@@ -31,7 +31,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from lpes_eval import checkpoint, files, reference
-from lpes_eval.data import fiction, kv, text
+from lpes_eval.data import fiction, kv
+from lpes_eval.data import perplexity as text
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole

@@ -14,11 +14,10 @@ import pytest
 from runs import write_run
 
 from lpes_eval import cli
+from lpes_eval.compare import gate, results
 from lpes_eval.compare.results import Identity, Model
 from lpes_eval.compare.statistics import summarize
 from lpes_eval.errors import UserError
-from lpes_eval.scoring import regress as gate
-from lpes_eval.scoring import results
 
 POSITIONS = (0, 25, 50, 75, 100)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from lpes_eval.scoring.kv import accuracy
 
 from lpes_eval.data import kv, splits
+from lpes_eval.data.kv import accuracy
 from lpes_eval.errors import DataError
 from lpes_eval.rng import below, shuffled, stream
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_llama
 
-from lpes_eval.data import text
+from lpes_eval.data import perplexity as text
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 
 TASKS = Path(__file__).resolve().parents[2] / "tasks" / "lpes_ppl"

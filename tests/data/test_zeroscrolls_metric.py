@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lpes_eval.data import zeroscrolls
 from lpes_eval.errors import DataError
-from lpes_eval.scoring import zeroscrolls
 
 PREDICTIONS = ["exact match example", "hello there", "general kenobi"]
 REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]

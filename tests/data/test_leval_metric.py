@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lpes_eval.data import leval
 from lpes_eval.errors import DataError
-from lpes_eval.scoring import leval
 
 ADVERSARIAL = [
     "", " ", "\n", "A", "B", "AB", "AC", "CA", "DCBA", "ABCD", "BCD", "DD", "E", "none of these", "Answer: (B)",
