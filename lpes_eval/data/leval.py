@@ -1,21 +1,21 @@
-"""L-Eval's closed-ended tasks (An et al. 2023, arXiv 2307.11088): long documents, each with many exam questions.
+"""L-Eval's closed-ended tasks (An et al. 2023, arXiv 2307.11088): files, prompts, cutting, scores, and lm-eval's task.
 
 The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is what ``vicuna-test.py`` and
 ``longchat-test.py`` send, ``llama2`` is ``llama2-chat-test.py``'s, and ``chat`` has the two messages of
 ``turbo16k-test.py``, for a model's own chat template. In sci_fi each question is asked twice: about the story, and
 then, without it, about the real world.
 
-The exam score reads letters out of free text by rules with odd corners (``auto_eval.py``, ``em.py``), and published
-scores contain all of them, so they are kept: an answer without any letter counts as ``A`` (``None`` if it is blank),
-``The Cat`` answers ``C``, and a Coursera answer is first its leading letters, then every capital that stands before a
-space, full stop or bracket, then the first run of letters anywhere, in the order in which it stands.
+The scores are those of ``auto_eval.py`` and ``em.py``. They read letters out of free text by rules with odd corners,
+and published scores contain all of them, so they are kept: an answer without any letter counts as ``A`` (``None`` if it
+is blank), ``The Cat`` answers ``C``, and a Coursera answer is first its leading letters, then every capital that stands
+before a space, full stop or bracket, then the first run of letters anywhere, in the order in which it stands.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,17 +25,109 @@ from lpes_eval import files
 from lpes_eval.data import published, splits
 from lpes_eval.data.source import Source, find
 from lpes_eval.errors import DataError
+from lpes_eval.harness import budget
 from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PublishedPromptTask
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
 STYLES = ("vicuna", "llama2", "chat")
+CUTTING = ("prompt", "authors")
+"""What ``prompt_tokens`` limits: the whole prompt, or, as in the authors' scripts, the document alone."""
+SPLITS = (*splits.SPLITS, "all")
 SUBFOLDERS = ("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval")
 URL = "https://raw.githubusercontent.com/OpenLMLab/LEval/main/LEval-data/Closed-ended-tasks"
-SPLITS = (*splits.SPLITS, "all")
 
 CUT_STEP = 250
 """Words that go each time a document is found too long."""
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a file, with its questions and their references."""
+
+    text: str
+    instructions: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read(path: str | Path) -> list[Document]:
+    """The documents of a file.
+
+    Raises:
+        DataError: no such file, a broken line, or one that is not in the benchmark's form.
+    """
+    documents = []
+    for number, line in enumerate(files.read_jsonl(path, required=("input", "instructions", "outputs")), 1):
+        text, instructions, outputs = line["input"], line["instructions"], line["outputs"]
+        where = f"{path}, document {number}"
+        if not isinstance(text, str):
+            raise DataError(f"{where}: 'input' is {type(text).__name__}, expected the document's text")
+        for field, values in (("instructions", instructions), ("outputs", outputs)):
+            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+                raise DataError(f"{where}: {field!r} is not a list of strings")
+        if len(instructions) != len(outputs):
+            raise DataError(f"{where}: {len(instructions)} instructions but {len(outputs)} outputs")
+        documents.append(Document(text, tuple(instructions), tuple(outputs)))
+    if not documents:
+        raise DataError(f"{path}: the file holds no document")
+    return documents
+
+
+_read_once = cache(read)  # one reading serves the rows, the prompts, and every size of a task
+
+
+def document_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
+    """The documents of a split, in the file's order.
+
+    Questions about one document are never divided between the splits. ``all`` is the whole benchmark, for comparison
+    with published scores of factors that were searched on something else.
+
+    Raises:
+        DataError: an unknown split.
+    """
+    published.check_choice("split", split, SPLITS)
+    return list(range(total)) if split == "all" else sorted(splits.split(total, search_seed).indices(split))
+
+
+def load(
+    *, subset: str, split: str = "held_out", search_seed: Any = 0, **metadata: Any
+) -> tuple[list[dict[str, Any]], Source]:
+    """One row a question, with the number of its document, and where the file came from."""
+    search_seed = splits.whole_seed(search_seed)
+    published.check_choice("prompt_style", metadata.get("prompt_style") or "vicuna", STYLES)
+    published.check_choice("cutting", metadata.get("cutting", "prompt"), CUTTING)
+    path, kind = _locate(f"{subset}.jsonl", metadata)
+    documents = _read_once(path)
+    chosen = set(document_numbers(len(documents), split, search_seed))
+    questions = [
+        {"document": number, "instruction": instruction, "output": output}
+        for number, document in enumerate(documents)
+        for instruction, output in zip(document.instructions, document.outputs, strict=True)
+    ]
+    rows = [{"question_id": i, **question} for i, question in enumerate(questions) if question["document"] in chosen]
+    if not rows:
+        raise DataError(
+            f"{path}: split={split} has {len(chosen)} of its {len(documents)} documents and no question; expected "
+            "questions in two documents or more, to hold out and to search on, or --metadata split=all"
+        )
+    seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
+    return rows, Source(kind, subset, str(path), files.sha256(path), split, seed, len(questions), len(rows))
+
+
+def _locate(name: str, metadata: dict[str, Any]) -> tuple[Path, str]:
+    wish = published.asked(metadata, "L-Eval", name)
+    if wish.folder is None:
+        return published.download(f"{URL}/{name}"), wish.kind
+    path = find(wish.folder, name, SUBFOLDERS)
+    if path is None:
+        raise DataError(f"{wish.folder}: {name} is not there; get it from {URL}/{name}")
+    return path, wish.kind
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
 
 _ONE_LETTER = (
     "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
@@ -68,85 +160,38 @@ _FACT_ENDING = {
 
 
 @dataclass(frozen=True)
-class Document:
-    """One document of a file, with its questions and their references."""
-
-    text: str
-    instructions: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Prompt:
-    """What is sent: one text, or, in ``chat`` style, a system message and a user's."""
+    """What is sent: the user's message in its segments, and, in ``chat`` style, a system message."""
 
-    text: str
+    segments: tuple[Segment, ...]
     system: str = ""
 
-
-def file_name(name: str) -> str:
-    """A task's file in the benchmark's repository, folder ``LEval-data/Closed-ended-tasks``."""
-    return f"{name}.jsonl"
-
-
-def read(path: str | Path) -> list[Document]:
-    """The documents of a file.
-
-    Raises:
-        DataError: no such file, a broken line, or one that is not in the benchmark's form.
-    """
-    documents = []
-    for number, line in enumerate(files.read_jsonl(path, required=("input", "instructions", "outputs")), 1):
-        text, instructions, outputs = line["input"], line["instructions"], line["outputs"]
-        where = f"{path}, document {number}"
-        if not isinstance(text, str):
-            raise DataError(f"{where}: 'input' is {type(text).__name__}, expected the document's text")
-        for field, values in (("instructions", instructions), ("outputs", outputs)):
-            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-                raise DataError(f"{where}: {field!r} is not a list of strings")
-        if len(instructions) != len(outputs):
-            raise DataError(f"{where}: {len(instructions)} instructions but {len(outputs)} outputs")
-        documents.append(Document(text, tuple(instructions), tuple(outputs)))
-    if not documents:
-        raise DataError(f"{path}: the file holds no document")
-    return documents
-
-
-def document_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
-    """The documents of a split, in the file's order.
-
-    Questions about one document are never divided between the splits. ``all`` is the whole benchmark, for comparison
-    with published scores of factors that were searched on something else.
-
-    Raises:
-        DataError: an unknown split.
-    """
-    if split == "all":
-        return list(range(total))
-    if split not in splits.SPLITS:
-        raise DataError(f"split={split!r} is not a split of L-Eval; expected one of {', '.join(SPLITS)}")
-    return sorted(splits.split(total, search_seed).indices(split))
+    @property
+    def text(self) -> str:
+        """The user's message."""
+        return join(self.segments)
 
 
 def prompt(name: str, style: str, document: str, instruction: str) -> Prompt:
-    """The exam prompt for one question of task ``name``."""
-    system = SYSTEM[name]
-    if style == "vicuna":
-        return Prompt(
-            f"{_VICUNA_HEADER} USER: {system}Document is as follows. {document} \nQuestion: {instruction}  \nAnswer:"
-        )
-    if style == "llama2":
-        return Prompt(
-            f"[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {instruction}.  "
-            "Please directly give the answer without any additional output or explanation [/INST]\nAnswer:"
-        )
-    if style == "chat":
-        return Prompt(
-            f"Document is as follows. {document} Question: {instruction} \n"
+    """The exam prompt for one question of task ``name``: instruction, document, question."""
+    opening, question = {
+        "vicuna": (
+            f"{_VICUNA_HEADER} USER: {SYSTEM[name]}Document is as follows. ",
+            f" \nQuestion: {instruction}  \nAnswer:",
+        ),
+        "llama2": (
+            f"[INST]<<SYS>>\n{SYSTEM[name]}\n<</SYS>>\n\nDocument is as follows. ",
+            f" \nQuestion: {instruction}.  "
+            "Please directly give the answer without any additional output or explanation [/INST]\nAnswer:",
+        ),
+        "chat": (
+            "Document is as follows. ",
+            f" Question: {instruction} \n"
             "Please directly give answer without any additional output or explanation\n Answer: ",
-            system,
-        )
-    raise DataError(f"prompt_style={style!r} is not one of L-Eval's prompts; expected one of {', '.join(STYLES)}")
+        ),
+    }[style]
+    segments = Segment("instruction", opening), Segment("document", document), Segment("question", question)
+    return Prompt(segments, SYSTEM[name] if style == "chat" else "")
 
 
 def fact_prompt(style: str, instruction: str) -> Prompt:
@@ -155,7 +200,7 @@ def fact_prompt(style: str, instruction: str) -> Prompt:
     In every style it is asked by itself, as the benchmark's scripts for open models ask it; the one for OpenAI's models
     puts it behind the first question as a second user message, which chat templates refuse.
     """
-    return Prompt(instruction.replace(_IN_THE_STORY, _IN_THE_WORLD) + _FACT_ENDING[style])
+    return Prompt((Segment("question", instruction.replace(_IN_THE_STORY, _IN_THE_WORLD) + _FACT_ENDING[style]),))
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
@@ -176,8 +221,7 @@ def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
     return text
 
 
-# -- metric -----------------------------------------------------------------------------------------------------------
-
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 LETTERS = "ABCD"
 SUBSET_SCORE = 0.25
@@ -280,11 +324,8 @@ def _two_parts(text: str) -> tuple[str, str]:
 
 
 def _first_verdict(text: str) -> str:
-    for word in text.split():
-        for verdict in ("true", "false"):
-            if verdict in word:
-                return verdict
-    return "<error>"
+    verdicts = (verdict for word in text.split() for verdict in ("true", "false") if verdict in word)
+    return next(verdicts, "<error>")
 
 
 def _sorted_set(letters: Iterable[str]) -> str:
@@ -300,73 +341,69 @@ def _squeeze(text: str) -> str:
     return text.lower().replace(" ", "")
 
 
-# -- the lm-eval task --------------------------------------------------------------------------------------------------
+# -- the task ----------------------------------------------------------------------------------------------------------
 
 
-def load(
-    *, subset: str, split: str = "held_out", search_seed: Any = 0, **metadata: Any
-) -> tuple[list[dict[str, Any]], Source]:
-    """One row a question, with the number of its document, and where the file came from."""
-    search_seed = splits.whole_seed(search_seed)
-    path, kind = _file(subset, metadata)
-    documents = _documents(path)
-    chosen = set(document_numbers(len(documents), split, search_seed))
-    questions = [
-        {"document": number, "instruction": instruction, "output": output}
-        for number, document in enumerate(documents)
-        for instruction, output in zip(document.instructions, document.outputs, strict=True)
-    ]
-    rows = [{"question_id": i, **question} for i, question in enumerate(questions) if question["document"] in chosen]
-    seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
-    return rows, Source(kind, subset, str(path), files.sha256(path), split, seed, len(questions), len(rows))
+def _one_letter(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    return {"exact_match": letters_score(results[0], doc["output"])}
 
 
-def _file(subset: str, metadata: Mapping[str, Any]) -> tuple[Path, str]:
-    request = published.asked(metadata, "L-Eval", file_name(subset))
-    url = f"{URL}/{file_name(subset)}"
-    if request.kind == "official":
-        return published.download(url), request.kind
-    path = find(request.folder, file_name(subset), SUBFOLDERS)
-    if path is None:
-        raise DataError(f"{request.folder}: {file_name(subset)} is not there; get it from {url}")
-    return path, request.kind
+def _several_letters(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    return {"exact_match": letters_score(results[0], doc["output"], several=True)}
 
 
-@cache
-def _documents(path: Path) -> list[Document]:
-    # one reading serves the rows, the prompts, and every variant of a task
-    return read(path)
+def _two_judgements(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    loyalty, fact = judgement_scores(*results, doc["output"])
+    return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}
+
+
+_SCORING = {"coursera": _several_letters, "quality": _one_letter, "tpo": _one_letter, "sci_fi": _two_judgements}
 
 
 class Task(PublishedPromptTask):
-    """Questions whose document is kept once, and cut once, for all of them."""
+    """The questions of one of the four sets; a document is cut once, for all its questions."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._cut: dict[Any, str] = {}
-        super().__init__(config)
+        subset = config["metadata"]["subset"]
+        metrics = ("exact_match", "loyalty", "fact") if subset == "sci_fi" else ("exact_match",)
+        own = {
+            "custom_dataset": load,
+            "doc_to_target": "output",
+            "process_results": _SCORING[subset],
+            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
+        }
+        super().__init__({**published.exam(), **own, **config})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the questions, and their documents beside them."""
+        """Load the questions."""
+        published.whole_numbers(self.config.metadata, "prompt_tokens")
         super().download(dataset_kwargs, **kwargs)
-        self.documents = _documents(Path(self.config.metadata["source"]["location"]))
 
-    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
+    def budget(self) -> budget.Budget:
+        """What a prompt may measure; by the authors' rule only the window limits it."""
+        if self._by_authors:
+            new_tokens = self.config.generation_kwargs["max_gen_toks"]
+            return budget.for_model(current_lm(), new_tokens, self.config.metadata)
+        return super().budget()
+
+    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The prompt with the whole document; what is sent is fitted to the model (``published_prompt``)."""
-        return self._prompt(doc, self._style(False), self.documents[doc["document"]].text).text
+        return self._prompt(doc["instruction"], self._style(False), self._documents[doc["document"]].text).text
 
-    def published_prompt(self, doc: dict, render: Callable[..., str], chat: bool) -> str | list[str]:
+    def published_prompt(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
         style = self._style(chat)
 
         def sent(prompt: Prompt) -> str:
             return render(prompt.text, prompt.system)
 
-        context = sent(self._prompt(doc, style, self._fitted(doc["document"], style, sent)))
+        context = sent(self._prompt(doc["instruction"], style, self._fitted(doc["document"], style, sent)))
         if self.config.metadata["subset"] != "sci_fi":
             return context
         return [context, sent(fact_prompt(style, doc["instruction"]))]
 
-    def construct_requests(self, doc: dict, ctx: Any, **kwargs: Any) -> Any:
+    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
         """One request a prompt."""
         if isinstance(ctx, str):
             return super().construct_requests(doc, ctx, **kwargs)
@@ -375,45 +412,39 @@ class Task(PublishedPromptTask):
             request.idx = number
         return requests
 
+    @property
+    def _documents(self) -> list[Document]:
+        return _read_once(Path(self.config.metadata["source"]["location"]))
+
+    @property
+    def _by_authors(self) -> bool:
+        return self.config.metadata.get("cutting") == "authors"
+
     def _style(self, chat: bool) -> str:
         return self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
 
-    def _prompt(self, doc: Mapping[str, Any], style: str, document: str) -> Prompt:
-        return prompt(self.config.metadata["subset"], style, document, doc["instruction"])
+    def _prompt(self, instruction: str, style: str, document: str) -> Prompt:
+        return prompt(self.config.metadata["subset"], style, document, instruction)
 
     def _fitted(self, number: int, style: str, sent: Callable[[Prompt], str]) -> str:
-        """The document, cut so that the prompt of each of its questions fits."""
-        document = self.documents[number]
+        """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
+        document = self._documents[number]
         if current_lm() is None:  # nothing is sent, so nothing has to fit
             return document.text
-        limits = self.budget()
-        around = sent(Prompt("", " "))  # chat template and system instruction
+        limits, limit = self.budget(), self.config.metadata["prompt_tokens"]
+        around = sent(Prompt((), " "))  # chat template and system instruction
         key = (number, style, around, limits.tokens, current_lm())
         if key not in self._cut:
-            questions = [{"instruction": q} for q in sorted(document.instructions, key=limits.count, reverse=True)]
+            questions = sorted(document.instructions, key=limits.count, reverse=True)
 
             def fits(text: str) -> bool:
+                if self._by_authors:
+                    return limits.count(text) <= limit
                 return all(limits.fits(sent(self._prompt(question, style, text))) for question in questions)
 
-            text = cut(document.text, limits.tokens, fits)
+            text = cut(document.text, limit if self._by_authors else limits.tokens, fits)
             if text is None:
                 bare = limits.count(sent(self._prompt(questions[0], style, "")))
                 raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
             self._cut[key] = text
         return self._cut[key]
-
-
-def one_letter(doc: dict, results: list[str]) -> dict[str, float]:
-    """Quality and tpo: the first letter of the answer."""
-    return {"exact_match": letters_score(results[0], doc["output"])}
-
-
-def several_letters(doc: dict, results: list[str]) -> dict[str, float]:
-    """Coursera: all letters of the answer, a quarter for some of the correct ones."""
-    return {"exact_match": letters_score(results[0], doc["output"], several=True)}
-
-
-def two_judgements(doc: dict, results: list[str]) -> dict[str, float]:
-    """sci_fi: the mean of loyalty to the story and knowledge of the real world, and each."""
-    loyalty, fact = judgement_scores(*results, doc["output"])
-    return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}

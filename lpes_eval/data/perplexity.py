@@ -1,4 +1,4 @@
-"""Perplexity at a context length: long texts, and the windows of them that are scored.
+"""Perplexity at a context length: long texts, the windows of them that are scored, and lm-eval's task.
 
 What is measured at length n is the perplexity of the last ``stride`` tokens of a window of n tokens, as in the sliding
 windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256: these
@@ -13,17 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import exp
 from pathlib import Path
 from typing import Any
 
+from lm_eval.api.instance import Instance
+
+from lpes_eval import files
 from lpes_eval.data import published, splits
 from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
+
+logger = logging.getLogger(__name__)
 
 STRIDE = 256
 LONGEST = 16384
@@ -37,7 +43,10 @@ PG19_URL = (  # PG-19's test split (Rae et al. 2020, arXiv 1911.05507), 100 book
     "data/test-00000-of-00001-29a571947c0b5ccc.parquet"
 )
 SUBFOLDERS = ("test", "pg19/test", "pg19")
+SPLITS = (*splits.SPLITS, "all")
 SMALLEST_TO_SPLIT = 5
+
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,41 +57,40 @@ class Text:
     text: str
 
 
-@dataclass(frozen=True)
-class Window:
-    """One request: the log-likelihood of ``target`` behind ``context``; sizes in tokens, as the model counts them."""
-
-    context: str
-    target: str
-    target_tokens: int
-    tokens: int
-
-
 def read(path: str | Path) -> list[Text]:
     """The texts of a file (``.txt``: one; ``.jsonl``, ``.jsonl.gz``: ``text`` of each line) or of a folder of ``.txt``.
 
     Raises:
         DataError: nothing is there, or it is not UTF-8 text.
     """
-    path = Path(path).expanduser()
-    if path.is_dir():
-        files = next((found for sub in ("", *SUBFOLDERS) if (found := sorted((path / sub).glob("*.txt")))), [])
-        if not files:
-            raise DataError(f"{path}: no .txt file is there; expected texts such as PG-19's test folder")
-        return [text for file in files for text in read(file)]
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(files.read_jsonl(path, ("text",)), 1)]
-        if bad := [text.name for text in texts if not isinstance(text.text, str)]:
-            raise DataError(f"{path}: 'text' of {bad[0]} is no text")
-        return texts
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
+    path = Path(path)
     try:
-        return [Text(path.name, path.read_text(encoding="utf-8"))]
-    except OSError:
+        if not (path.is_file() or path.is_dir()):
+            raise FileNotFoundError(None, "no such file")
+        if path.is_dir():
+            found = next((found for sub in ("", *SUBFOLDERS) if (found := sorted((path / sub).glob("*.txt")))), [])
+            texts = [Text(file.name, _read_text(file)) for file in found]
+        elif path.name.endswith((".jsonl", ".jsonl.gz")):
+            lines = enumerate(files.read_jsonl(path, ("text",)), 1)
+            texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in lines]
+        elif path.suffix == ".parquet":
+            texts = _read_parquet(path)
+        else:
+            texts = [Text(path.name, _read_text(path))]
+    except OSError as error:
         raise DataError(
-            f"{path}: no such file; expected a text file, a .jsonl file or a folder of .txt files"
+            f"{path}: {error.strerror}; expected a text file, a .jsonl file or a folder of .txt files"
         ) from None
+    if not texts:
+        raise DataError(f"{path}: no text in it; expected .txt files, or lines with a 'text'")
+    if bad := [text.name for text in texts if not isinstance(text.text, str)]:
+        raise DataError(f"{path}: 'text' of {bad[0]} is no text")
+    return texts
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
 
@@ -97,21 +105,65 @@ def _read_parquet(path: Path) -> list[Text]:
     return [Text(name, text) for name, text in zip(columns["short_book_title"], columns["text"], strict=True)]
 
 
+_read_once = cache(read)  # one reading serves every length
+
+
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     """The texts of a split, in order. Of fewer than five texts all are held out, and there is nothing to search on.
 
     Raises:
         DataError: an unknown split, or a search split of too few texts.
     """
+    published.check_choice("split", split, SPLITS)
     if split == "all" or (split == "held_out" and total < SMALLEST_TO_SPLIT):
         return list(range(total))
-    if split == "search" and total < SMALLEST_TO_SPLIT:
+    if total < SMALLEST_TO_SPLIT:
         raise DataError(
             f"{total} texts are too few to search on some and report others; give {SMALLEST_TO_SPLIT} or more"
         )
-    if split not in splits.SPLITS:
-        raise DataError(f"split={split!r} is not a split of texts; expected one of {', '.join(splits.SPLITS)}, all")
     return sorted(splits.split(total, search_seed).indices(split))
+
+
+def load(
+    *, split: str = "held_out", search_seed: Any = 0, text_file: Any = None, **metadata: Any
+) -> tuple[list[dict[str, Any]], Source]:
+    """One row a text, without the text itself, and where it came from."""
+    search_seed = splits.whole_seed(search_seed)
+    kind, path = _locate(text_file, metadata)
+    texts = _read_once(path)
+    digest = hashlib.sha256("\0".join(text.text for text in texts).encode()).hexdigest()
+    chosen = text_numbers(len(texts), split, search_seed)
+    rows = [{"question_id": n, "name": texts[n].name, "characters": len(texts[n].text)} for n in chosen]
+    seed = splits.split(len(texts), search_seed).seed(split)
+    name = "pg19-test" if kind == "official" else path.name
+    return rows, Source(kind, name, str(path), digest, split, seed, len(texts), len(rows))
+
+
+def _locate(text_file: Any, metadata: dict[str, Any]) -> tuple[str, Path]:
+    if text_file is None:
+        wish = published.asked(metadata, "lpes_ppl", ".txt files, or text_file=FILE")
+        return wish.kind, wish.folder or published.download(PG19_URL)
+    if metadata.get("source") not in (None, "folder") or metadata.get("data_dir"):
+        raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
+    if text_file == "":
+        raise DataError("text_file= is empty; expected the name of a text file")
+    try:
+        return "folder", Path(str(text_file)).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise DataError(f"text_file={text_file}: {error}; expected the name of a text file") from None
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """One request: the log-likelihood of ``target`` behind ``context``; sizes in tokens, as the model counts them."""
+
+    context: str
+    target: str
+    target_tokens: int
+    tokens: int
 
 
 def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
@@ -189,68 +241,49 @@ def windows(
 
 def perplexity(items: Sequence[tuple[float, int]]) -> float:
     """Token perplexity from ``(log-likelihood, number of tokens)`` of every text."""
-    from math import exp
-
     return exp(-sum(loglikelihood for loglikelihood, _ in items) / sum(tokens for _, tokens in items))
 
 
-# -- the lm-eval task --------------------------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-
-def load(
-    *, split: str = "held_out", search_seed: Any = 0, text_file: Any = None, **metadata: Any
-) -> tuple[list[dict[str, Any]], Source]:
-    """One row a text, without the text itself, and where it came from."""
-    search_seed = splits.whole_seed(search_seed)
-    kind, path = _location(text_file, metadata)
-    texts = _texts(path)
-    digest = hashlib.sha256("\0".join(t.text for t in texts).encode()).hexdigest()
-    chosen = text_numbers(len(texts), split, search_seed)
-    rows = [{"question_id": n, "name": texts[n].name, "characters": len(texts[n].text)} for n in chosen]
-    seed = splits.split(len(texts), search_seed).seed(split)
-    name = "pg19-test" if kind == "official" else path.name
-    return rows, Source(kind, name, str(path), digest, split, seed, len(texts), len(rows))
-
-
-def _location(text_file: Any, metadata: Mapping[str, Any]) -> tuple[str, Path]:
-    if text_file is not None:
-        if metadata.get("source") not in (None, "folder") or metadata.get("data_dir"):
-            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        return "folder", Path(text_file).expanduser()
-    request = published.asked(metadata, "lpes_ppl", ".txt files, or text_file=FILE")
-    return request.kind, request.folder or published.download(PG19_URL)
-
-
-@cache
-def _texts(path: Path) -> list[Text]:
-    # one reading serves every length
-    return read(path)
+# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 class Task(BenchmarkTask):
-    """The log-likelihood of the same tokens of each text, behind a context whose length is the task's."""
+    """The log-likelihood of the same tokens of each text, behind a context whose length is the task's.
+
+    A group's YAML says in ``dataset_kwargs`` which length is the longest of the group.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._windows: dict[int, list[Window]] = {}
-        # said to the configuration too: for a metric without it lm-eval would look on the Hub
-        super().__init__({**config, "process_results": self._score})
+        own = {
+            "custom_dataset": load,
+            "test_split": SPLIT,
+            "output_type": "loglikelihood",
+            "num_fewshot": 0,
+            "process_results": self._score,
+            "metric_list": [
+                {"metric": "token_perplexity", "aggregation": perplexity, "higher_is_better": False},
+                {"metric": "nll", "aggregation": "mean", "higher_is_better": False},
+            ],
+        }
+        super().__init__({**own, **config})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the rows, and the texts beside them."""
+        """Load the rows."""
+        metadata = self.config.metadata
+        published.whole_numbers(metadata, "length", "longest", "stride", "windows")
+        if dataset_kwargs:
+            metadata.setdefault("longest", dataset_kwargs["longest"])
         super().download(dataset_kwargs, **kwargs)
-        self.texts = _texts(Path(self.config.metadata["source"]["location"]))
         self._all = self.dataset[SPLIT]
 
-    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
+    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The text's name: contexts depend on the model's tokenizer."""
         return doc["name"]
 
-    def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> str:
+    def doc_to_target(self, doc: dict[str, Any], doc_to_target: Any = None) -> str:
         """How many tokens are scored, once the model is known."""
-        return str(sum(window.target_tokens for window in self._windows.get(doc["question_id"], ())))
+        return str(self._scored(doc))
 
     def build_all_requests(self, *, limit: int | None = None, **kwargs: Any) -> None:
         """Leave out the texts that are shorter than the longest window, and build the requests for the others."""
@@ -262,21 +295,19 @@ class Task(BenchmarkTask):
             self._windows[doc["question_id"]] = windows = self._cut(doc)
             (kept if windows else short).append(row)
         if short:
-            message = f"{self.config.task}: {len(short)} texts have fewer than longest={self._longest()} tokens"
+            message = f"{self.config.task}: {len(short)} texts have fewer than longest={self._longest} tokens"
             if not kept:
                 raise PromptTooLong(f"{message}, and none has more; give longer ones, or --metadata longest=N")
             logger.warning(f"{message} and are left out")
         self.dataset = {SPLIT: self._all.select(kept)}
         super().build_all_requests(limit=limit, **kwargs)
 
-    def fewshot_context(self, doc: dict, num_fewshot: int, **kwargs: Any) -> str:
+    def fewshot_context(self, doc: dict[str, Any], num_fewshot: int, **kwargs: Any) -> str:
         """Nothing stands around a text, no chat template either: each window is its own context."""
         return ""
 
-    def construct_requests(self, doc: dict, ctx: Any, **kwargs: Any) -> Any:
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """One request a window."""
-        from lm_eval.api.instance import Instance
-
         kwargs.pop("apply_chat_template", None)
         kwargs.pop("chat_template", None)
         return [
@@ -284,18 +315,21 @@ class Task(BenchmarkTask):
             for number, window in enumerate(self._windows[doc["question_id"]])
         ]
 
-    def _score(self, doc: dict, results: list[Any]) -> dict[str, Any]:
-        """The text's log-likelihood with its number of tokens, and nats a token."""
-        tokens = sum(window.target_tokens for window in self._windows[doc["question_id"]])
-        loglikelihood = sum(value for value, _ in results)
-        return {"token_perplexity": (loglikelihood, tokens), "nll": -loglikelihood / tokens}
-
+    @property
     def _longest(self) -> int:
         return max(self.config.metadata.get("longest", LONGEST), self.config.metadata["length"])
 
-    def _cut(self, doc: dict) -> list[Window]:
+    def _scored(self, doc: dict[str, Any]) -> int:
+        return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
+
+    def _score(self, doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+        """The text's log-likelihood with its number of tokens, and nats a token."""
+        tokens, loglikelihood = self._scored(doc), sum(value for value, _ in results)
+        return {"token_perplexity": (loglikelihood, tokens), "nll": -loglikelihood / tokens}
+
+    def _cut(self, doc: dict[str, Any]) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
-        length = metadata["length"]
+        length, longest = metadata["length"], self._longest
         tokenizer = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
@@ -303,21 +337,18 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
-            longest = metadata.get("longest", length)
-            others = f" (max_length={longest} for every length up to the group's longest)" if longest > length else ""
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
-                "trained window"
+                f"cut them from the left; add max_length={length} to --model_args (max_length={longest} for every "
+                "length up to the longest) to measure beyond the trained window"
             )
-        content = self.texts[doc["question_id"]].text
-        spans = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        text = _read_once(Path(metadata["source"]["location"]))[doc["question_id"]].text
         return windows(
-            content,
+            text,
             length,
-            longest=self._longest(),
+            longest=longest,
             stride=metadata.get("stride", STRIDE),
             count=metadata.get("windows", WINDOWS),
-            offsets=spans,
+            offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],
             encode_pair=lm._encode_pair,
         )

@@ -1,8 +1,9 @@
-"""Where the files of a benchmark are that exists as its authors published it only: no set is generated in its place."""
+"""What the benchmarks share whose files and protocols are their authors': no set is generated in a file's place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ from lpes_eval.data import source
 from lpes_eval.errors import DataError
 
 WAY_OUT = f"give a folder that holds it (--metadata data_dir=DIR, or {source.ENV})"
+
+
+def exam() -> dict[str, Any]:
+    """The part of a task's configuration that ZeroSCROLLS and L-Eval share: greedy answers of up to 512 tokens."""
+    return {
+        "test_split": "test",
+        "output_type": "generate_until",
+        "num_fewshot": 0,
+        "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": 512},
+    }
 
 
 def asked(metadata: Mapping[str, Any], benchmark: str, file: str) -> source.Asked:
@@ -30,3 +41,25 @@ def asked(metadata: Mapping[str, Any], benchmark: str, file: str) -> source.Aske
 def download(url: str) -> Path:
     """As ``source.download``, without the way out that there is not."""
     return source.download(url, way_out=WAY_OUT)
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    """Refuse a setting that has no such value.
+
+    Raises:
+        DataError: names the setting and what it may be.
+    """
+    if value not in choices:
+        raise DataError(f"{name}={value!r}: expected one of {', '.join(choices)} (--metadata)")
+
+
+def whole_numbers(metadata: MutableMapping[str, Any], *names: str) -> None:
+    """Make whole numbers of the settings ``names``, where they are given; ``--metadata`` may bring 256.0 or "256".
+
+    Raises:
+        DataError: names a setting that is no whole number above 0.
+    """
+    for name in set(names) & set(metadata):
+        if not re.fullmatch(r"0*[1-9][0-9]{0,8}(\.0)?", str(metadata[name])):
+            raise DataError(f"{name}={metadata[name]!r}: expected a whole number above 0, as --metadata {name}=256")
+        metadata[name] = int(float(metadata[name]))

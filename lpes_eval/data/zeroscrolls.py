@@ -1,8 +1,11 @@
-"""ZeroSCROLLS (Shaham et al. 2023, arXiv 2305.14196): prompts that come with the data, and the leaderboard's file.
+"""ZeroSCROLLS (Shaham et al. 2023, arXiv 2305.14196): files, prompts, cutting, scores, and lm-eval's task.
 
-Each task is an archive ``NAME.zip`` that holds ``NAME/validation.jsonl`` and ``NAME/test.jsonl``; the archive is read
-where it lies, and so is a folder it was unpacked to. Only the validation files (about 20 examples each) are sure to
-have references. All of them are held out: there is no set to search on.
+Each set is an archive ``NAME.zip`` that holds ``NAME/validation.jsonl`` and ``NAME/test.jsonl``; the archive is read
+where it lies, and so is a folder it was unpacked to. Prompts come with the data. Only the validation files (about 20
+examples each) are sure to have references. All of them are held out: there is no set to search on.
+
+Scores (section 3.3; the data set's own ``metrics/`` folder) are in [0, 1]; the leaderboard prints them times 100.
+Nothing is done to a prediction before it is scored: no stop string, no first line, no stripping.
 """
 
 from __future__ import annotations
@@ -12,9 +15,8 @@ import re
 import string
 import unicodedata
 import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,48 +24,57 @@ from typing import Any
 
 from lpes_eval import files
 from lpes_eval.data import published
-from lpes_eval.data.source import Source
+from lpes_eval.data.source import Source, find
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
 from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PublishedPromptTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
 NAMES = (*SUMMARIES, *ANSWERS, "space_digest")
-LEADERBOARD = (*NAMES, "quality", "musique", "book_sum_sort")
-"""The leaderboard takes a submission of all ten tasks only."""
-
 FILES = {"held_out": "validation", "test": "test"}
 """Split -> file of the benchmark."""
 
+SUBFOLDERS = ("zero_scrolls", "zeroscrolls")
 URL = "https://huggingface.co/datasets/tau/zero_scrolls/resolve/main"
-COLUMNS = ("Task", "ID", "Prediction")
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 _POSITIONS = ("document_start_index", "document_end_index", "query_start_index", "query_end_index")
-_TEXTS = ("id", "input", "truncation_seperator")  # the benchmark's spelling
-_NO_EXPLANATION = "Do not provide any explanation."
+_FIELDS = {"id": str, "input": str, "truncation_seperator": str, **dict.fromkeys(_POSITIONS, int)}  # their spelling
 
 
 @dataclass(frozen=True)
 class Example:
-    """One example, with its references; positions are characters of ``input``.
+    """One example: its prompt (``input``) in parts, and its references.
 
     Attributes:
         id: the benchmark's name of the example.
-        input: the whole prompt.
-        document: where the document starts and ends.
-        query: where the question and what follows it (``Answer:``) starts, and where the question ends.
-        separator: what stands for the part of a document that was cut off.
+        instruction: what stands before the document.
+        document: what may be cut, at its end.
+        gap: what stands between document and question.
+        question: the query; for summaries empty.
+        header: what stands behind the question, such as ``Answer:``.
+        separator: takes the gap's place, and says so, where a part of the document was cut off.
         references: all accepted outputs; none in an unlabelled file.
     """
 
     id: str
-    input: str
-    document: tuple[int, int]
-    query: tuple[int, int]
+    instruction: str
+    document: str
+    gap: str
+    question: str
+    header: str
     separator: str
     references: tuple[str, ...]
+
+    def segments(self, document: str | None = None) -> tuple[Segment, ...]:
+        """The prompt, whole, or with ``document``, a beginning of the document, in its place."""
+        body, gap = (self.document, self.gap) if document is None else (document, self.separator)
+        question = Segment("question", self.question + self.header)
+        return Segment("instruction", self.instruction), Segment("document", body), Segment("separator", gap), question
 
 
 def file_for(split: str) -> str:
@@ -77,8 +88,7 @@ def file_for(split: str) -> str:
             "ZeroSCROLLS has no examples to search on: its few labelled ones are all held out for the reported score; "
             "search on another task (kv_retrieval, mdqa_pos), and score the result here"
         )
-    if split not in FILES:
-        raise DataError(f"split={split!r} is not a split of ZeroSCROLLS; expected one of {', '.join(FILES)}")
+    published.check_choice("split", split, FILES)
     return FILES[split]
 
 
@@ -88,17 +98,11 @@ def locate(folder: Path, name: str, split: str) -> Path:
     Raises:
         DataError: neither is there.
     """
-    unpacked = f"{file_for(split)}.jsonl"
-    for home in (folder, folder / "zero_scrolls", folder / "zeroscrolls"):
-        for path in (home / name / unpacked, home / f"{name}.zip"):
-            if path.is_file():
-                return path
-    raise DataError(f"{folder}: neither {name}.zip nor {name}/{unpacked} is there; get the archive from {url(name)}")
-
-
-def url(name: str) -> str:
-    """Where a task's archive is published."""
-    return f"{URL}/{name}.zip"
+    unpacked, packed = f"{name}/{file_for(split)}.jsonl", f"{name}.zip"
+    path = find(folder, unpacked, SUBFOLDERS) or find(folder, packed, SUBFOLDERS)
+    if path is None:
+        raise DataError(f"{folder}: neither {packed} nor {unpacked} is there; get the archive from {URL}/{packed}")
+    return path
 
 
 def read(path: str | Path, name: str, split: str) -> list[Example]:
@@ -114,12 +118,10 @@ def read(path: str | Path, name: str, split: str) -> list[Example]:
     """
     path = Path(path)
     member = f"{name}/{file_for(split)}.jsonl"
-    if path.suffix == ".zip":
-        where, lines = f"{path}, {member}", _read_archive(path, member)
-    else:
-        where, lines = str(path), files.read_jsonl(path, required=(*_TEXTS, *_POSITIONS))
+    packed = path.suffix == ".zip"
+    where = f"{path}, {member}" if packed else str(path)
     examples: dict[str, Example] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_archived(path, member) if packed else files.read_jsonl(path), 1):
         example = _parse(line, f"{where}, example {number}")
         first = examples.setdefault(example.id, example)
         if first is not example:
@@ -129,55 +131,64 @@ def read(path: str | Path, name: str, split: str) -> list[Example]:
     return list(examples.values())
 
 
-def _read_archive(path: Path, member: str) -> Iterator[dict[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+_read_once = cache(read)  # one reading serves the rows, the prompts, and every size of a task
+
+
+def _archived(path: Path, member: str) -> Iterator[Any]:
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"{path}, {member}, line {number}: not JSON ({error})") from None
-                if not isinstance(record, dict):
-                    raise DataError(f"{path}, {member}, line {number}: expected a JSON object")
-                yield record
+        with zipfile.ZipFile(path) as archive:
+            lines = archive.read(member).split(b"\n")
     except KeyError:
         raise DataError(f"{path}: the archive does not hold {member}") from None
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
-        raise DataError(f"{path}: broken archive ({error}); the download may be incomplete, fetch it again") from None
-    except (OSError, RuntimeError) as error:  # RuntimeError is what zipfile has for a member with a password
+    except Exception as error:  # no file, no permission, and whatever zipfile meets in a broken archive
         raise DataError(
-            f"{path}: {member} cannot be read ({error}); check its permissions, or fetch it again"
+            f"{path}: {member} cannot be read ({error}); expected the benchmark's archive. Check its permissions, or "
+            "fetch it again: the download may be incomplete"
         ) from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, {member}, line {number}: not JSON ({error})") from None
 
 
-def _parse(line: Mapping[str, Any], where: str) -> Example:
-    for field in _TEXTS:
-        if not isinstance(line.get(field), str):
-            raise DataError(f"{where}: {field!r} is missing or no text")
-    for field in _POSITIONS:
-        if type(line.get(field)) is not int:
-            raise DataError(f"{where}: {field!r} is missing or no whole number")
-    start, end, query, query_end = (line[field] for field in _POSITIONS)
-    if not 0 <= start <= end <= query <= query_end <= len(line["input"]):
+def _parse(line: Any, where: str) -> Example:
+    if not isinstance(line, dict):
+        raise DataError(f"{where}: found {type(line).__name__}, expected a JSON object")
+    for field, kind in _FIELDS.items():
+        if type(line.get(field)) is not kind:
+            found = type(line[field]).__name__ if field in line else "missing"
+            raise DataError(f"{where}: {field!r} is {found}, expected {kind.__name__}")
+    text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
+    if not 0 <= start <= end <= query <= query_end <= len(text):
         raise DataError(
             f"{where}: document {start}..{end} and query {query}..{query_end} do not follow each other in an input of "
-            f"{len(line['input'])} characters"
+            f"{len(text)} characters"
         )
     output = line.get("output")
     if output is not None and not isinstance(output, str):
         raise DataError(f"{where}: 'output' is {type(output).__name__}, expected a text, or null where there is none")
-    return Example(
-        line["id"],
-        line["input"],
-        (start, end),
-        (query, query_end),
-        line["truncation_seperator"],
-        (output,) if output else (),
-    )
+    parts = text[:start], text[start:end], text[end:query], text[query:query_end], text[query_end:]
+    return Example(line["id"], *parts, line["truncation_seperator"], (output,) if output else ())
+
+
+def load(*, subset: str, split: str = "held_out", **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+    """One row an example, without its long input, and where the file came from."""
+    file = file_for(split)
+    wish = published.asked(metadata, "ZeroSCROLLS", f"{subset}.zip")
+    path = locate(wish.folder, subset, split) if wish.folder else published.download(f"{URL}/{subset}.zip")
+    rows = [
+        {"question_id": number, "id": example.id, "references": list(example.references)}
+        for number, example in enumerate(_read_once(path, subset, split))
+    ]
+    if any(row["references"] for row in rows) and not all(row["references"] for row in rows):
+        raise DataError(f"{path}: some examples have references and some have none")
+    source = Source(wish.kind, f"{subset}, {file}", str(path), files.sha256(path), split, "none", len(rows), len(rows))
+    return rows, source
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 def for_chat(example: Example, name: str) -> Example:
@@ -185,17 +196,15 @@ def for_chat(example: Example, name: str) -> Example:
 
     Question answering and aggregation also get ``Do not provide any explanation.`` at the end of their instruction.
     """
-    (start, end), (query, query_end) = example.document, example.query
-    text, shift = example.input[:query_end], 0
-    if name not in SUMMARIES:
-        instruction, blank, rest = text.partition("\n\n")
-        text = f"{instruction.strip()} {_NO_EXPLANATION}{blank}{rest}"
-        shift = len(text) - query_end
-    return replace(example, input=text, document=(start + shift, end + shift), query=(query + shift, query_end + shift))
+    if name in SUMMARIES:
+        return replace(example, header="")
+    sentences, blank, rest = example.instruction.partition("\n\n")
+    instruction = f"{sentences.strip()} Do not provide any explanation.{blank}{rest}"
+    return replace(example, instruction=instruction, header="")
 
 
-def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
-    """The input, whole if the prompt fits; else with its document cut at the end, as the benchmark cuts it.
+def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple[Segment, ...]:
+    """The prompt, whole if it fits; else with its document cut at the end, as the benchmark cuts it.
 
     Then come the instruction, as much of the document as there is room for, the separator (a sentence that says that
     the rest is omitted), and the text from the query on.
@@ -208,28 +217,23 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
     Raises:
         PromptTooLong: instruction and query alone leave no room for the document.
     """
-    if budget.fits(render(example.input)):
-        return example.input
-    start, end = example.document
-    head, tail = example.input[:start], example.separator + example.input[example.query[0] :]
-    cut = budget.longest_beginning(
-        example.input[start:end], lambda beginning: render(head + beginning + tail), f"ZeroSCROLLS, {example.id}"
-    )
-    return head + cut + tail
+    if budget.fits(render(join(example.segments()))):
+        return example.segments()
+
+    def compose(beginning: str) -> str:
+        return render(join(example.segments(beginning)))
+
+    return example.segments(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
 
 
-# -- the leaderboard's submission file --------------------------------------------------------------------------------
-
-
-# -- metric -----------------------------------------------------------------------------------------------------------
-
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 """Newlines mean nothing to these three, so no sentence splitter is needed (``rougeLsum`` is no part of the score)."""
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_PERCENTAGE = re.compile(r"\d+\.?\d*%")
+_PERCENTAGE = re.compile(r"(\d+\.?\d*)%")
 
 
 def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
@@ -238,9 +242,7 @@ def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
     Raises:
         DataError: no reference.
     """
-    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in references]
-    if not scores:
-        raise DataError("ZeroSCROLLS: no reference summary to score against")
+    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in _some(references)]
     return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
 
 
@@ -249,6 +251,12 @@ def _rouge_scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
+
+
+def _some(references: Iterable[str]) -> list[str]:
+    if not (found := list(references)):
+        raise DataError("ZeroSCROLLS: no reference to score against")
+    return found
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
@@ -272,10 +280,8 @@ def f1(prediction: str, references: Iterable[str]) -> float:
     Raises:
         DataError: no reference.
     """
-    scores = [_f1(normalize(prediction).split(), normalize(reference).split()) for reference in references]
-    if not scores:
-        raise DataError("ZeroSCROLLS: no reference answer to score against")
-    return max(scores)
+    words = normalize(prediction).split()
+    return max(_f1(words, normalize(reference).split()) for reference in _some(references))
 
 
 def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
@@ -294,22 +300,13 @@ def exp_similarity(prediction: str, references: Iterable[str]) -> float:
     Raises:
         DataError: no reference, or one without a percentage.
     """
-    wanted = [(reference, _first_percentage(reference)) for reference in references]
-    if not wanted:
-        raise DataError("ZeroSCROLLS, space_digest: no reference to score against")
-    predicted = _first_percentage(prediction)
-    best = 0.0
-    for reference, percentage in wanted:
-        if percentage is None:
+    best, predicted = 0.0, _PERCENTAGE.search(prediction)
+    for reference in _some(references):
+        if not (wanted := _PERCENTAGE.search(reference)):
             raise DataError(f"ZeroSCROLLS, space_digest: the reference {reference!r} is no percentage such as '73%'")
-        if predicted is not None:
-            best = max(best, 0.5 ** (abs(percentage - predicted) / 10))
+        if predicted:
+            best = max(best, 0.5 ** (abs(float(wanted[1]) - float(predicted[1])) / 10))
     return best
-
-
-def _first_percentage(text: str) -> float | None:
-    match = _PERCENTAGE.search(text)
-    return float(match[0].rstrip("%")) if match else None
 
 
 def normalize(text: str) -> str:
@@ -342,75 +339,73 @@ _TO_ASCII = str.maketrans(
 )
 
 
-# -- the lm-eval task --------------------------------------------------------------------------------------------------
+# -- the task ----------------------------------------------------------------------------------------------------------
 
 
-def load(*, subset: str, split: str = "held_out", **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
-    """One row an example, without its long input, and where the file came from."""
-    file_for(split)
-    request = published.asked(metadata, "ZeroSCROLLS", f"{subset}.zip")
-    if request.kind == "official":
-        path = published.download(url(subset))
-    else:
-        path = locate(request.folder, subset, split)
-    rows = [
-        {"question_id": number, "id": example.id, "references": list(example.references)}
-        for number, example in enumerate(_examples(path, subset, split))
-    ]
-    file = file_for(split)
-    source = Source(
-        request.kind, f"{subset}, {file}", str(path), files.sha256(path), split, "none", len(rows), len(rows)
-    )
-    return rows, source
-
-
-@cache
-def _examples(path: Path, subset: str, split: str) -> list[Example]:
-    # one reading serves the rows, the prompts, and every variant of a task
-    return read(path, subset, split)
-
-
-class Task(PublishedPromptTask):
-    """Prompts come with the data; too long ones are cut as the benchmark cuts them, by the model's own tokenizer."""
-
-    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the examples; of a file without references only the answers are logged, for a submission."""
-        super().download(dataset_kwargs, **kwargs)
-        source = self.config.metadata["source"]
-        self.examples = _examples(Path(source["location"]), self.config.metadata["subset"], source["split"])
-        if not all(example.references for example in self.examples):
-            if any(example.references for example in self.examples):
-                raise DataError(f"{source['location']}: some examples have references and some have none")
-            self.override_metric("bypass")
-
-    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
-        """The whole input; what is sent is fitted to the model (``published_prompt``)."""
-        return self.examples[doc["question_id"]].input
-
-    def published_prompt(self, doc: dict, render: Callable[..., str], chat: bool) -> str:
-        """The prompt as the model gets it."""
-        metadata = self.config.metadata
-        example = self.examples[doc["question_id"]]
-        if metadata.get("chat_prompt"):
-            example = for_chat(example, metadata["subset"])
-        # outside an evaluation nothing is sent, so nothing has to fit
-        text = example.input if current_lm() is None else fit(example, self.budget(), render)
-        return render(text)
-
-
-def summary(doc: dict, results: list[str]) -> dict[str, Any]:
-    """ROUGE-1, -2 and -L, and all three together for their geometric mean over the examples."""
+def _summary(doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
     scores = rouge(results[0], doc["references"])
     return {**scores, "score": tuple(scores.values())}
 
 
-def answer(doc: dict, results: list[str]) -> dict[str, float]:
-    """F1 of the words."""
-    score = f1(results[0], doc["references"])
-    return {"f1": score, "score": score}
+def _answer(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    found = f1(results[0], doc["references"])
+    return {"f1": found, "score": found}
 
 
-def percentage(doc: dict, results: list[str]) -> dict[str, float]:
-    """Exponential similarity."""
+def _percentage(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     similarity = exp_similarity(results[0], doc["references"])
     return {"exp_similarity": similarity, "score": similarity}
+
+
+class Task(PublishedPromptTask):
+    """One of the seven sets; its figure on the leaderboard is ``score``."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        subset = config["metadata"]["subset"]
+        metrics: dict[str, Any] = {"score": "mean"}
+        if subset in SUMMARIES:
+            scoring, metrics = _summary, {"score": geometric_mean, **dict.fromkeys(ROUGE_TYPES, "mean")}
+        elif subset in ANSWERS:
+            scoring, metrics["f1"] = _answer, "mean"
+        else:
+            scoring, metrics["exp_similarity"] = _percentage, "mean"
+        own = {
+            "custom_dataset": load,
+            "doc_to_target": "references",
+            "process_results": scoring,
+            "metric_list": [
+                {"metric": name, "aggregation": how, "higher_is_better": True} for name, how in metrics.items()
+            ],
+        }
+        super().__init__({**published.exam(), **own, **config})
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the examples; of a file without references only the answers are logged, for a submission."""
+        published.whole_numbers(self.config.metadata, "prompt_tokens")
+        super().download(dataset_kwargs, **kwargs)
+        if not self._examples[0].references:
+            self.override_metric("bypass")
+
+    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
+        """The whole input; what is sent is fitted to the model (``published_prompt``)."""
+        return join(self._examples[doc["question_id"]].segments())
+
+    def published_prompt(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str:
+        """The prompt as the model gets it."""
+        example = self._examples[doc["question_id"]]
+        if self.config.metadata.get("chat_prompt"):
+            example = for_chat(example, self.config.metadata["subset"])
+        # outside an evaluation nothing is sent, so nothing has to fit
+        fitted = example.segments() if current_lm() is None else fit(example, self.budget(), render)
+        return render(join(fitted))
+
+    @property
+    def _examples(self) -> list[Example]:
+        source = self.config.metadata["source"]
+        return _read_once(Path(source["location"]), self.config.metadata["subset"], source["split"])
+
+
+if __name__ == "__main__":  # the command of the submission file, by the name that it has had
+    from lpes_eval.data.zeroscrolls_submission import main
+
+    raise SystemExit(main())

@@ -114,18 +114,20 @@ def extend_tasks(manager: ModuleType) -> None:
         with _ours("add its tasks to the task manager"):
             options = inspect.signature(original).bind(self, *args, **kwargs)
             options.apply_defaults()
-            if not options.arguments.get("include_defaults", True):
-                return
-            ours = manager.TaskIndex().build([tasks_folder()])
-            index = self._index | {name: entry for name, entry in ours.items() if name not in self._index}
-            of_kind = {kind: sorted(name for name, e in index.items() if e.kind == kind) for kind in manager.Kind}
-            vars(self).update(  # all or nothing
-                _index=index,
-                _all_tasks=sorted(index),
-                _all_subtasks=sorted(of_kind[manager.Kind.TASK] + of_kind[manager.Kind.PY_TASK]),
-                _all_groups=of_kind[manager.Kind.GROUP],
-                _all_tags=of_kind[manager.Kind.TAG],
-            )
+            if options.arguments.get("include_defaults", True):
+                ours = manager.TaskIndex().build([tasks_folder()])
+                index = self._index | {name: entry for name, entry in ours.items() if name not in self._index}
+                of_kind = {kind: sorted(name for name, e in index.items() if e.kind == kind) for kind in manager.Kind}
+                vars(self).update(  # all or nothing
+                    _index=index,
+                    _all_tasks=sorted(index),
+                    _all_subtasks=sorted(of_kind[manager.Kind.TASK] + of_kind[manager.Kind.PY_TASK]),
+                    _all_groups=of_kind[manager.Kind.GROUP],
+                    _all_tags=of_kind[manager.Kind.TAG],
+                )
+            from lpes_eval.harness.members import add_members
+
+            add_members(self)
 
     cls.__init__ = init
 

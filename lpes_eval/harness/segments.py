@@ -1,4 +1,4 @@
-"""A prompt in labelled pieces, so that a report can show them and an analysis can find their tokens."""
+"""Prompts as labelled parts, so that a report can show them and an analysis can find their tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a prompt.
-
-    Attributes:
-        label: ``instruction``, ``document 3``, ``gold``, ``question`` and so on.
-        text: its characters, white space included.
-    """
+    """A part of a prompt, to the byte, and what it is (``instruction``, ``document``, ``question`` ...)."""
 
     label: str
     text: str
 
 
 def join(segments: Iterable[Segment]) -> str:
-    """The prompt that the pieces make."""
+    """The prompt."""
     return "".join(segment.text for segment in segments)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = (
     "chat_prompt",
+    "cutting",
     "data_dir",
     "longest",
     "max_length",

@@ -31,8 +31,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from lpes_eval import checkpoint, files, reference
-from lpes_eval.data import fiction, kv
-from lpes_eval.data import perplexity as text
+from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
@@ -381,7 +380,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.task is not None:
         settings = replace(settings, tasks=tuple(map(_task, given.task)))
     else:
-        texts = [found.text for found in text.read(given.text)]
+        texts = [found.text for found in perplexity.read(given.text)]
         settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
 
     name = str(reference.path()) if given.model == "reference" else given.model

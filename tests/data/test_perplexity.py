@@ -3,15 +3,13 @@
 import gzip
 import json
 import math
-from pathlib import Path
 
 import pytest
 import tiny_llama
 
-from lpes_eval.data import perplexity as text
+from lpes_eval.data import perplexity
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 
-TASKS = Path(__file__).resolve().parents[2] / "tasks" / "lpes_ppl"
 BOOK = " ".join(f"The story of the {n}th döcument goes on, and what is the question?\n" for n in range(150))
 
 
@@ -26,7 +24,7 @@ def cut(tokenizer, length, content=BOOK, longest=900, stride=32, count=3):
         return first, whole[len(first) :]
 
     offsets = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return text.windows(
+    return perplexity.windows(
         content, length, longest=longest, stride=stride, count=count, offsets=offsets, encode_pair=encode_pair
     )
 
@@ -46,24 +44,19 @@ def metaspace():
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
 
 
-@pytest.mark.parametrize("length", [64, 200, 900])
-def test_windows_of_a_sentencepiece_tokenizer(metaspace, length):
-    windows = cut(metaspace, length)
-    assert [window.target for window in windows] == [window.target for window in cut(metaspace, 100)]
-    for window in windows:
-        assert length - 2 <= window.tokens <= length
-        assert abs(window.target_tokens - 32) <= 2
-
-
-@pytest.mark.parametrize("length", [64, 200, 513, 900])
-def test_windows_have_the_length_that_was_asked_for(tokenizer, length):
-    windows = cut(tokenizer, length)
-    assert len(windows) == 3
-    for window in windows:
-        assert window.context + window.target in BOOK
-        assert len(tokenizer(window.context + window.target)["input_ids"]) == window.tokens
-        assert length - 2 <= window.tokens <= length  # a cut inside a merge can cost a token, never add one
-        assert abs(window.target_tokens - 32) <= 1
+@pytest.mark.parametrize("kind", ["tokenizer", "metaspace"])
+def test_windows_have_the_length_asked_for_and_the_same_targets_at_every_length(request, kind):
+    tokenizer = request.getfixturevalue(kind)
+    found = {length: cut(tokenizer, length) for length in (64, 200, 513, 900)}
+    for length, windows in found.items():
+        assert len(windows) == 3
+        for window, longest in zip(windows, found[900], strict=True):
+            assert window.target == longest.target
+            assert longest.context.endswith(window.context)
+            assert window.context + window.target in BOOK
+            assert len(tokenizer(window.context + window.target)["input_ids"]) == window.tokens
+            assert length - 2 <= window.tokens <= length  # a cut inside a merge can cost a token, never add one
+            assert abs(window.target_tokens - 32) <= 2
 
 
 def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
@@ -72,19 +65,11 @@ def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
 
     offsets = [(at, at + 1) for at in range(400)]
     for length in (49, 50, 51, 52):
-        for window in text.windows(
+        for window in perplexity.windows(
             "x" * 400, length, longest=200, stride=20, count=3, offsets=offsets, encode_pair=encode_pair
         ):
             assert window.tokens == sum(map(len, encode_pair(window.context, window.target)))
             assert length - 4 <= window.tokens <= length
-
-
-def test_the_same_tokens_are_scored_at_every_length(tokenizer):
-    targets = [[window.target for window in cut(tokenizer, length)] for length in (64, 200, 900)]
-    assert targets[0] == targets[1] == targets[2]
-    contexts = [cut(tokenizer, length)[0].context for length in (64, 200, 900)]
-    assert contexts[2].endswith(contexts[1])
-    assert contexts[1].endswith(contexts[0])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +84,7 @@ def test_the_same_tokens_are_scored_at_every_length(tokenizer):
     ],
 )
 def test_scored_spans_are_spread_over_the_text_and_do_not_overlap(total, count, ends):
-    assert text.target_ends(total, longest=900, stride=32, count=count) == ends
+    assert perplexity.target_ends(total, longest=900, stride=32, count=count) == ends
 
 
 def test_a_window_must_be_longer_than_what_is_scored_of_it(tokenizer):
@@ -111,7 +96,7 @@ def test_a_window_must_be_longer_than_what_is_scored_of_it(tokenizer):
 def test_perplexity_weights_every_token_alike():
     # 10 tokens at 1/2 and 30 at 1/4
     items = [(10 * math.log(1 / 2), 10), (30 * math.log(1 / 4), 30)]
-    assert text.perplexity(items) == pytest.approx(2 ** ((10 * 1 + 30 * 2) / 40))
+    assert perplexity.perplexity(items) == pytest.approx(2 ** ((10 * 1 + 30 * 2) / 40))
 
 
 def test_texts_come_from_files_and_folders(tmp_path):
@@ -120,9 +105,9 @@ def test_texts_come_from_files_and_folders(tmp_path):
         (tmp_path / "test" / f"{name}.txt").write_text(f"text {name}")
     with gzip.open(tmp_path / "lines.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": "one"}) + "\n" + json.dumps({"text": "two"}) + "\n")
-    assert text.read(tmp_path) == [text.Text("a.txt", "text a"), text.Text("b.txt", "text b")]
-    assert [t.text for t in text.read(tmp_path / "lines.jsonl.gz")] == ["one", "two"]
-    assert text.read(tmp_path / "test" / "a.txt") == [text.Text("a.txt", "text a")]
+    assert perplexity.read(tmp_path) == [perplexity.Text("a.txt", "text a"), perplexity.Text("b.txt", "text b")]
+    assert [t.text for t in perplexity.read(tmp_path / "lines.jsonl.gz")] == ["one", "two"]
+    assert perplexity.read(tmp_path / "test" / "a.txt") == [perplexity.Text("a.txt", "text a")]
 
 
 def test_pg19_is_read_from_its_parquet_file(tmp_path):
@@ -131,19 +116,20 @@ def test_pg19_is_read_from_its_parquet_file(tmp_path):
 
     table = pyarrow.table({"short_book_title": ["Emma"], "publication_date": [1815], "url": ["-"], "text": ["I"]})
     parquet.write_table(table, tmp_path / "test.parquet")
-    assert text.read(tmp_path / "test.parquet") == [text.Text("Emma", "I")]
+    assert perplexity.read(tmp_path / "test.parquet") == [perplexity.Text("Emma", "I")]
     (tmp_path / "test.parquet").write_bytes(b"broken")
     with pytest.raises(DataError, match="cannot be read as PG-19"):
-        text.read(tmp_path / "test.parquet")
+        perplexity.read(tmp_path / "test.parquet")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("nothing.txt", None, "no such file"),
-        ("latin.txt", b"caf\xe9", "not UTF-8 text .* at byte 3"),
-        ("folder", "", "no .txt file is there"),
+        ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 text .* at byte 3"),
+        ("folder", "", "folder: no text"),
         ("lines.jsonl", b'{"text": 1}\n', "lines.jsonl:1 is no text"),
+        ("empty.jsonl", b"", "empty.jsonl: no text"),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path, name, content, message):
@@ -153,21 +139,21 @@ def test_what_is_no_text_is_refused(tmp_path, name, content, message):
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        text.read(path)
+        perplexity.read(path)
 
 
 def test_a_text_is_in_one_split_only():
-    held, search = (set(text.text_numbers(100, split)) for split in ("held_out", "search"))
+    held, search = (set(perplexity.text_numbers(100, split)) for split in ("held_out", "search"))
     assert not held & search
-    assert held | search == set(range(100)) == set(text.text_numbers(100, "all"))
+    assert held | search == set(range(100)) == set(perplexity.text_numbers(100, "all"))
 
 
 def test_few_texts_are_all_held_out():
-    assert text.text_numbers(4, "held_out") == [0, 1, 2, 3]
+    assert perplexity.text_numbers(4, "held_out") == [0, 1, 2, 3]
     with pytest.raises(DataError, match="too few"):
-        text.text_numbers(4, "search")
+        perplexity.text_numbers(4, "search")
     with pytest.raises(DataError, match="held_out, search, all"):
-        text.text_numbers(9, "test")
+        perplexity.text_numbers(9, "test")
 
 
 # -- the tasks -------------------------------------------------------------------------------------------------------
@@ -184,15 +170,17 @@ def model(folder, **arguments):
     return HFLM(str(folder), device="cpu", batch_size=1, **arguments)
 
 
-def evaluate(lm, tmp_path, tasks, texts=(BOOK,), **metadata):
-    import lm_eval
-    from lm_eval.tasks import TaskManager
+@pytest.fixture
+def evaluate(tmp_path, task_manager):
+    def run(lm, tasks, texts=(BOOK,), **metadata):
+        import lm_eval
 
-    for number, content in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_text(content)
-    metadata = {"data_dir": str(tmp_path), "longest": 2048, "windows": 2, "stride": 64, **metadata}
-    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
-    return lm_eval.simple_evaluate(lm, tasks=tasks, task_manager=manager, bootstrap_iters=0)
+        for number, content in enumerate(texts):
+            (tmp_path / f"{number}.txt").write_text(content)
+        manager = task_manager(**{"data_dir": str(tmp_path), "longest": 2048, "windows": 2, "stride": 64, **metadata})
+        return lm_eval.simple_evaluate(lm, tasks=tasks, task_manager=manager, bootstrap_iters=0)
+
+    return run
 
 
 def by_forward_pass(lm, arguments):
@@ -210,9 +198,9 @@ def by_forward_pass(lm, arguments):
     return total / tokens
 
 
-def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(folder, tmp_path):
+def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(folder, evaluate):
     lm = model(folder, max_length=2048)
-    results = evaluate(lm, tmp_path, ["lpes_ppl_001k", "lpes_ppl_002k"], texts=(BOOK, BOOK[::-1], "short"))
+    results = evaluate(lm, ["lpes_ppl_001k", "lpes_ppl_002k"], texts=(BOOK, BOOK[::-1], "short"))
     for name in ("lpes_ppl_001k", "lpes_ppl_002k"):
         samples = results["samples"][name]
         assert [sample["doc"]["name"] for sample in samples] == ["0.txt", "1.txt"]  # the short one is left out
@@ -239,38 +227,34 @@ ROPES = {
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_rope_parameters_of_model_args_select_the_method(folder, tmp_path, kind):
+def test_rope_parameters_of_model_args_select_the_method(folder, evaluate, kind):
     plain = model(folder, max_length=2048)
     lm = model(folder, max_length=2048, rope_parameters=ROPES[kind])
     assert lm.model.model.rotary_emb.rope_type == kind
-    results = evaluate(lm, tmp_path, ["lpes_ppl_002k"])
+    results = evaluate(lm, ["lpes_ppl_002k"])
     (sample,) = results["samples"]["lpes_ppl_002k"]
     assert sample["nll"] == pytest.approx(by_forward_pass(lm, sample["arguments"]), rel=1e-5)
     assert sample["nll"] != pytest.approx(by_forward_pass(plain, sample["arguments"]), rel=1e-7)
 
 
-def test_lm_eval_is_not_left_to_cut_a_window(folder, tmp_path):
+def test_lm_eval_is_not_left_to_cut_a_window(folder, evaluate):
     with pytest.raises(PromptTooLong, match=r"windows of 1024 tokens, but max_length is 256 .* add max_length=1024"):
-        evaluate(model(folder), tmp_path, ["lpes_ppl_001k"])
+        evaluate(model(folder), ["lpes_ppl_001k"])
     # in a group the first length that is refused also says what the last one will need
     with pytest.raises(PromptTooLong, match=r"max_length=1024 to --model_args \(max_length=16384 for every length"):
-        evaluate(model(folder), tmp_path, ["lpes_ppl"], longest=16384)
+        evaluate(model(folder), ["lpes_ppl"], longest=16384)
 
 
-def test_without_the_extension_nobody_knows_the_windows(tmp_path):
-    from lm_eval.tasks import TaskManager
-
+def test_without_the_extension_nobody_knows_the_windows(tmp_path, task_manager):
     (tmp_path / "0.txt").write_text(BOOK)
-    metadata = {"data_dir": str(tmp_path), "longest": 2048}
-    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata)
-    task = manager.load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
-    with pytest.raises(UserError, match=r"lpes_ppl_001k: lm_eval runs without lpes-eval's extension"):
+    task = task_manager(data_dir=str(tmp_path)).load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
+    with pytest.raises(UserError, match="lpes_ppl_001k: lm_eval runs without lpes-eval's extension"):
         task.build_all_requests()
 
 
-def test_texts_that_are_all_too_short_are_refused(folder, tmp_path):
+def test_texts_that_are_all_too_short_are_refused(folder, evaluate):
     with pytest.raises(PromptTooLong, match=r"1 texts have fewer than longest=2048 tokens, and none has more"):
-        evaluate(model(folder, max_length=2048), tmp_path, ["lpes_ppl_001k"], texts=("short",))
+        evaluate(model(folder, max_length=2048), ["lpes_ppl_001k"], texts=("short",))
 
 
 @pytest.mark.parametrize(
@@ -279,46 +263,43 @@ def test_texts_that_are_all_too_short_are_refused(folder, tmp_path):
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"text_file": "x.txt"}, "exclude each other"),
         ({"text_file": "x.txt", "data_dir": None}, "x.txt: no such file"),
-        ({"split": "all", "search_seed": "abc"}, "search_seed='abc' is not a whole number"),
+        ({"text_file": 5, "data_dir": None}, "5: no such file"),
+        ({"text_file": "", "data_dir": None}, "text_file="),
+        ({"text_file": "~nobody-of-this-name/x", "data_dir": None}, "text_file=~nobody"),
+        ({"text_file": "x" * 300, "data_dir": None}, "xxx: File name too long"),
+        ({"split": "all", "search_seed": "abc"}, "search_seed='abc'"),
+        ({"split": "test"}, "split='test'.* held_out, search, all"),
+        ({"stride": "x"}, "stride='x'"),
+        ({"stride": 0}, "stride=0"),
+        ({"longest": "x"}, "longest='x'"),
+        ({"windows": 2.5}, r"windows=2\.5"),
     ],
 )
-def test_impossible_wishes_are_refused(tmp_path, metadata, message):
-    from lm_eval.tasks import TaskManager
-
-    metadata = {"data_dir": str(tmp_path), **metadata}
+def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(tmp_path, task_manager, metadata, message):
+    (tmp_path / "0.txt").write_text(BOOK)
     with pytest.raises(UserError, match=message):
-        TaskManager(include_path=str(TASKS), include_defaults=False, metadata=metadata).load(["lpes_ppl_001k"])
+        task_manager(**{"data_dir": str(tmp_path), **metadata}).load(["lpes_ppl_001k"])
 
 
-def test_pg19_that_is_not_there_is_one_line_with_its_address(monkeypatch, tmp_path):
+def test_pg19_that_is_not_there_is_one_line_with_its_address(monkeypatch, tmp_path, task_manager):
     import datasets
-    from lm_eval.tasks import TaskManager
 
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path)
-    manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata={"pretrained": "some/model"})
-    with pytest.raises(
-        DataError, match=r"cannot be fetched from https://huggingface.co/datasets/emozilla/pg19-test"
-    ) as error:
-        manager.load(["lpes_ppl_001k"])
-    assert "data_dir=DIR" in str(error.value)
+    with pytest.raises(DataError, match=r"https://huggingface.co/datasets/emozilla/pg19-test.* data_dir=DIR") as error:
+        task_manager(pretrained="some/model").load(["lpes_ppl_001k"])
     assert "generated" not in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_yaml_is_what_its_generator_writes():
-    import runpy
-
-    files = runpy.run_path(str(TASKS / "_generate.py"))["files"]()
-    assert {path.name: path.read_text() for path in TASKS.glob("*.yaml")} == files
-
-
-def test_a_groups_lengths_share_their_longest_and_reach_four_times_the_window():
-    import yaml
-
-    for path in [TASKS / "lpes_ppl.yaml", *TASKS.glob("lpes_ppl_window_*.yaml")]:
-        members = [member["metadata"] for member in yaml.safe_load(path.read_text())["task"]]
-        lengths = [member["length"] for member in members]
-        window = {"lpes_ppl": 4, "lpes_ppl_window_2k": 2, "lpes_ppl_window_8k": 8, "lpes_ppl_window_32k": 32}[path.stem]
-        assert lengths[0] == 1024
-        assert lengths[-1] == 4 * window * 1024
-        assert {member["longest"] for member in members} == {lengths[-1]}
+@pytest.mark.parametrize(
+    ("group", "window"),
+    [("lpes_ppl", 4096), ("lpes_ppl_window_2k", 2048), ("lpes_ppl_window_8k", 8192), ("lpes_ppl_window_32k", 32768)],
+)
+def test_a_groups_lengths_share_their_longest_and_reach_four_times_the_window(tmp_path, task_manager, group, window):
+    (tmp_path / "0.txt").write_text(BOOK)
+    members = task_manager(data_dir=str(tmp_path)).load([group])["tasks"]
+    lengths = {name: task.config.metadata["length"] for name, task in members.items()}
+    assert list(lengths.values()) == [1024 * 2**k for k in range(window.bit_length() - 8)]
+    assert max(lengths.values()) == 4 * window
+    assert list(lengths) == [f"lpes_ppl_{length // 1024:03}k" for length in lengths.values()]
+    assert {task.config.metadata["longest"] for task in members.values()} == {4 * window}

@@ -1,0 +1,474 @@
+"""L-Eval: prompts to the byte, the authors' cutting and answer extraction, files, and the tasks on a tiny model."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lpes_eval.data import leval
+from lpes_eval.errors import DataError, PromptTooLong, UserError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "leval"
+needs_samples = pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark's own files are not there")
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+COURSERA_SYSTEM = (
+    "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice"
+    " questions, there could be a sinlge correct option or multiple correct options. Please only provide the letter"
+    " corresponding to the answer (like A or AB) when answering. "
+)
+EXAM_SYSTEM = (
+    "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice"
+    " questions, there is only a sinlge correct option. Please only provide the letter corresponding to the answer"
+    " (like A or B) when answering. For other questions, please directly give the concise and accurate answer. "
+)
+SCI_FI_SYSTEM = (
+    'Now you are given a scientific fiction. I will ask you some questions and the answer should be "True" or "False".'
+    " Notice that you should answer the question based on the evidence in the document instead of your background"
+    " knowledge."
+)
+SYSTEMS = {"coursera": COURSERA_SYSTEM, "quality": EXAM_SYSTEM, "tpo": EXAM_SYSTEM, "sci_fi": SCI_FI_SYSTEM}
+HEADER = (
+    "A chat between a curious user and an artificial intelligence assistant.The assistant gives helpful, detailed, and"
+    " polite answers to the user's questions."
+)
+DOC, QUESTION = "Zwei {Fragen}\n über «é» ", "Which one?\nA. {x}\nB. y"
+SENT = {  # style -> system message, user's message
+    "vicuna": ("", HEADER + " USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:"),
+    "llama2": (
+        "",
+        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {question}.  Please"
+        " directly give the answer without any additional output or explanation [/INST]\nAnswer:",
+    ),
+    "chat": (
+        "{system}",
+        "Document is as follows. {document} Question: {question} \nPlease directly give answer without any additional"
+        " output or explanation\n Answer: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", leval.NAMES)
+@pytest.mark.parametrize("style", leval.STYLES)
+def test_prompts_to_the_byte(name, style):
+    prompt = leval.prompt(name, style, DOC, QUESTION)
+    system, user = (part.format(system=SYSTEMS[name], document=DOC, question=QUESTION) for part in SENT[style])
+    assert (prompt.system, prompt.text) == (system, user)
+    assert [part.label for part in prompt.segments] == ["instruction", "document", "question"]
+    assert prompt.segments[1].text == DOC
+
+
+@pytest.mark.parametrize(
+    ("style", "ending"),
+    [
+        ("vicuna", "\nAnswer:"),
+        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
+        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
+    ],
+)
+def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style, ending):
+    story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
+    world = (
+        "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
+    )
+    assert leval.fact_prompt(style, story).text == world + "your last training" + ending
+
+
+def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
+    """The benchmark's loop, which asks for the document's own tokens."""
+    cnt = 0
+    while num_tokens(document) > max_length:
+        document = " ".join(document.split(" ")[: max_length - cnt])
+        cnt += 250
+    return document
+
+
+@pytest.mark.parametrize("words", [10, 999, 1000, 1001, 1600, 5000])
+@pytest.mark.parametrize("tokens_a_word", [1, 1.3, 2.2])
+def test_documents_are_cut_by_the_benchmarks_own_loop(words, tokens_a_word):
+    document = " ".join(f"w{i}" for i in range(words))
+
+    def num_tokens(text):
+        return int(len(text.split(" ")) * tokens_a_word)
+
+    expected = cut_by_their_loop(document, 1000, num_tokens)
+    assert leval.cut(document, 1000, lambda text: num_tokens(text) <= 1000) == expected
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+ADVERSARIAL = [
+    "", " ", "\n", "A", "B", "AB", "AC", "CA", "DCBA", "ABCD", "BCD", "DD", "E", "none of these", "Answer: (B)",
+    "\nB", "\n\nC. because", "The Cat sat", "B\nC", "B C D", "B, C and D.", "A. text (C) text", "It is A and B.",
+    "A) B) C)", "ACQuestion 3. B. D.", "Question 1 A.", "xCABx", "xCAB. D", "zAzB", "Both B and D are correct",
+    "Каждый", "Α", "ＡＢ", "“C”", "É B", "...", "the a an", "...,;", "I. think. E. F.", "a. b. c.", "Dear", "\tD",
+    "C\x00", "\x00", "None", "A" * 50, "BA", "B.A.", "BQuestion", "B Question C.",
+]  # fmt: skip
+
+
+def extracted_by_the_rules(text: str, coursera: bool) -> str:
+    if text.isspace() or text == "":
+        return "None"
+    if "ABCD".find(text) >= 0:
+        return text
+    if not coursera:
+        for c in text:
+            if c in "ABCD":
+                return c
+    lead = ""
+    while text and text[0] in "ABCD":
+        lead, text = lead + text[0], text[1:]
+    if len(lead) > 1:
+        return "".join(c for c in "ABCD" if c in lead)
+    text = text.partition("Question")[0]
+    found = lead
+    for here, following in pairwise(text):
+        if here in "ABCD" and (following.isspace() or following in ".)"):
+            found += here
+    if found:
+        return "".join(c for c in "ABCD" if c in found)
+    run = ""
+    for c in text:
+        if c in "ABCD":
+            run += c
+        elif run:
+            return run
+    return run or "A"
+
+
+@pytest.mark.parametrize("coursera", [False, True])
+@pytest.mark.parametrize("text", ADVERSARIAL)
+def test_extraction_follows_the_rules_on_adversarial_answers(text, coursera):
+    assert leval.predicted_letters(text, several=coursera) == extracted_by_the_rules(text, coursera)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(alphabet="ABCDEQuestion abcd.,()\n\téΑ“", max_size=30), st.booleans())
+def test_extraction_follows_the_rules_on_any_text(text, coursera):
+    assert leval.predicted_letters(text, several=coursera) == extracted_by_the_rules(text, coursera)
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "several"),
+    [
+        ("", "None", "None"),  # a blank answer is no guess
+        ("no letter here", "A", "A"),  # a letterless one is counted as a guess of A
+        ("The Cat", "C", "C"),  # letters are found anywhere, even inside a word
+        ("BC", "BC", "BC"),  # contained in "ABCD", so returned as it is, even where one letter is asked for
+        ("CA", "C", "AC"),
+        ("B. D. text", "B", "BD"),
+        ("DBQuestion A.", "D", "BD"),  # leading letters are taken before the text is cut at "Question"
+        ("xCABx", "C", "CAB"),  # the first run anywhere stays in its order, not sorted
+    ],
+)
+def test_the_odd_corners_that_published_scores_contain(text, one, several):
+    assert (leval.predicted_letters(text), leval.predicted_letters(text, several=True)) == (one, several)
+
+
+@pytest.mark.parametrize(
+    ("output", "letters"),
+    [("B", "B"), ("ACD", "ACD"), ("(B) It was a planet. A", "B"), ("B, C", "B"), ("none", "A"), (" D ", "D")],
+)
+def test_the_reference_is_read_from_its_first_word(output, letters):
+    assert leval.reference_letters(output) == letters
+
+
+def test_a_blank_reference_is_refused():
+    with pytest.raises(DataError, match="blank"):
+        leval.reference_letters(" ")
+
+
+@pytest.mark.parametrize(
+    ("response", "output", "score"),
+    [
+        ("ABC", "ABC", 1.0),
+        ("AC", "ABC", 0.25),  # some of the correct ones
+        ("B", "ABC", 0.25),
+        ("ABD", "ABC", 0.0),  # one wrong letter
+        ("ABCD", "ABC", 0.0),
+        ("", "ABC", 0.0),  # "None" is no choice of letters
+        ("xCABx", "ABC", 0.25),  # all of them, in another order: not the same string
+        ("no idea", "A", 1.0),  # the guess of A
+    ],
+)
+def test_coursera_gives_a_quarter_for_correct_but_not_all_letters(response, output, score):
+    assert leval.letters_score(response, output, several=True) == score
+
+
+def exact_match_by_the_rules(prediction: str, reference: str) -> float:
+    def bare(text):
+        text = "".join(c for c in text if c not in r"""!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~""")
+        return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+    if set(bare(reference)) <= set("ABCD"):
+        if bare(prediction) == bare(reference):
+            return 1.0
+        return 0.25 if set(bare(prediction)).issubset(bare(reference)) else 0.0
+    try:
+        return 1.0 if float(prediction) == float(reference) else 0.0
+    except ValueError:
+        return 1.0 if reference.lower().replace(" ", "") in prediction.lower().replace(" ", "") else 0.0
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.text(alphabet="ABCDE theant.,12é", max_size=8),
+    st.sampled_from(["A", "B", "AC", "ABCD", "true", "false", "12", "..", "the", "1e"]),
+)
+def test_exact_match_follows_the_rules_on_any_text(prediction, reference):
+    assert leval.exact_match(prediction, reference) == exact_match_by_the_rules(prediction, reference)
+
+
+@pytest.mark.parametrize(
+    ("loyalty", "fact", "output", "scores"),
+    [
+        ("True", "False", "True [fact: False]", (1.0, 1.0)),
+        ("False", "False", "True [fact: False]", (0.0, 1.0)),
+        ("\nThe statement is true.", "FALSE, since", "True [fact: False]", (1.0, 1.0)),
+        ("untrue", "no", "True [fact: False]", (1.0, 0.0)),  # "true" is found inside a word; no verdict is an error
+        ("true/false", "x", "True [fact: True]", (1.0, 0.0)),  # true is looked for before false in each word
+        ("", "", "True [fact: True]", (0.0, 0.0)),
+        ("True [fact: True]", "False", "True [fact: False]", (1.0, 0.0)),  # the first mark is the one that is read
+        ("Truе (Cyrillic e)", "vérité", "True [fact: True]", (0.0, 0.0)),
+        ("the a an", "...", "False [fact: False]", (0.0, 0.0)),
+    ],
+)
+def test_sci_fi_has_two_judgements(loyalty, fact, output, scores):
+    assert leval.judgement_scores(loyalty, fact, output) == scores
+
+
+def test_a_sci_fi_reference_without_its_second_judgement_is_refused():
+    with pytest.raises(DataError, match="fact"):
+        leval.judgement_scores("True", "True", "True")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, *lines) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"], "source": "s", "evaluation": "exam"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken\n", "line 2"),
+        ({**GOOD, "input": None}, "document 2: 'input' is NoneType"),
+        ({**GOOD, "outputs": ["A"]}, "document 2: 2 instructions but 1 outputs"),
+        ({**GOOD, "instructions": ["q", 3]}, "document 2: 'instructions'"),
+        ({"input": "text", "outputs": []}, "line 2: .*'instructions'"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_its_place(tmp_path, line, message):
+    with pytest.raises(DataError, match=message):
+        leval.read(write(tmp_path / "tpo.jsonl", GOOD, line))
+
+
+@pytest.mark.parametrize("total", [2, 7, 15])
+def test_no_document_is_in_both_splits(total):
+    held, search = (set(leval.document_numbers(total, split)) for split in ("held_out", "search"))
+    assert held
+    assert search
+    assert not held & search
+    assert held | search == set(leval.document_numbers(total, "all")) == set(range(total))
+
+
+@needs_samples
+def test_published_numbers_of_documents_and_questions():
+    sizes = {name: leval.read(SHARED / f"{name}.jsonl") for name in leval.NAMES}
+    assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
+        "coursera": (15, 172),
+        "quality": (15, 202),
+        "tpo": (15, 269),
+        "sci_fi": (7, 64),
+    }
+
+
+# -- the tasks ---------------------------------------------------------------------------------------------------------
+
+WINDOW, NEW_TOKENS = 1024, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The benchmark's repository in small: five documents, the first one long."""
+    home = tmp_path_factory.mktemp("leval")
+    for name in leval.NAMES:
+        lines = [
+            {
+                "input": f"Document {d}. " + "the story goes on and on " * (300 if d == 0 else 3),
+                "instructions": [
+                    f"Question {q} about {d}, based on the world described in the document." + " why" * (q * 9)
+                    for q in range(3)
+                ],
+                "outputs": ["True [fact: False]" if name == "sci_fi" else "AC"] * 3,
+            }
+            for d in range(5)
+        ]
+        write(home / "LEval-data" / "Closed-ended-tasks" / f"{name}.jsonl", *lines)
+    return home
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(str(tiny_llama.save(tmp_path_factory.mktemp("model"), WINDOW)), device="cpu", batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def evaluate(lm, folder, task_manager):
+    def run(tasks, limit=None, lm=lm, metadata=None, **options):
+        import lm_eval
+
+        manager = task_manager(**{"data_dir": str(folder), "split": "all", **(metadata or {})})
+        return lm_eval.simple_evaluate(
+            lm,
+            tasks=tasks,
+            limit=limit,
+            task_manager=manager,
+            gen_kwargs={"max_gen_toks": NEW_TOKENS},
+            bootstrap_iters=0,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(evaluate):
+    return evaluate(["leval"])
+
+
+def document_of(prompt: str) -> str:
+    return prompt.partition("Document is as follows. ")[2].partition(" \nQuestion: ")[0]
+
+
+def test_every_prompt_reaches_the_model_whole(results, lm):
+    for samples in results["samples"].values():
+        for sample in samples:
+            for prompt, arguments in sample["arguments"]:
+                assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
+                assert prompt.endswith("\nAnswer:")
+
+
+def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results, folder):
+    text = leval.read(folder / leval.SUBFOLDERS[0] / "tpo.jsonl")[0].text
+    prompts = [sample["arguments"][0][0] for sample in results["samples"]["leval_tpo"]]
+    (document,) = {document_of(prompt) for prompt in prompts[:3]}
+    assert text.startswith(document)
+    assert (len(text.split(" ")) - len(document.split(" "))) > 250
+    assert len(document.split(" ")) % 250 == (WINDOW - NEW_TOKENS) % 250  # so many words, less 250 at a time
+    assert document_of(prompts[3]) == "Document 1. " + "the story goes on and on " * 3
+
+
+@pytest.mark.parametrize("limit", [300, 990])
+def test_by_the_authors_rule_the_limit_is_the_documents_alone(evaluate, folder, lm, limit):
+    text = leval.read(folder / leval.SUBFOLDERS[0] / "tpo.jsonl")[0].text
+    expected = cut_by_their_loop(text, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
+    metadata = {"cutting": "authors", "prompt_tokens": limit}
+    if limit + 200 > WINDOW - NEW_TOKENS:  # the rest comes on top, and does not fit
+        with pytest.raises(PromptTooLong, match=rf"leval_tpo.* prompt tokens, at most {WINDOW - NEW_TOKENS}"):
+            evaluate(["leval_tpo"], limit=1, metadata=metadata)
+    else:
+        (sample,) = evaluate(["leval_tpo"], limit=1, metadata=metadata)["samples"]["leval_tpo"]
+        assert document_of(sample["arguments"][0][0]) == expected
+        assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
+
+
+def test_rows_refer_to_their_document_and_results_to_their_file(results, folder):
+    docs = [sample["doc"] for sample in results["samples"]["leval_quality"]]
+    assert [doc["question_id"] for doc in docs] == list(range(15))
+    assert [doc["document"] for doc in docs] == [n for n in range(5) for _ in range(3)]
+    assert not any("input" in doc for doc in docs)
+    source = results["configs"]["leval_tpo"]["metadata"]["source"]
+    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
+    assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
+    assert len(source["sha256"]) == 64
+
+
+def test_sci_fi_asks_twice_and_scores_both(results):
+    for sample in results["samples"]["leval_sci_fi"]:
+        (story, _), (world, _) = sample["arguments"]
+        assert "Document is as follows." in story
+        assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"]).text
+        assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
+
+
+def test_a_group_is_the_plain_mean_of_its_four_tasks(results):
+    scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
+    assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
+
+
+def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm):
+    results = evaluate(["leval_coursera", "leval_sci_fi"], limit=4, apply_chat_template=True)
+    for name in ("coursera", "sci_fi"):
+        for sample in results["samples"][f"leval_{name}"]:
+            prompt = sample["arguments"][0][0]
+            assert prompt.startswith(f"<system>{SYSTEMS[name].strip()}</system><user>Document is as follows. Document ")
+            assert prompt.endswith("without any additional output or explanation\n Answer:</user><assistant>")
+            assert len(lm.tok_encode(prompt)) <= WINDOW - NEW_TOKENS
+    world = results["samples"]["leval_sci_fi"][0]["arguments"][1][0]
+    assert world.startswith("<user>Question 0 about 0")
+
+
+def test_the_larger_size_allows_more(evaluate, lm):
+    prompts = {}
+    for task, metadata in (("leval_tpo", {"prompt_tokens": 600}), ("leval_16k_tpo", {})):
+        (sample,) = evaluate([task], limit=1, metadata=metadata)["samples"][task]
+        prompts[task] = len(lm.tok_encode(sample["arguments"][0][0]))
+    assert prompts["leval_tpo"] <= 600 < prompts["leval_16k_tpo"] <= WINDOW - NEW_TOKENS
+
+
+def test_without_room_for_a_document_the_numbers_are_given(evaluate):
+    with pytest.raises(PromptTooLong, match=r"leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
+        evaluate(["leval_tpo"], metadata={"prompt_tokens": 100})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"data_dir": None, "source": "generated"}, "no generated set"),
+        ({"split": "test"}, "split='test'.* held_out, search, all"),
+        ({"search_seed": "abc"}, "search_seed='abc'"),  # though every document is taken
+        ({"prompt_style": "alpaca"}, "prompt_style='alpaca'.* vicuna, llama2, chat"),
+        ({"cutting": "words"}, "cutting='words'.* prompt, authors"),
+        ({"prompt_tokens": "x"}, "prompt_tokens='x'"),
+        ({"data_dir": str(Path(__file__).parent)}, r"tpo\.jsonl.* https://raw.githubusercontent.com/OpenLMLab"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, metadata, message):
+    with pytest.raises(UserError, match=message):
+        task_manager(**{"data_dir": str(folder), "split": "all", **metadata}).load(["leval_tpo"])
+
+
+@pytest.mark.parametrize("line", [GOOD, {**GOOD, "instructions": [], "outputs": []}])
+def test_a_file_of_one_document_has_no_held_out_split(task_manager, tmp_path, line):
+    path = write(tmp_path / "tpo.jsonl", line)
+    with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
+        task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
+
+
+def test_examples_before_the_question_are_refused(task_manager, folder):
+    task = task_manager(data_dir=str(folder)).load(["leval_tpo"])["tasks"]["leval_tpo"]
+    doc = task.eval_docs[0]
+    assert task.fewshot_context(doc, 0) == task.doc_to_text(doc)
+    with pytest.raises(DataError, match="leval_tpo.* --num_fewshot 2"):
+        task.fewshot_context(doc, 2)
+
+
+@needs_samples
+def test_all_four_official_files_run(evaluate):
+    results = evaluate(["leval"], limit=2, metadata={"split": "held_out", "data_dir": str(SHARED.parent)})
+    assert all(len(samples) == 2 for samples in results["samples"].values())

@@ -1,0 +1,521 @@
+"""ZeroSCROLLS: files, prompts and cutting, metrics against the authors' figures, tasks, and the submission file."""
+
+import csv
+import json
+import math
+import re
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lpes_eval.data import zeroscrolls, zeroscrolls_submission
+from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.harness import budget
+from lpes_eval.harness.segments import join
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+PREDICTIONS = ["exact match example", "hello there", "general kenobi"]
+REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]
+"""The example in the documentation of the benchmark's metric, with the scores that are printed there."""
+
+ADVERSARIAL = [
+    "", " ", "\n\nsecond line", "the a an", "!?.,", "The U.S. agency's report", "naïve café", "naive cafe",
+    "“quoted”", '"quoted"', "x" * 300, "one one one two", "ONE", "40%", "日本", "½ a mile", "a\u00a0b", "I'm", "I’m",
+]  # fmt: skip
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    import socket
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a scorer touched the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_published_rouge_scores(no_network):
+    rows = [
+        tuple(zeroscrolls.rouge(prediction, references).values())
+        for prediction, references in zip(PREDICTIONS, REFERENCES, strict=True)
+    ]
+    means = [100 * sum(column) / 3 for column in zip(*rows, strict=True)]
+    assert [round(mean, 4) for mean in means] == [72.2222, 33.3333, 72.2222]
+    assert round(100 * zeroscrolls.geometric_mean(rows), 4) == 55.8136
+
+
+def test_published_f1_score(no_network):
+    scores = [zeroscrolls.f1(p, r) for p, r in zip(PREDICTIONS, REFERENCES, strict=True)]
+    assert round(100 * sum(scores) / 3, 4) == 72.2222
+
+
+def rouge_by_hand(prediction: str, reference: str) -> dict[str, float]:
+    def words(text):
+        return re.findall("[a-z0-9]+", text.lower())
+
+    def f(hits, predicted, wanted):
+        if not predicted or not wanted or not hits:
+            return 0.0
+        p, r = hits / predicted, hits / wanted
+        return 2 * p * r / (p + r)
+
+    x, y, out = words(prediction), words(reference), {}
+    for n in (1, 2):
+        xs, ys = ([tuple(w[i : i + n]) for i in range(len(w) - n + 1)] for w in (x, y))
+        hits = sum(min(xs.count(gram), ys.count(gram)) for gram in set(ys))
+        out[f"rouge{n}"] = f(hits, len(xs), len(ys))
+    row = [0] * (len(y) + 1)
+    for a in x:
+        previous, row = row, [0]
+        for j, b in enumerate(y):
+            row.append(previous[j] + 1 if a == b else max(row[j], previous[j + 1]))
+    out["rougeL"] = f(row[-1], len(x), len(y))
+    return out
+
+
+@pytest.mark.parametrize("prediction", ADVERSARIAL)
+def test_rouge_equals_counting_by_hand_without_stemming(prediction):
+    for reference in [*ADVERSARIAL, "the agencies reported one example, hello"]:
+        expected = rouge_by_hand(prediction, reference)
+        assert zeroscrolls.rouge(prediction, [reference]) == pytest.approx(expected)
+
+
+def test_words_are_not_stemmed():
+    assert zeroscrolls.rouge("reports", ["report"])["rouge1"] == 0
+
+
+def test_each_rouge_takes_its_own_best_reference():
+    scores = zeroscrolls.rouge("a b c d", ["a b x y z w", "d c b a"])
+    assert scores["rouge1"] == 1.0  # from the second
+    assert scores["rouge2"] == pytest.approx(rouge_by_hand("a b c d", "a b x y z w")["rouge2"])  # from the first
+
+
+def test_geometric_mean_is_taken_of_the_averages():
+    items = [(0.5, 0.0, 0.5), (1.0, 1.0, 1.0)]
+    assert zeroscrolls.geometric_mean(items) == pytest.approx((0.75 * 0.5 * 0.75) ** (1 / 3))
+    assert zeroscrolls.geometric_mean(items) != pytest.approx((0.0 + 1.0) / 2)
+
+
+def f1_by_hand(prediction: str, reference: str) -> float:
+    def words(text):
+        text = "".join(c for c in text.lower() if c not in r"""!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~""")
+        return zeroscrolls.transliterate(" ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())).split()
+
+    x, y = words(prediction), words(reference)
+    rest, hits = list(y), 0
+    for word in x:
+        if word in rest:
+            rest.remove(word)
+            hits += 1
+    return 2 * hits / (len(x) + len(y)) if hits else 0.0
+
+
+@pytest.mark.parametrize("prediction", ADVERSARIAL)
+def test_f1_equals_counting_by_hand(prediction):
+    for reference in ADVERSARIAL:
+        assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(f1_by_hand(prediction, reference))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "score"),
+    [
+        ("café", "Cafe", 1.0),  # accents are transliterated
+        ("Łódź", "Lodz", 1.0),
+        ("cafe\u0301", "café", 1.0),  # composed or not
+        ("the", "a", 0.0),  # two answers that normalise to nothing do not match
+        ("", "", 0.0),
+        ("“yes”", "yes", 0.0),  # typographic quotes are not among the punctuation that goes
+        ("\nyes", "yes", 1.0),
+        ("yes yes", "yes", 2 / 3),  # a word counts as often as it is there
+    ],
+)
+def test_f1_normalisation(prediction, reference, score):
+    assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score)
+
+
+def test_f1_takes_the_best_reference():
+    assert zeroscrolls.f1("two words", ["none", "two words", "two"]) == 1.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=[chr(c) for c in range(0x20, 0x180) if chr(c).isalnum() or chr(c) in " .,'-–“”’"], max_size=20))
+def test_transliteration_equals_unidecode(text):
+    unidecode = pytest.importorskip("unidecode", reason="the package of the benchmark's own metric").unidecode
+    rare = "ŀŉ"
+    text = "".join(c for c in text.lower() if c not in rare)
+    assert zeroscrolls.transliterate(text) == unidecode(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "score"),
+    [
+        ("40%", 1.0),
+        ("50%", 0.5),
+        ("30%", 0.5),
+        ("20.5%", 0.5**1.95),
+        ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),  # the first percentage counts
+        ("60%, that is 40%", 0.25),
+        ("40", 0.0),  # no percent sign
+        ("40 %", 0.0),
+        ("forty percent", 0.0),
+        ("", 0.0),
+        ("%", 0.0),
+        (".5%", 0.5**3.5),  # read as 5%
+        ("-40%", 1.0),  # the sign is not seen
+        ("140%", 0.5**10),
+        ("\n\n40.%", 1.0),
+    ],
+)
+def test_exponential_similarity_halves_every_ten_points(prediction, score):
+    assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score)
+
+
+@given(st.floats(0, 100), st.integers(0, 100))
+def test_exponential_similarity_is_the_formula_of_the_paper(p, gold):
+    predicted = float(f"{p:.2f}")
+    expected = math.pow(2, -10 * abs(gold - predicted) / 100)  # d = 2, c = 10, percentages as fractions
+    assert zeroscrolls.exp_similarity(f"It is {p:.2f}%.", [f"{gold}%"]) == pytest.approx(expected)
+
+
+def test_missing_references_are_refused():
+    for metric in (zeroscrolls.rouge, zeroscrolls.f1, zeroscrolls.exp_similarity):
+        with pytest.raises(DataError, match="no reference"):
+            metric("text", [])
+    with pytest.raises(DataError, match="no percentage"):
+        zeroscrolls.exp_similarity("40%", ["forty"])
+
+
+# -- files and prompts -------------------------------------------------------------------------------------------------
+
+SEPARATOR = "... [The rest of the article is omitted]\n\n"
+
+QASPER = (  # the published prompt (arXiv 2305.14196, Table 6)
+    "You are given a scientific article and a question. Answer the question as concisely as you can, using a single "
+    "phrase or sentence if possible. If the question cannot be answered based on the information in the article, write "
+    '"unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".{chat}'
+    "\n\nArticle:\n{document}\n\nQuestion:\n{query}{header}"
+)
+GOV_REPORT = (
+    "You are given a report by a government agency. Write a one-page summary of the report."
+    "\n\nReport:\n{document}{header}"
+)
+
+
+def row(name: str, number: int, document: str, output: str | None, query: str = "Who is it?") -> dict:
+    """A line in the benchmark's form."""
+    template, header = (QASPER, "\n\nAnswer:\n") if name not in ("gov_report",) else (GOV_REPORT, "\n\nSummary:\n")
+    text = template.format(document=document, query=query, header=header, chat="")
+    start = text.index(":\n") + 2
+    asked = text.index("Question:\n") if name != "gov_report" else start + len(document)
+    return {
+        "id": f"{name}_{number}",
+        "pid": f"{name}_{number}_0",
+        "input": text,
+        "output": output,
+        "document_start_index": start,
+        "document_end_index": start + len(document),
+        "query_start_index": asked,
+        "query_end_index": len(text) - len(header),
+        "truncation_seperator": SEPARATOR,
+    }
+
+
+def archive(folder: Path, name: str, validation: list[dict], test: list[dict]) -> Path:
+    """``NAME.zip`` as the Hub has it."""
+    path = folder / f"{name}.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for split, lines in (("validation", validation), ("test", test)):
+            file.writestr(f"{name}/{split}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def examples(name: str, output: str | None) -> list[dict]:
+    return [row(name, n, f"Document {n}. " + "the story goes on " * (4 if n else 200), output) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("zero_scrolls")
+    for name in zeroscrolls.NAMES:
+        output = "40%" if name == "space_digest" else "the story goes"
+        archive(home, name, examples(name, output), examples(name, None))
+    return home
+
+
+def read(folder: Path, name: str, split: str = "held_out") -> list[zeroscrolls.Example]:
+    return zeroscrolls.read(zeroscrolls.locate(folder, name, split), name, split)
+
+
+def read_one(folder: Path, name: str, document: str, **fields) -> tuple[str, zeroscrolls.Example]:
+    """The input of one example, and the example as it is read."""
+    line = row(name, 1, document, "x", **fields)
+    archive(folder, name, [line], [])
+    return line["input"], read(folder, name)[0]
+
+
+def test_archive_and_unpacked_folder_give_the_same_examples(folder, tmp_path):
+    with zipfile.ZipFile(folder / "qasper.zip") as file:
+        file.extractall(tmp_path / "zero_scrolls")
+    assert not list(tmp_path.glob("**/*.zip"))
+    assert read(tmp_path, "qasper") == read(folder, "qasper")
+    assert all(example.references == () for example in read(folder, "qasper", "test"))
+
+
+def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
+    lines = [row("squality", n, "text", f"reference {i}") for i in range(4) for n in range(2)]
+    archive(tmp_path, "squality", lines, lines)
+    found = read(tmp_path, "squality")
+    assert [example.id for example in found] == ["squality_0", "squality_1"]
+    assert found[1].references == tuple(f"reference {i}" for i in range(4))
+
+
+@pytest.mark.parametrize(("split", "message"), [("search", "search on another task"), ("train", "held_out, test")])
+def test_all_labelled_examples_are_held_out(split, message):
+    with pytest.raises(DataError, match=message):
+        zeroscrolls.file_for(split)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": 3}, "example 2: 'input' is int"),
+        ({"truncation_seperator": None}, "'truncation_seperator' is NoneType"),
+        ({"query_start_index": "5"}, "'query_start_index' is str"),
+        ({"query_start_index": 10**6}, "do not follow each other"),
+        ({"document_end_index": 1}, "do not follow each other"),
+        ({"output": ["a"]}, "'output' is list"),
+    ],
+)
+def test_a_line_of_another_form_is_refused_with_its_place(tmp_path, change, message):
+    lines = [row("qasper", 0, "text", "x"), {**row("qasper", 1, "text", "x"), **change}]
+    archive(tmp_path, "qasper", lines, [])
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, "qasper")
+
+
+def test_archives_without_examples_are_refused(tmp_path):
+    path = tmp_path / "qasper.zip"
+    with pytest.raises(DataError, match=r"qasper\.zip"):
+        read(tmp_path, "qasper")
+    archive(tmp_path, "qasper", [], [])
+    with pytest.raises(DataError, match="holds no example"):
+        read(tmp_path, "qasper")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("qasper/validation.jsonl", "\n{broken\n")
+    with pytest.raises(DataError, match=r"does not hold qasper/test\.jsonl"):
+        read(tmp_path, "qasper", "test")
+    with pytest.raises(DataError, match=r"qasper/validation\.jsonl, line 2: not JSON"):
+        read(tmp_path, "qasper")
+
+
+def test_an_archive_is_refused_in_one_line_wherever_a_byte_is_wrong(tmp_path):
+    path = archive(tmp_path, "qasper", [row("qasper", 0, "text", "x" * 400)], [])
+    whole, refused = path.read_bytes(), 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            read(tmp_path, "qasper")
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > len(whole) // 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_llama.tokenizer()
+
+
+def fit(tokenizer, example, window, render=str, new_tokens=8):
+    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
+    return join(zeroscrolls.fit(example, limits, render))
+
+
+def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
+    text, example = read_one(tmp_path, "qasper", "A dööcument.\n")
+    assert fit(tokenizer, example, 4000) == text
+    parts = {segment.label: segment.text for segment in example.segments()}
+    assert list(parts) == ["instruction", "document", "separator", "question"]
+    assert parts["document"] == "A dööcument.\n"
+    assert parts["question"] == "Question:\nWho is it?\n\nAnswer:\n"
+
+
+def cut_by_their_tokens(tokenizer, text, query, max_tokens):
+    """The benchmark's own cutting: tokens before the query, as many as leave room for separator and query."""
+    suffix = SEPARATOR + text[query:]
+    room = max_tokens - len(tokenizer(suffix)["input_ids"])
+    kept = tokenizer(text[:query])["input_ids"][:room]
+    return tokenizer.decode(kept, skip_special_tokens=True), suffix
+
+
+@pytest.mark.parametrize("name", ["qasper", "gov_report"])
+@pytest.mark.parametrize("window", [420, 500, 611])
+def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, name, window):
+    text, example = read_one(tmp_path, name, "the story of the döcument goes on; " * 60)
+    fitted = fit(tokenizer, example, window)
+    query = text.index("Question:\n") if name == "qasper" else text.index("\n\nSummary:")
+    beginning, suffix = cut_by_their_tokens(tokenizer, text, query, window - 8)
+    assert fitted.endswith(suffix)
+    assert text.startswith(ours := fitted.removesuffix(suffix))
+    assert ours.startswith(beginning.rstrip("\ufffd"))
+    # Theirs spends one token on a second beginning-of-text token, in front of the separator.
+    assert len(tokenizer(ours)["input_ids"]) - len(tokenizer(beginning)["input_ids"]) <= 1
+    assert len(tokenizer(fitted)["input_ids"]) <= window - 8
+
+
+def test_the_chat_template_counts(tokenizer, tmp_path):
+    _, example = read_one(tmp_path, "qasper", "the story goes on; " * 60)
+
+    def render(text):
+        return f"<user>{text}</user>" + "!" * 50
+
+    fitted = fit(tokenizer, example, 500, render)
+    assert 490 <= len(tokenizer(render(fitted))["input_ids"]) <= 492
+    assert len(fitted) < len(fit(tokenizer, example, 500))
+
+
+def test_an_instruction_that_leaves_no_room_is_refused(tokenizer, tmp_path):
+    with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
+        fit(tokenizer, read_one(tmp_path, "qasper", "text " * 500)[1], 200)
+
+
+def test_chat_models_get_the_published_prompt_without_header(tmp_path):
+    document, query = "Some text.", "Who is it?"
+    chat = zeroscrolls.for_chat(read_one(tmp_path, "qasper", document, query=query)[1], "qasper")
+    expected = QASPER.format(document=document, query=query, header="", chat=" Do not provide any explanation.")
+    assert join(chat.segments()) == expected
+    summary = zeroscrolls.for_chat(read_one(tmp_path, "gov_report", document)[1], "gov_report")
+    assert join(summary.segments()) == GOV_REPORT.format(document=document, header="")
+
+
+# -- the tasks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(str(tiny_llama.save(tmp_path_factory.mktemp("model"), 700)), device="cpu", batch_size=8)
+
+
+@pytest.fixture
+def evaluate(lm, folder, task_manager):
+    def run(tasks, **metadata):
+        import lm_eval
+
+        manager = task_manager(data_dir=str(folder), **metadata)
+        arguments = {"limit": 2, "gen_kwargs": {"max_gen_toks": 8}, "bootstrap_iters": 0}
+        return lm_eval.simple_evaluate(lm, tasks=tasks, task_manager=manager, **arguments)
+
+    return run
+
+
+def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder, task_manager):
+    task = task_manager(data_dir=str(folder)).load(["zeroscrolls_16k_qasper"])["tasks"]["zeroscrolls_16k_qasper"]
+    doc = task.eval_docs[1]
+    published = task.doc_to_text(doc)
+    around = {
+        "system_instruction": "Be brief.",
+        "chat_template": lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages),
+    }
+    assert task.fewshot_context(doc, 0) == published
+    assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
+    chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
+    assert chat == f"<system>Be brief.<user>{published}"
+    with pytest.raises(DataError, match="zeroscrolls_16k_qasper.* --num_fewshot 1"):
+        task.fewshot_context(doc, 1)
+
+
+def test_some_references_or_a_limit_that_is_no_number_are_refused_at_once(tmp_path, task_manager):
+    archive(tmp_path, "qasper", [row("qasper", 0, "text", "x"), row("qasper", 1, "text", None)], [])
+    for metadata, message in (({}, "some have none"), ({"prompt_tokens": "x"}, "prompt_tokens='x'")):
+        with pytest.raises(DataError, match=message):
+            task_manager(data_dir=str(tmp_path), **metadata).load(["zeroscrolls_qasper"])
+
+
+def test_all_seven_run_whole_and_scored(lm, evaluate):
+    results = evaluate(["zeroscrolls"])
+    assert set(results["samples"]) == {f"zeroscrolls_{name}" for name in zeroscrolls.NAMES}
+    for samples in results["samples"].values():
+        cut, whole = (sample["arguments"][0][0] for sample in samples)
+        assert SEPARATOR in cut
+        assert SEPARATOR not in whole
+        assert 680 < len(lm.tok_encode(cut)) <= 692
+        assert not any("input" in sample["doc"] for sample in samples)
+    scores = {name: results["results"][f"zeroscrolls_{name}"] for name in zeroscrolls.NAMES}
+    assert {"rouge1,none", "rouge2,none", "rougeL,none", "score,none"} <= set(scores["qmsum"])
+    assert "f1,none" in scores["narrative_qa"]
+    assert "exp_similarity,none" in scores["space_digest"]
+    mean = sum(score["score,none"] for score in scores.values()) / 7
+    assert results["results"]["zeroscrolls"]["score,none"] == pytest.approx(mean)
+
+
+# -- the submission file -----------------------------------------------------------------------------------------------
+
+
+def test_test_split_is_answered_and_becomes_a_submission(evaluate, folder, tmp_path, capsys):
+    results = evaluate(["zeroscrolls_qasper"], split="test")
+    logged = tmp_path / "samples_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl"
+    samples = results["samples"]["zeroscrolls_qasper"]
+    logged.write_text("".join(json.dumps(s, default=str) + "\n" for s in samples))
+    output = tmp_path / "out.csv"
+    arguments = [str(logged), "--data_dir", str(folder), "--output", str(output), "--partial"]
+
+    def refused(*arguments) -> str:
+        assert zeroscrolls_submission.main(arguments) == 2
+        assert not output.exists()
+        return capsys.readouterr().err
+
+    assert "1 ids are missing, such as qasper_2" in refused(*arguments)  # two of three examples were answered
+    third = {**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]}
+    with logged.open("a") as file:
+        file.write(json.dumps(third, default=str) + "\n")
+    assert "no predictions for gov_report" in refused(*arguments[:-1])
+    other = tmp_path / "other model" / logged.name
+    other.parent.mkdir()
+    other.write_text(logged.read_text())
+    assert f"qasper: predictions in {other} and in {logged}" in refused(str(other), *arguments)
+    other.write_text(logged.read_text() * 2)
+    assert "sample 4: id qasper_0 stands there twice" in refused(str(other), *arguments[1:])
+
+    assert zeroscrolls_submission.main(arguments) == 0
+    with output.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["Task", "ID", "Prediction"]
+    assert [tuple(r[:2]) for r in rows[1:]] == [("qasper", f"qasper_{n}") for n in range(3)]
+    assert [r[2] for r in rows[1:]] == [*(s["resps"][0][0] for s in samples), 'a, "quoted"\nline']
+
+
+def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys):
+    archive(tmp_path, "quality", [], [row("quality", 1, "text", None)])
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps({"quality_1": "C"}))
+    bad.write_text("[1]")
+    common = ["--data_dir", str(tmp_path), "--output", str(tmp_path / "o.csv"), "--partial", "--predictions"]
+    assert zeroscrolls_submission.main([*common, f"quality={good}"]) == 0
+    assert zeroscrolls_submission.main([*common, f"quality={bad}"]) == 2
+    assert "id -> prediction" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"qasper": {"a": "x"}}, "submission, qasper: 1 predictions for 2 examples; 1 ids are missing, such as b"),
+        ({"qasper": {"a": "x", "b": "", "c": ""}}, "1 ids are not in the test set, such as c"),
+        ({"qasper": {"a": "x", "b": None}}, "the prediction for b is no text"),
+        ({"trivia": {}}, "trivia: no such task"),
+    ],
+)
+def test_a_complete_submission_passes_and_a_wrong_one_is_refused(change, message):
+    complete = {task: {"a": "x", "b": ""} for task in zeroscrolls_submission.LEADERBOARD}
+    expected = dict.fromkeys(complete, ["a", "b"])
+    zeroscrolls_submission.check(complete, expected)
+    with pytest.raises(DataError, match=re.escape(message)):
+        zeroscrolls_submission.check({**complete, **change}, expected)
