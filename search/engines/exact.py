@@ -21,7 +21,6 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,14 +33,10 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
-
-Tokens = tuple[int, ...]
+from search.engines.prompts import AHEAD, Group, Prompt, Tokens, common, halves, share
 
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
-AHEAD = 12
-"""Tokens of a draft that are checked at once: of a wrong one all that follows is computed for nothing, and every row of
-the batch is padded to the longest."""
 
 
 @dataclass
@@ -63,42 +58,6 @@ class Count:
     forwards: int = 0
     prefilled: int = 0
     shared: int = 0
-
-
-@dataclass
-class _Prompt:
-    """One request, tokenised."""
-
-    tokens: Tokens
-    until: list[str]
-    stops: list[tuple[str, int]]  # each stop, and in how many of the last tokens lm-eval looks for it
-    max_new: int
-    cut: bool = False
-
-    def __post_init__(self) -> None:
-        self.raw = array("i", self.tokens)
-
-    def look_up(self, so_far: Tokens) -> Tokens:
-        """What followed the answer's last two tokens when they last stood in the prompt or the answer, if they did.
-
-        Where that leads up to the answer's end, it goes round: two tokens that alternate may do so for long.
-        """
-        if len(so_far) < 2:
-            return ()
-        size = self.raw.itemsize
-        at = (self.raw.tobytes() + array("i", so_far[:-1]).tobytes()).rfind(array("i", so_far[-2:]).tobytes())
-        if at < 0 or at % size:  # a mention across the borders of tokens is none
-            return ()
-        followed = (self.tokens + so_far)[at // size + 2 :][:AHEAD]
-        return (followed * AHEAD)[: min(AHEAD, self.max_new - len(so_far))]
-
-
-@dataclass
-class _Group:
-    """Prompts (by their number) that begin with the same tokens."""
-
-    prefix: Tokens
-    members: list[int]
 
 
 @dataclass
@@ -143,9 +102,6 @@ class ExactEngine:
         num_layers: layers of the model.
     """
 
-    SHORTEST_PREFIX = 16
-    """Tokens that prompts must have in common before it is worth splitting them."""
-
     def __init__(
         self,
         lm: HFLM,
@@ -167,13 +123,13 @@ class ExactEngine:
         self._repeats = [request.repeats for request in requests]
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.cut = [prompt.cut for prompt in self._prompts]
-        self._groups = self._share() if share_prefixes else [_Group((), [i]) for i in range(len(self._prompts))]
+        self._groups = share(self._prompts) if share_prefixes else [Group((), [i]) for i in range(len(self._prompts))]
         for group in self._groups:
             if len(group.members) == 1:  # its last token is what it asks about; all before can be prefilled
                 group.prefix = self._prompts[group.members[0]].tokens[:-1]
         self._groups.sort(key=lambda g: -max(len(self._prompts[i].tokens) for i in g.members))
 
-    def _prepare(self, context: str, arguments: dict[str, Any]) -> _Prompt:
+    def _prepare(self, context: str, arguments: dict[str, Any]) -> Prompt:
         asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
         max_new = asked["max_gen_toks"]
         room = room_for_prompt(self.lm, max_new)
@@ -183,26 +139,7 @@ class ExactEngine:
         until = handle_stop_sequences(list(asked["until"]), eos=self._end_text)
         tokens_of = self.lm.tokenizer.encode
         stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
-        return _Prompt(tuple(kept), until, stops, max_new, cut=len(kept) < len(whole))
-
-    def _share(self) -> list[_Group]:
-        """Group prompts whose common beginning is at least half of each; in sorted order these are neighbours."""
-        order = sorted(range(len(self._prompts)), key=lambda i: self._prompts[i].tokens)
-        groups: list[_Group] = []
-        for i in order:
-            tokens = self._prompts[i].tokens
-            if groups:
-                last = groups[-1]
-                # A prefix never is a whole prompt: the last token is what the model is asked about.
-                beginning = last.prefix or self._prompts[last.members[0]].tokens[:-1]
-                common = min(_common(beginning, tokens), len(tokens) - 1)
-                longest = max(len(tokens), *(len(self._prompts[j].tokens) for j in last.members))
-                if common >= max(self.SHORTEST_PREFIX, longest / 2):
-                    last.prefix = tokens[:common]
-                    last.members.append(i)
-                    continue
-            groups.append(_Group((), [i]))
-        return groups
+        return Prompt(tuple(kept), until, stops, max_new, cut=len(kept) < len(whole))
 
     @property
     def prompt_tokens(self) -> int:
@@ -245,31 +182,31 @@ class ExactEngine:
                     )
                 self.tokens_per_batch = max(1, self.tokens_per_batch // 2)
                 torch.cuda.empty_cache()
-                queue = [*_halves(batch), *queue]
+                queue = [*halves(batch), *queue]
                 continue
             for i in answers:
                 self.count.answers += 1
                 self.count.tokens += len(answers[i])
             yield answers
 
-    def _in_order(self, order: Sequence[Sequence[int]]) -> list[_Group]:
+    def _in_order(self, order: Sequence[Sequence[int]]) -> list[Group]:
         """The groups in parts, those together that share a prefix and are asked for together."""
         group_of = {i: g for g, group in enumerate(self._groups) for i in group.members}
-        parts: list[_Group] = []
+        parts: list[Group] = []
         for together in order:
             of: dict[int, list[int]] = {}
             for i in together:
                 of.setdefault(group_of[i], []).append(i)
-            parts += [_Group(self._groups[g].prefix, members) for g, members in of.items()]
+            parts += [Group(self._groups[g].prefix, members) for g, members in of.items()]
         return parts
 
     def text(self, i: int, answer: Tokens) -> str:
         """Request ``i``'s answer as ``generate_until`` gives it."""
         return postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
 
-    def _batches(self, groups: Sequence[_Group]) -> Iterator[list[_Group]]:
+    def _batches(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
         """Groups in order, in rows, as many at a time as the budget allows, at least one row."""
-        batch: list[_Group] = []
+        batch: list[Group] = []
         prefix = behind = lanes = 0
         for group in groups:  # mostly the longest come first, so memory runs out early or never
             for row in self._rows(group):
@@ -281,7 +218,7 @@ class ExactEngine:
         if batch:
             yield batch
 
-    def _rows(self, group: _Group) -> Iterator[_Group]:
+    def _rows(self, group: Group) -> Iterator[Group]:
         """The group in parts that go through the model in a row each.
 
         A token is masked from what is its neighbours', and attention computes that all the same; so what all of them
@@ -289,14 +226,14 @@ class ExactEngine:
         """
         lanes = max(1, len(group.prefix) // self._room(group)[1])
         for k in range(0, len(group.members), lanes):
-            yield _Group(group.prefix, group.members[k : k + lanes])
+            yield Group(group.prefix, group.members[k : k + lanes])
 
-    def _room(self, row: _Group) -> tuple[int, int, int]:
+    def _room(self, row: Group) -> tuple[int, int, int]:
         """Tokens of a row's prefix, tokens that may come behind it of each prompt, and how many prompts there are."""
         longest = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in row.members)
         return len(row.prefix), longest - len(row.prefix), len(row.members)
 
-    def _answer_batch(self, groups: Sequence[_Group]) -> dict[int, Tokens]:
+    def _answer_batch(self, groups: Sequence[Group]) -> dict[int, Tokens]:
         lm = self.lm
         with (
             torch.inference_mode(),
@@ -304,7 +241,7 @@ class ExactEngine:
         ):
             return self._decode(groups)
 
-    def _decode(self, groups: Sequence[_Group]) -> dict[int, Tokens]:
+    def _decode(self, groups: Sequence[Group]) -> dict[int, Tokens]:
         room = zip(*map(self._room, groups), strict=True)
         buffer = Buffer(self.model.config, len(groups), *map(max, room))
         self._prefill(groups, buffer)
@@ -325,7 +262,7 @@ class ExactEngine:
                 states = rows[row].states
                 for i, state in list(states.items()):
                     draft = ahead[i]
-                    accepted = _common(draft, predicted[i])
+                    accepted = common(draft, predicted[i])
                     new = draft if draft and accepted == len(draft) else (*draft[:accepted], predicted[i][accepted])
                     self.count.steps += 1
                     state.held += len(state.pending) + len(new) - 1
@@ -339,7 +276,7 @@ class ExactEngine:
                     buffer.drop(row)
         return answers
 
-    def _prefill(self, rows: Sequence[_Group], buffer: Buffer) -> None:
+    def _prefill(self, rows: Sequence[Group], buffer: Buffer) -> None:
         """Run the rows' prefixes through the model, each once, as far as their keys and values go.
 
         Padding stands behind them, where they do not see it, so attention needs no mask.
@@ -426,31 +363,15 @@ class ExactEngine:
                 found[i] = tuple(best[start:end])
         return found
 
-    def _extend(self, prompt: _Prompt, so_far: Tokens, new: Tokens) -> tuple[Tokens, bool]:
+    def _extend(self, prompt: Prompt, so_far: Tokens, new: Tokens) -> tuple[Tokens, bool]:
         """The answer with the new tokens, up to the one that ends it; and whether one does."""
         for n in range(1, len(new) + 1):
             if self._finished(prompt, so_far + new[:n]):
                 return so_far + new[:n], True
         return so_far + new, False
 
-    def _finished(self, prompt: _Prompt, answer: Tokens) -> bool:
+    def _finished(self, prompt: Prompt, answer: Tokens) -> bool:
         """Whether the answer's last token ends it."""
         if answer[-1] in self._ends or len(answer) >= prompt.max_new:
             return True
         return any(stop in self.lm.tokenizer.decode(answer[-window:]) for stop, window in prompt.stops)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    n = min(len(a), len(b))
-    return next((k for k in range(n) if a[k] != b[k]), n)
-
-
-def _halves(batch: list[_Group]) -> list[list[_Group]]:
-    """The same prompts in two batches; a single group gives up its prefix's being shared by all of it."""
-    if len(batch) == 1:
-        prefix, members = batch[0].prefix, batch[0].members
-        middle = (len(members) + 1) // 2
-        return [[_Group(prefix, members[:middle])], [_Group(prefix, members[middle:])]]
-    middle = len(batch) // 2
-    return [batch[:middle], batch[middle:]]
