@@ -23,7 +23,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, share
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Family, GroupRow, Identity, Model, QuestionId, Results, Task
+    from lpes_eval.compare.results import Family, OverPositions, Identity, Model, QuestionId, Results, Task
     from lpes_eval.compare.statistics import Array, Change, Estimates, RerunChanges
 
 FORMAT = "lpes-eval baseline"
@@ -88,7 +88,7 @@ class Baseline:
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Record]
     families: Mapping[str, tuple[str, ...]]
-    groups: Mapping[str, Mapping[str, GroupRow]] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, OverPositions]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the baseline as JSON; tasks with the same questions share the list of them."""
@@ -580,7 +580,7 @@ def _matrix(records: Sequence[Record], key: str) -> Array:
     return question_matrix(by_position)[2]
 
 
-def _estimates(records: Sequence[Record], key: str, group: GroupRow | None) -> Estimates:
+def _estimates(records: Sequence[Record], key: str, group: OverPositions | None) -> Estimates:
     """Return scores with the best standard errors there are: of the questions, of the group's row, or a bound."""
     from lpes_eval.compare.statistics import Estimate, Estimates, from_reported, summarize
 
@@ -607,7 +607,7 @@ def _record(task: Task) -> Record:
     return Record(task.identity, task.position, scores)
 
 
-def _reported_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, GroupRow]]:
+def _reported_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, OverPositions]]:
     for measure, row in family.reported.items():
         if any(tasks[task.name].scores[measure.key].by_question is None for task in family.tasks):
             yield measure.key, row
@@ -658,7 +658,7 @@ def _record_to_dict(record: Record, number: Mapping[tuple[QuestionId, ...], int]
 
 
 def _parse(data: Mapping[str, Any]) -> Baseline:
-    from lpes_eval.compare.results import GroupRow, Identity, Model
+    from lpes_eval.compare.results import OverPositions, Identity, Model
 
     tasks = {}
     question_lists = [_unpack_questions(packed) for packed in data["questions"]]
@@ -683,7 +683,7 @@ def _parse(data: Mapping[str, Any]) -> Baseline:
     families = {name: tuple(members) for name, members in data["families"].items()}
     if unknown := [task for members in families.values() for task in members if task not in tasks]:
         raise ValueError(f"no such task: {unknown[0]}")
-    groups = {name: {key: GroupRow(**row) for key, row in rows.items()} for name, rows in data["groups"].items()}
+    groups = {name: {key: OverPositions(**row) for key, row in rows.items()} for name, rows in data["groups"].items()}
     return Baseline(Model(**data["model"]), data["provenance"], tasks, families, groups)
 
 

@@ -26,6 +26,7 @@ class Prompt:
     cut: bool = False
 
     def __post_init__(self) -> None:
+        """Keep the tokens as bytes, which are searched fast."""
         self.raw = array("i", self.tokens)
 
     def look_up(self, so_far: Tokens) -> Tokens:
