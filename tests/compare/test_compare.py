@@ -44,7 +44,7 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
         "metric_list:\n  - {metric: acc, aggregation: mean, higher_is_better: true}\n"
         "generation_kwargs: {until: [], max_gen_toks: 8}\n"
         "metadata: {version: 1.0, num_keys: 3, positions: [0, 100], max_length: 4000, "
-        f"tokenizer: {reference.path()}}}\n"
+        f"tokenizer: '{reference.path()}'}}\n"
     )
     tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
     evaluated = lm_eval.simple_evaluate(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import lm_eval
+import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
@@ -11,19 +12,20 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
 from lpes_eval import reference
+from lpes_eval.compare.statistics import summarize
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.models.lpes import LPES
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-QUICK = {"num_keys": 8}
-TASK = "kv_retrieval_50_pos_020"
+QUICK = {"num_keys": 8, "positions": [20]}
+TASK = "kv_retrieval"
 
 
-def evaluate(model, task_manager, tasks=(TASK,), limit=6, **options):
+def evaluate(model, task_manager, tasks=(TASK,), limit=6, metadata=QUICK, **options):
     options = {"log_samples": True, "bootstrap_iters": 0} | options
     return lm_eval.simple_evaluate(
-        model, tasks=list(tasks), limit=limit, task_manager=task_manager(**QUICK), **options
+        model, tasks=list(tasks), limit=limit, task_manager=task_manager(**metadata), **options
     )  # fmt: skip
 
 
@@ -152,36 +154,41 @@ def test_any_model_that_hf_takes_runs_without_factors(tmp_path):
 
 def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
     for model in (LPES(max_length=300), HFLM(pretrained=str(reference.path()), device="cpu", max_length=300)):
-        with pytest.raises(
-            PromptTooLong, match=r"kv_retrieval_50_pos_020, question \d+: \d+ prompt tokens, at most 200"
-        ):
+        with pytest.raises(PromptTooLong, match=r"kv_retrieval, question \d+: \d+ prompt tokens, at most 200"):
             evaluate(model, task_manager)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the sample of the official files is not here")
 def test_the_official_files_of_75_pairs_are_evaluated_from_a_folder(lpes, task_manager):
-    manager = task_manager(data_dir=str(SHARED))
+    manager = task_manager(data_dir=str(SHARED), positions=[40])
     results = lm_eval.simple_evaluate(
-        lpes, tasks=["kv_retrieval_75_pos_040"], limit=1, task_manager=manager, log_samples=True, bootstrap_iters=0
+        lpes, tasks=["kv_retrieval_75"], limit=1, task_manager=manager, log_samples=True, bootstrap_iters=0
     )
-    (sample,) = results["samples"]["kv_retrieval_75_pos_040"]
+    (sample,) = results["samples"]["kv_retrieval_75"]
     assert sample["arguments"][0][0].count('": "') == 75
-    assert results["versions"]["kv_retrieval_75_pos_040"] == "1 folder: kv-retrieval-75_keys"
-    source = results["configs"]["kv_retrieval_75_pos_040"]["metadata"]["source"]
+    assert results["versions"]["kv_retrieval_75"] == "2 folder: kv-retrieval-75_keys"
+    source = results["configs"]["kv_retrieval_75"]["metadata"]["source"]
     assert (source["total"], source["examples"], len(source["sha256"])) == (500, 300, 64)
 
 
-def test_a_group_reports_mean_worst_and_spread_over_positions(lpes, task_manager):
-    results = evaluate(lpes, task_manager, tasks=["kv_retrieval"], limit=3, log_samples=False)
-    row = results["groups"]["kv_retrieval"]
-    by_position = [results["results"][f"kv_retrieval_50_pos_{p:03d}"]["acc,none"] for p in (0, 20, 40, 60, 80, 100)]
-    assert row["acc,none"] == pytest.approx(sum(by_position) / 6)
-    assert row["acc_worst,none"] == pytest.approx(min(by_position))
-    assert row["acc_spread,none"] == pytest.approx(max(by_position) - min(by_position))
-    assert "samples" not in results
-    source = results["configs"]["kv_retrieval_50_pos_000"]["metadata"]["source"]
+def test_a_task_by_position_reports_every_position_mean_worst_and_spread_with_errors_by_question(lpes, task_manager):
+    results = evaluate(lpes, task_manager, limit=4, metadata={"num_keys": 8}, bootstrap_iters=100)
+    row, samples = results["results"][TASK], results["samples"][TASK]
+    names = [f"acc@{p}" for p in (0, 20, 40, 60, 80, 100)]
+    assert [len(sample["resps"]) for sample in samples] == [6] * 4  # --limit 4 is four questions
+    scores = np.array([[sample[name] for name in names] for sample in samples])
+    for name, mean in zip(names, scores.mean(0), strict=True):
+        assert row[f"{name},none"] == pytest.approx(mean)
+    assert row["acc,none"] == pytest.approx(scores.mean())
+    assert row["acc_stderr,none"] == pytest.approx(scores.mean(1).std(ddof=1) / 2)  # clustered by question
+    assert row["acc_worst,none"] == pytest.approx(scores.mean(0).min())
+    assert row["acc_spread,none"] == pytest.approx(np.ptp(scores.mean(0)))
+    summary = summarize(scores)
+    assert row["acc_worst_stderr,none"] == pytest.approx(summary.worst.stderr)
+    assert row["acc_spread_stderr,none"] == pytest.approx(summary.spread.stderr)
+    source = results["configs"][TASK]["metadata"]["source"]
     assert (source["kind"], source["split"], source["examples"]) == ("generated", "held_out", 500)
-    assert results["versions"]["kv_retrieval_50_pos_000"] == "1 generated: 8 pairs"
+    assert results["versions"][TASK] == "2 generated: 8 pairs"
 
 
 def test_it_takes_what_hf_takes():

@@ -6,7 +6,7 @@ import lm_eval
 import torch
 
 LENGTH, PADDING = 20, 5
-TASK = "kv_retrieval_50_pos_020"
+TASK = "kv_retrieval"
 
 
 def inputs(rows=2, length=LENGTH, padding=PADDING):
@@ -37,7 +37,7 @@ def evaluate(model, task_manager, arguments="", tasks=(TASK,), limit=4):
         tasks=list(tasks),
         limit=limit,
         batch_size=4,
-        task_manager=task_manager(num_keys=8),
+        task_manager=task_manager(num_keys=8, positions=[20]),
         log_samples=True,
         bootstrap_iters=0,
     )

@@ -23,7 +23,7 @@ from lpes_eval.peers.ms_poe import MsPoE as Method
 @pytest.mark.parametrize("name", ["pi", "attention_buckets", "ms_poe"])
 def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
     results = evaluate(name, task_manager, tasks=["kv_retrieval"], limit=2)
-    assert set(results["groups"]["kv_retrieval"]) >= {"acc,none", "acc_worst,none", "acc_spread,none"}
+    assert set(results["results"]["kv_retrieval"]) >= {"acc,none", "acc_worst,none", "acc_spread,none"}
     config = json.loads(json.dumps(results["config"], default=str))
     if name == "pi":
         assert config["factors"]["per_layer"] == [1.5] * 6

@@ -401,7 +401,7 @@ def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none
     evaluated = set()
     for i in range(kv.POOL):
         if task == "kv_retrieval":
-            evaluated.update(key for record in kv.generate(i, size, 0).records for key in record)
+            evaluated.update(key for record in kv.generate(i, size).records for key in record)
         elif i < 300:
             evaluated.add(fiction.generate(i, size).gold.text)
     golds = set()
