@@ -353,7 +353,7 @@ def _several_letters(doc: dict[str, Any], results: list[str]) -> dict[str, float
 
 
 def _two_judgements(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    loyalty, fact = judgement_scores(*results, doc["output"])
+    loyalty, fact = judgement_scores(results[0], results[1], doc["output"])
     return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}
 
 
@@ -407,7 +407,7 @@ class Task(PublishedPromptTask):
         """One request a prompt."""
         if isinstance(ctx, str):
             return super().construct_requests(doc, ctx, **kwargs)
-        requests = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
+        requests: list[Any] = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
         for number, request in enumerate(requests):
             request.idx = number
         return requests

@@ -288,7 +288,8 @@ class Task(BenchmarkTask):
     def build_all_requests(self, *, limit: int | None = None, **kwargs: Any) -> None:
         """Leave out the texts that are shorter than the longest window, and build the requests for the others."""
         self.refuse_without_model()
-        kept, short = [], []
+        kept: list[int] = []
+        short: list[int] = []
         for row, doc in enumerate(self._all):
             if limit is not None and len(kept) >= limit:
                 break
@@ -306,7 +307,7 @@ class Task(BenchmarkTask):
         """Nothing stands around a text, no chat template either: each window is its own context."""
         return ""
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+    def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         """One request a window."""
         kwargs.pop("apply_chat_template", None)
         kwargs.pop("chat_template", None)
@@ -330,7 +331,7 @@ class Task(BenchmarkTask):
     def _cut(self, doc: dict[str, Any]) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
         length, longest = metadata["length"], self._longest
-        tokenizer = getattr(lm, "tokenizer", None)
+        tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
                 f"{self.config.task}: {type(lm).__name__} has no tokenizer that tells where tokens stand in a text; "

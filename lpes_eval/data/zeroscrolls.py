@@ -406,6 +406,6 @@ class Task(PublishedPromptTask):
 
 
 if __name__ == "__main__":  # the command of the submission file, by the name that it has had
-    from lpes_eval.data.zeroscrolls_submission import main
+    import runpy
 
-    raise SystemExit(main())
+    runpy.run_module("lpes_eval.data.zeroscrolls_submission", run_name="__main__")

@@ -464,7 +464,7 @@ def test_examples_before_the_question_are_refused(task_manager, folder):
     task = task_manager(data_dir=str(folder)).load(["leval_tpo"])["tasks"]["leval_tpo"]
     doc = task.eval_docs[0]
     assert task.fewshot_context(doc, 0) == task.doc_to_text(doc)
-    with pytest.raises(DataError, match="leval_tpo.* --num_fewshot 2"):
+    with pytest.raises(DataError, match=r"leval_tpo.* --num_fewshot 2"):
         task.fewshot_context(doc, 2)
 
 

@@ -429,7 +429,7 @@ def test_chat_template_and_system_instruction_go_around_the_published_prompt(fol
     assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
     chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
     assert chat == f"<system>Be brief.<user>{published}"
-    with pytest.raises(DataError, match="zeroscrolls_16k_qasper.* --num_fewshot 1"):
+    with pytest.raises(DataError, match=r"zeroscrolls_16k_qasper.* --num_fewshot 1"):
         task.fewshot_context(doc, 1)
 
 
@@ -515,7 +515,7 @@ def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys):
 )
 def test_a_complete_submission_passes_and_a_wrong_one_is_refused(change, message):
     complete = {task: {"a": "x", "b": ""} for task in zeroscrolls_submission.LEADERBOARD}
-    expected = dict.fromkeys(complete, ["a", "b"])
+    expected = {task: ["a", "b"] for task in complete}
     zeroscrolls_submission.check(complete, expected)
     with pytest.raises(DataError, match=re.escape(message)):
         zeroscrolls_submission.check({**complete, **change}, expected)
