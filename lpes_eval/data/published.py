@@ -89,5 +89,5 @@ def whole_numbers(metadata: MutableMapping[str, Any], *names: str) -> None:
     """
     for name in set(names) & set(metadata):
         if not re.fullmatch(r"0*[1-9][0-9]{0,8}(\.0)?", str(metadata[name])):
-            raise DataError(f"{name}={metadata[name]!r}: expected a whole number above 0, as --metadata {name}=256")
+            raise DataError(f"{name}={metadata[name]!r}: expected a whole number above 0 (--metadata {name}=N)")
         metadata[name] = int(float(metadata[name]))
