@@ -291,11 +291,6 @@ def exact_match(prediction: str, reference: str) -> float:
         return float(wanted in found)
 
 
-def letters_score(response: str, output: str, several: bool = False) -> float:
-    """The score of one multiple-choice response against its reference ``output``."""
-    return exact_match(predicted_letters(response, several), reference_letters(output))
-
-
 def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
     """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
 
@@ -341,11 +336,12 @@ def _normalize(text: str) -> str:
 
 
 def _one_letter(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return {"exact_match": letters_score(results[0], doc["output"])}
+    return {"exact_match": exact_match(predicted_letters(results[0]), reference_letters(doc["output"]))}
 
 
 def _several_letters(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return {"exact_match": letters_score(results[0], doc["output"], several=True)}
+    letters = predicted_letters(results[0], several=True)
+    return {"exact_match": exact_match(letters, reference_letters(doc["output"]))}
 
 
 def _two_judgements(doc: dict[str, Any], results: list[str]) -> dict[str, float]:

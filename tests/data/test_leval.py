@@ -151,28 +151,16 @@ def test_a_blank_reference_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("response", "output", "score"),
-    [
-        ("ABC", "ABC", 1.0),
-        ("AC", "ABC", 0.25),  # some of the correct ones
-        ("B", "ABC", 0.25),
-        ("ABD", "ABC", 0.0),  # one wrong letter
-        ("ABCD", "ABC", 0.0),
-        ("", "ABC", 0.0),  # "None" is no choice of letters
-        ("xCABx", "ABC", 0.25),  # all of them, in another order: not the same string
-        ("no idea", "A", 1.0),  # the guess of A
-    ],
-)
-def test_coursera_gives_a_quarter_for_correct_but_not_all_letters(response, output, score):
-    assert leval.letters_score(response, output, several=True) == score
-
-
-@pytest.mark.parametrize(
     ("prediction", "reference", "score"),  # em.py's exact_match_score
     [
         ("a A", "A", 1.0),  # articles and punctuation go, case stays
         ("(B).", "B", 1.0),
         ("the", "A", 0.25),  # nothing is a part of everything
+        ("ABC", "ABC", 1.0),
+        ("AC", "ABC", 0.25),  # some of the correct ones
+        ("ABD", "ABC", 0.0),  # one wrong letter
+        ("None", "ABC", 0.0),  # a blank answer
+        ("CAB", "ABC", 0.25),  # all of them, in another order: not the same string
         ("A C", "AC", 0.0),
         ("true", "true", 1.0),
         ("un t r u e", "TRUE", 1.0),  # contained, spaces and case aside
@@ -318,12 +306,17 @@ def document_of(prompt: str) -> str:
     return prompt.partition("Document is as follows. ")[2].partition(" \nQuestion: ")[0]
 
 
-def test_every_prompt_reaches_the_model_whole(results, lm):
+def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm):
+    assert list(results["samples"]) == [f"leval_{name}" for name in leval.NAMES]
     for samples in results["samples"].values():
-        for sample in samples:
-            for prompt, arguments in sample["arguments"]:
-                assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
-                assert prompt.endswith("\nAnswer:")
+        assert [sample["doc"]["question_id"] for sample in samples] == list(range(15))
+        assert [sample["doc"]["document"] for sample in samples] == [n for n in range(5) for _ in range(3)]
+        assert not any("input" in sample["doc"] for sample in samples)
+        for prompt, arguments in (request for sample in samples for request in sample["arguments"]):
+            assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
+            assert prompt.endswith("\nAnswer:")
+    scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
+    assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
 
 
 def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results, folder):
@@ -350,11 +343,7 @@ def test_by_the_authors_rule_the_limit_is_the_documents_alone(evaluate, folder, 
         assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
 
 
-def test_rows_refer_to_their_document_and_results_to_their_file(results, folder):
-    docs = [sample["doc"] for sample in results["samples"]["leval_quality"]]
-    assert [doc["question_id"] for doc in docs] == list(range(15))
-    assert [doc["document"] for doc in docs] == [n for n in range(5) for _ in range(3)]
-    assert not any("input" in doc for doc in docs)
+def test_results_say_where_the_questions_came_from(results, folder):
     source = results["configs"]["leval_tpo"]["metadata"]["source"]
     assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
     assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
@@ -367,11 +356,6 @@ def test_sci_fi_asks_twice_and_scores_both(results):
         assert "Document is as follows." in story
         assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"]).text
         assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
-
-
-def test_a_group_is_the_plain_mean_of_its_four_tasks(results):
-    scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
-    assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
 
 
 def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm):
@@ -435,3 +419,10 @@ def test_examples_before_the_question_are_refused(task_manager, folder):
 def test_all_four_official_files_run(evaluate):
     results = evaluate(["leval"], limit=2, metadata={"split": "held_out", "data_dir": str(SHARED.parent)})
     assert all(len(samples) == 2 for samples in results["samples"].values())
+
+
+def test_only_coursera_takes_several_letters(task_manager, folder):
+    tasks = task_manager(data_dir=str(folder), split="all").load(["leval_multiple_choice"])["tasks"]
+    scores = {name: task.process_results({"output": "AC"}, ["A. and C."]) for name, task in tasks.items()}
+    expected = {"leval_coursera": 1.0, "leval_quality": 0.25, "leval_tpo": 0.25}
+    assert scores == {name: {"exact_match": score} for name, score in expected.items()}
