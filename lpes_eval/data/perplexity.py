@@ -338,10 +338,11 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
+            others = f" (max_length={longest} for every length up to the longest)" if longest > length else ""
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args (max_length={longest} for every "
-                "length up to the longest) to measure beyond the trained window"
+                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
+                "trained window"
             )
         text = _read_once(Path(metadata["source"]["location"]))[doc["question_id"]].text
         return windows(
