@@ -258,7 +258,7 @@ def examine(model_type: str) -> Family:
     notes = (
         CONDITIONS.get(model_type, ""),
         _without_effect(model, len(decoder.layers)),
-        _sharing(decoder.rotates_as),
+        _sharing(decoder.factor_layer),
     )
     return Family(model_type, class_name, "supported", _rotary_form(model), "; ".join(filter(None, notes)))
 
@@ -296,7 +296,7 @@ def _without_effect(model: Any, depth: int) -> str:
     idle = [h for h in range(depth) if torch.equal(logits([1.0 + (h == layer) for layer in range(depth)]), plain)]
     if len(idle) == depth:
         raise RuntimeError(f"{kind}: factors change nothing in any layer")
-    owners = rope.find_decoder(model).rotates_as
+    owners = rope.find_decoder(model).factor_layer
     idle = [h for h in idle if owners[h] == h]
     if not idle:
         return ""
@@ -307,8 +307,8 @@ def _without_effect(model: Any, depth: int) -> str:
     return f"no effect in layers without positions ({len(idle)} of {depth} here)"
 
 
-def _sharing(rotates_as: tuple[int, ...]) -> str:
-    if all(owner == h for h, owner in enumerate(rotates_as)):
+def _sharing(factor_layer: tuple[int, ...]) -> str:
+    if all(owner == h for h, owner in enumerate(factor_layer)):
         return ""
     return "a layer that attends to an earlier layer's keys takes that layer's factor"
 

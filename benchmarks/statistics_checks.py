@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
+from lpes_eval.compare import gate, statistics
 from lpes_eval.compare.results import GroupRow, Identity, Model
 from lpes_eval.flags import at_least
-from lpes_eval.scoring import regress, statistics
 
 QUESTIONS = 500
 U_SHAPE = np.array([0.9, 0.75, 0.65, 0.7, 0.85])
@@ -47,22 +47,22 @@ def as_baseline(answers, paired=True):
     tasks = {}
     for position, line in enumerate(answers.T):
         by_question = tuple(line) if paired else None
-        score = regress.Score(line.mean(), line.std(ddof=1) / math.sqrt(len(line)), True, by_question)
+        score = gate.Score(line.mean(), line.std(ddof=1) / math.sqrt(len(line)), True, by_question)
         identity = Identity("1", {}, len(line), tuple(range(len(line))), "d", "p")
-        tasks[f"pos_{position}"] = regress.Record(identity, position, {"acc,none": score})
+        tasks[f"pos_{position}"] = gate.Record(identity, position, {"acc,none": score})
     groups = {}
     if not paired:  # as lm_eval prints them when this package is installed
         summary = statistics.summarize(answers, replicates=500)
         row = GroupRow(summary.mean.value, summary.mean.stderr, summary.spread.value, summary.spread.stderr)
         groups = {"simulated": {"acc,none": row}}
-    return regress.Baseline(Model("hf", "simulated", None), {}, tasks, {"simulated": tuple(tasks)}, groups)
+    return gate.Baseline(Model("hf", "simulated", None), {}, tasks, {"simulated": tuple(tasks)}, groups)
 
 
 def failure_rate(runs, make, paired=True):
     failed = 0
     for seed in range(runs):
         old, new = make(np.random.default_rng(seed))
-        failed += regress.regress(as_baseline(old, paired), as_baseline(new, paired)).worse
+        failed += gate.regress(as_baseline(old, paired), as_baseline(new, paired)).worse
     return failed / runs
 
 
@@ -86,7 +86,7 @@ def worse_run(noise, points, columns):
 
 
 def false_alarms(runs):
-    print(f"\nGate, nothing changed: share of {runs} reruns that fail (promised: at most {regress.ALPHA})")
+    print(f"\nGate, nothing changed: share of {runs} reruns that fail (promised: at most {gate.ALPHA})")
     for label, noise in (("0.2 %", 0.002), ("2 %", 0.02), ("20 %", 0.2), ("all drawn anew", None)):
         paired = failure_rate(runs, rerun(noise))
         unpaired = failure_rate(runs, rerun(noise), paired=False)

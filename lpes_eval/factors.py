@@ -28,7 +28,9 @@ FORMAT = "lpes-factors"
 VERSION = 1
 REFERENCE = "reference"
 MAX_BYTES = 1 << 20
-MAX_LAYERS = 10_000
+MAX_LAYERS = 1_000
+MAX_POINTS = 12
+"""Of a curve. With these bounds every file is evaluated within a second."""
 LEAST, GREATEST = 1e-3, 1e6
 """Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
@@ -414,8 +416,8 @@ class _Check:
             return kind, self.listed(points, "curve.points")
         if not isinstance(points, list | tuple):
             self.fail(f"curve.points: found {_kind(points)}, expected a list of [x, y] pairs")
-        if not 2 <= len(points) <= MAX_LAYERS:
-            self.fail(f"curve.points: {len(points)} control points, expected at least 2")
+        if not 2 <= len(points) <= MAX_POINTS:
+            self.fail(f"curve.points: {len(points)} control points, expected 2 to {MAX_POINTS}")
         checked = []
         for k, point in enumerate(points):
             if not isinstance(point, list | tuple) or len(point) != 2:

@@ -13,18 +13,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search import loop, report
-from search.arguments import MEASURED, model_name, parse, without_effect
-from search.held_out import evaluate_held_out
+from search import report
+from search.config import MEASURED, model_name, parse, without_effect
+from search.held_out import PLAIN, evaluate_held_out
 from search.journal import Journal
-from search.optimizer import Y_START
-from search.setup import Search, load
+from search.report.pages import Outcome
+from search.run import Search, load
+from search.space import Y_START
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,32 +75,35 @@ def run(args: argparse.Namespace) -> int:
         search.entries = journal.entries
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
         write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
-        loop.restore(search.optimizer, journal, search.key)
         for note in journal.notes:
             print(f"note: {note}", flush=True)
         to_beat = {
-            "baseline": search.measure("baseline", search.uniform(1.0), journal),
+            PLAIN: search.measure(PLAIN, search.uniform(1.0), journal),
             "PI": search.measure("PI", search.uniform(Y_START), journal),
         }
         print(report.to_beat(search, to_beat, journal), flush=True)
-        with report.progress(search, journal, to_beat) as watch:
-            fittest, best = loop.run(search.optimizer, search.evaluate, journal, search.key, watch)
-        found = search.factors(fittest)
-        write_factors(search, found, best)
-        print(f"\nFactors found: {args.output / 'factors.json'}", flush=True)
+        with report.progress(search, to_beat) as watch:
+            fittest, best = search.run(journal, watch)
         search.lost = search.check_given_up(journal) if args.early_stopping_check else []
-        held_out = None
-        report.write(search, journal, to_beat, best, found, held_out)  # the search's, whatever becomes of the rest
+        outcome = Outcome(to_beat, best, search.factors(fittest))
+        outcome.file = write_factors(search, outcome)
+        report.write(search, journal, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:
-            held_out = evaluate_held_out(search, found)
-            report.write(search, journal, to_beat, best, found, held_out)
-        print(report.summary(search, journal, to_beat, best, found, held_out), flush=True)
+            outcome.held_out = evaluate_held_out(search, outcome.found)
+            outcome.file = write_factors(search, outcome)
+            report.write(search, journal, outcome)
+        print("\n" + report.summary(search, journal, outcome), flush=True)
+        print(f"Factors: {args.output / outcome.file}", flush=True)
     return 0
 
 
-def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
-    """The factors file, with what the search can be repeated from. The same search always writes the same bytes."""
-    args = search.args
+def write_factors(search: Search, outcome: Outcome) -> str:
+    """Write the factors with what the search can be repeated from; the same search always writes the same bytes.
+
+    Returns:
+        The file's name: ``best_effort.json`` where the factors were not shown to be better than the plain model.
+    """
+    args, found, best = search.args, outcome.found, outcome.best
     settings = dict(search.settings["search"])
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
@@ -119,7 +122,10 @@ def write_factors(search: Search, found: Factors, best: dict[str, Any]) -> None:
             "packages": search.settings["packages"],
         },
     )
-    factors.save(args.output / "factors.json")
+    name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
+    factors.save(args.output / name)
+    (args.output / other).unlink(missing_ok=True)  # of the same search, before its held-out examples
+    return name
 
 
 if __name__ == "__main__":

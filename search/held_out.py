@@ -14,17 +14,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search.arguments import metadata_of, speed_options, task_options
+from search.config import speed_options
 
 if TYPE_CHECKING:
-    from search.fitness import Measured
-    from search.parts import Part
-    from search.setup import Search
+    from search.evaluator import Measured
+    from search.run import Search
+    from search.tasks import Objective
 
 FOUND = "found factors"
+PLAIN = "baseline"
 HELD_OUT_NUMBERS = "held_out_samples.json"
 
 
@@ -33,78 +33,54 @@ class HeldOut:
     """Scores on examples that the search has not seen.
 
     Attributes:
-        parts: the tasks, at every position that they have.
+        tasks: at every position that they have.
         factors: what was measured: name -> factors.
         measured: the same names -> scores.
-        comparisons: the found factors against each other name, paired by question, one for each task that comes by
-            position or stands alone: (task, name) -> ``PairedComparison``.
+        comparisons: the found factors against each other name, paired by question: (task, name) ->
+            ``PairedComparison``.
     """
 
-    parts: list[Any]
+    tasks: list[Objective]
     factors: dict[str, Factors]
     measured: dict[str, Measured]
     comparisons: dict[tuple[str, str], Any]
 
 
-def load_held_out(args: argparse.Namespace, lm: Any) -> list[Part]:
-    """The tasks on held-out examples, at every position that they have: before the search, as they may be refused."""
-    from search.parts import load_parts
-
-    if not args.held_out_examples:
-        return []
-    options = {**task_options(args), "positions": None}
-    try:
-        return load_parts(
-            lm,
-            args.tasks,
-            split="held_out",
-            metadata=metadata_of(args),
-            examples=args.held_out_examples,
-            **options,
-        )
-    except UserError as error:
-        raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
-
-
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure baseline, PI at the mean of the found factors (section 4.1), and the found factors."""
-    from lpes_eval.scoring import statistics
-    from search.fitness import Fitness
+    from lpes_eval.compare import statistics
+    from search.evaluator import Evaluator
 
-    args, parts = search.args, list(search.held_out)
-    fitness = Fitness(search.lm, parts, cache=search.fitness.cache, **speed_options(args))
+    args, tasks = search.args, list(search.held_out)
+    evaluator = Evaluator(search.lm, tasks, cache=search.evaluator.cache, **speed_options(args))
     scaled = found.per_layer()[args.skip :]
     mean = sum(scaled) / len(scaled)
-    factors = {
-        "baseline": search.uniform(1.0),
-        search.pi(mean): search.uniform(mean),
-        FOUND: found,
-    }
-    kept = _Kept(args.output / "held_out.json", fitness.describe())
+    factors = {PLAIN: search.uniform(1.0), search.pi(mean): search.uniform(mean), FOUND: found}
+    kept = _Kept(args.output / "held_out.json", evaluator.describe())
     measured: dict[str, Measured] = {}
     for name, values in factors.items():
         if (known := kept.get(values)) is not None:
             measured[name] = known
             continue
-        print(f"  held-out examples: {name}, {fitness.prompts} prompts ...", flush=True)
+        print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
         start = time.perf_counter()
-        measured[name] = fitness(values, factors["baseline"])
+        measured[name] = evaluator(values)
         kept.put(values, measured[name])
         print(f"    took {timedelta(seconds=round(time.perf_counter() - start))}", flush=True)
     comparisons = {}
-    for task, members in groups(parts).items():
-        rows = {name: _matrix(members, found_scores.examples) for name, found_scores in measured.items()}
+    for task in tasks:
+        rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}
         if any(matrix is None for matrix in rows.values()):
             continue  # a corpus metric has no score of a single example to pair
         for name in factors:
             if name != FOUND:
-                comparisons[task, name] = statistics.compare_paired(
-                    rows[name], rows[FOUND], higher_is_better=members[0].sign > 0
+                comparisons[task.name, name] = statistics.compare_paired(
+                    rows[name], rows[FOUND], higher_is_better=task.sign > 0
                 )
-    if not all(own_split(part) for part in parts):
-        numbers = {part.name: part.numbers for part in parts}
+    if any(task.divided for task in tasks):
+        numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
-    return HeldOut(parts, factors, measured, comparisons)
+    return HeldOut(tasks, factors, measured, comparisons)
 
 
 class _Kept:
@@ -112,21 +88,21 @@ class _Kept:
 
     Args:
         path: a JSON file; one that cannot be read counts as not there.
-        told: what is measured; measurements of anything else are dropped.
+        described: what is measured; measurements of anything else are dropped.
     """
 
-    def __init__(self, path: Path, told: dict[str, Any]) -> None:
+    def __init__(self, path: Path, described: dict[str, Any]) -> None:
         self._path = path
-        self._data: dict[str, Any] = {"told": json.loads(json.dumps(told)), "measured": {}}
+        self._data: dict[str, Any] = {"described": json.loads(json.dumps(described)), "measured": {}}
         try:
             found = json.loads(path.read_bytes())
-            if found["told"] == self._data["told"] and isinstance(found["measured"], dict):
+            if found["described"] == self._data["described"] and isinstance(found["measured"], dict):
                 self._data = found
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
     def get(self, factors: Factors) -> Measured | None:
-        from search.fitness import Measured
+        from search.evaluator import Measured
 
         found = self._data["measured"].get(factors.digest())
         return found and Measured(**found)
@@ -137,44 +113,28 @@ class _Kept:
         write_atomically(self._path, json.dumps(self._data, default=lambda number: number.item()) + "\n")  # numpy
 
 
-def own_split(part: Any) -> bool:
-    """Whether the task itself hands out the held-out examples; any other task's were picked by number."""
-    return not part.divided
+def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
+    """Scores of shape (questions, columns), a question's examples averaged; None where not all have finite ones."""
+    import numpy as np
 
-
-def groups(parts: Sequence[Any]) -> dict[str, list[Any]]:
-    """Parts that are one task at several positions, under the name they share; any other part by itself."""
-    found: dict[str, list[Any]] = {}
-    for part in parts:
-        found.setdefault(part.stem, []).append(part)
-    return found
-
-
-def _matrix(parts: Sequence[Any], examples: dict[str, list[Any]]) -> Any:
-    """Scores of shape (questions, positions), a question's examples averaged; None where not all have finite ones."""
-    from lpes_eval.scoring import statistics
-
-    if not all(_is_finite(value) for part in parts for value in examples[part.name]):
+    if not all(_is_finite(value) for column in task.columns for value in examples[column.name]):
         return None
-    scores: dict[str, dict[Any, float]] = {}
-    for part in parts:
-        of_question: dict[Any, list[float]] = {}
-        for question, value in zip(part.questions, examples[part.name], strict=True):
-            of_question.setdefault(question, []).append(float(value))
-        scores[part.name] = {question: sum(values) / len(values) for question, values in of_question.items()}
-    return statistics.question_matrix(scores)[2]
+    rows: dict[Any, list[list[float]]] = {}
+    for number, question in enumerate(task.questions):
+        rows.setdefault(question, []).append([float(examples[column.name][number]) for column in task.columns])
+    return np.array([np.mean(scores, axis=0) for scores in rows.values()])
 
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def reproduce_command(args: argparse.Namespace, parts: Sequence[Any]) -> str:
-    """The lm_eval command that gives the factors file's scores on the held-out examples of ``parts``."""
-    model_args = {**args.model_args, "factors": str(args.output / "factors.json")}
+def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file: str = "factors.json") -> str:
+    """The lm_eval command that gives the factors file's scores on the held-out examples of ``tasks``."""
+    model_args = {**args.model_args, "factors": str(args.output / file)}
     command = ["lm_eval", "--model", "lpes", "--model_args", _as_lm_eval_reads_it(model_args)]
     # A pattern stands here for tasks alone, to lm_eval also for their groups, which it then refuses.
-    fitting = {name: fnmatch.filter([part.name for part in parts], name) for name in args.tasks}
+    fitting = {name: fnmatch.filter([task.name for task in tasks], name) for name in args.tasks}
     command += ["--tasks", ",".join(task for name in args.tasks for task in fitting[name] or [name])]
     for flag in ("device", "num_fewshot", "include_path", "system_instruction"):
         if (value := getattr(args, flag)) is not None:
@@ -195,7 +155,7 @@ def reproduce_command(args: argparse.Namespace, parts: Sequence[Any]) -> str:
     for flag in ("metadata", "gen_kwargs"):
         if value := getattr(args, flag):
             command += [f"--{flag}", json.dumps(value)]
-    if not all(own_split(part) for part in parts):
+    if any(task.divided for task in tasks):
         command += ["--samples", str(args.output / HELD_OUT_NUMBERS)]
     elif args.held_out_examples < 500:
         command += ["--limit", str(args.held_out_examples)]

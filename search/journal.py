@@ -4,12 +4,11 @@
 ``settings.json``  what the search is: whoever goes on with it must bring the same
 ``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun; a key's last line
                    counts
-``state.json``     the optimiser between two generations, replaced whole
 ``.lock``          held while a process works here; the system frees it however the process ends
 =================  =================================================================================================
 
-The optimiser is deterministic and the journal knows every number it was told, so the state spares drawing old
-generations again but could itself be lost. What ``kill -9`` can cost is the evaluation that was under way.
+The optimiser is deterministic and the journal knows every number it was told: going on means asking it again from the
+start. What ``kill -9`` can cost is the evaluation that was under way.
 """
 
 from __future__ import annotations
@@ -23,6 +22,18 @@ from typing import Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
+
+FILES = (
+    "settings.json",
+    "arguments.json",
+    "factors.json",
+    "best_effort.json",
+    "held_out.json",
+    "held_out_samples.json",
+    "summary.md",
+    "report.json",
+)
+"""What a search writes to its folder beside the journal and pictures."""
 
 
 class Journal:
@@ -38,7 +49,7 @@ class Journal:
 
     Raises:
         UserError: from ``with``: another process is at work in the folder, it belongs to a search with other settings,
-            or it is damaged elsewhere than at the end of the journal.
+            it is damaged elsewhere than at the end of the journal, or it holds files but no search.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
@@ -63,7 +74,7 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
-            for part in self.folder.glob(".*.part"):
+            for part in (part for name in FILES for part in self.folder.glob(f".{name}.*.part")):
                 part.unlink()  # what an ended process had not finished writing
             self._check_settings()
             self._read()
@@ -84,6 +95,11 @@ class Journal:
         """The entries of individuals: what else is measured is of no generation."""
         return {key: entry for key, entry in self.entries.items() if entry.get("generation") is not None}
 
+    @property
+    def generations(self) -> dict[int, dict[str, Any]]:
+        """The last individual's entry of each generation."""
+        return {entry["generation"]: entry for entry in self.individuals.values()}
+
     def record(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what was found for ``key``: when this returns it is on the disk.
 
@@ -97,35 +113,13 @@ class Journal:
         self.entries[key] = json.loads(line)
         return self.entries[key]
 
-    def save_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the state; a reader finds the old one or the new one, never a part."""
-        write_atomically(self.folder / "state.json", json.dumps(state, allow_nan=False) + "\n")
-        _sync_folder(self.folder)
-
-    def load_state(self) -> dict[str, Any] | None:
-        """The last state saved; none at the first start."""
-        path = self.folder / "state.json"
-        if not path.exists():
-            return None
-        try:
-            state = json.loads(path.read_bytes())
-        except ValueError:
-            state = None
-        if not isinstance(state, dict):
-            self.leave_state("is damaged")
-            return None
-        return state
-
-    def leave_state(self, why: str) -> None:
-        """Note that the state is not gone on from."""
-        path = self.folder / "state.json"
-        self.notes.append(f"{path} {why}: the generations so far are drawn again, from the journal")
-
     def _check_settings(self) -> None:
         path = self.folder / "settings.json"
         if not path.exists():
             if self._path.exists():
                 raise UserError(f"{self.folder}: holds a journal but no settings.json; take another folder")
+            if others := sorted(path.name for path in self.folder.iterdir() if path.name != ".lock"):
+                raise UserError(f"{self.folder}: holds {others[0]} but no search; take an empty folder or a new name")
             write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
             return
         try:

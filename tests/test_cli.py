@@ -63,9 +63,9 @@ def test_error_of_the_user_is_one_line_and_2(arguments, tmp_path, monkeypatch, c
 
 
 def test_report_that_cannot_be_written_is_an_error_of_the_user(tmp_path):
+    from lpes_eval.compare import tables
     from lpes_eval.errors import UserError
-    from lpes_eval.scoring import report
 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        report.write(str(tmp_path / "file" / "report.md"), "text")
+        tables.write(str(tmp_path / "file" / "tables.md"), "text")

@@ -12,7 +12,7 @@ from scipy import stats
 from benchmarks.experiments import plan, store
 from benchmarks.experiments.page import gain, scores_of
 from lpes_eval import files
-from lpes_eval.scoring import statistics
+from lpes_eval.compare import statistics
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = store.Results(ROOT / "benchmarks/results/reference")

@@ -114,9 +114,9 @@ def _by_lm_eval(
     model: str, model_args: Mapping[str, Any], task: str, metadata: dict[str, Any], n: int
 ) -> tuple[list[Any], str, dict[float, list[float]]]:
     import lm_eval
+    from lpes_eval.scoring.positions import position_of
 
     from lpes_eval.harness import plugin
-    from lpes_eval.scoring.positions import position_of
 
     if model not in plugin.MODELS:
         raise UserError(f"there is no model type {model}")
@@ -303,7 +303,7 @@ def _trained_window(job: Job) -> int:
         pairs = int(json.loads((folder / "run.json").read_text())["stages"][-1]["pairs"])
     except (OSError, KeyError):
         raise UserError(f"{folder / 'run.json'} does not say how long contexts were in training") from None
-    prompt = kv.generate(0, pairs, 100).prompt()
+    prompt = kv.generate(0, pairs).prompt(100)
     return len(AutoTokenizer.from_pretrained(folder)(prompt, add_special_tokens=False)["input_ids"])
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.experiments import plan, store
 from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
+from lpes_eval.compare import statistics
 from lpes_eval.compare.tables import markdown_table
 from lpes_eval.data import kv, mdqa
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
-from lpes_eval.scoring import statistics
 
 if TYPE_CHECKING:
     from benchmarks.experiments.bench import Bench

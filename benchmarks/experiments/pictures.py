@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.experiments import plan
 from benchmarks.experiments.page import GA, METHODS, TITLES, Page, Z, optimizer, scores_of
 from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
+from lpes_eval.compare import statistics
 from lpes_eval.factors import Factors
-from lpes_eval.scoring import statistics
 
 if TYPE_CHECKING:
     from benchmarks.experiments.bench import Bench

@@ -31,14 +31,14 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
     texts, sizes = [], set()
     pairs = longest // 10
     for number in range(count):
-        example = kv.generate(number, pairs, 100, SEED)
+        example = kv.generate(number, pairs, SEED)
         rng = stream("perplexity", SEED, number)
         record = _tokens(tokenizer, kv.format_records(example.records[-2:])) // 2
         near = max(1, (nearest - _tokens(tokenizer, kv.TEMPLATE) - 2 * record) // record)
         gold = pairs - 1 - below(near, rng)
-        asked = kv.Example(number, example.records, gold)
-        answer = f' "{asked.value}"'
-        texts.append(_last_tokens(tokenizer, asked.prompt() + answer, longest))
+        position = min(100.0, 100 * (gold + 0.5) / (pairs - 1))
+        answer = f' "{example.value(position)}"'
+        texts.append(_last_tokens(tokenizer, example.prompt(position) + answer, longest))
         sizes.add(longest - _tokens(tokenizer, texts[-1][: -len(answer)]))
     if len(sizes) > 1:
         raise UserError(f"the model's tokenizer splits answers into {sorted(sizes)} tokens; expected one number")

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from lpes_eval.data import fiction
-from lpes_eval.data.mdqa import TEMPLATE, format_documents
+from lpes_eval.data.mdqa import TEMPLATE, format_document
 from lpes_eval.reference import tokenizer as vocabulary
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [encoded.ids for encoded in _tokenizer().encode_batch(list(texts), add_special_tokens=False)]
 
-    shelf = head + format_documents([article.document() for article in articles])
+    shelf = head + "\n".join(format_document(i, article.document()) for i, article in enumerate(articles, 1))
     wordings = [rng.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
     lead, tail = zip(*wordings, strict=True)
     subjects = [" " + article.subject for article in articles]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.compare import tables
 from lpes_eval.errors import UserError
 from lpes_eval.flags import share
-from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
     from lpes_eval.compare.results import Family, Measure, Results
@@ -54,13 +54,13 @@ class Comparison:
     def to_text(self) -> str:
         """Lay the comparison out for a terminal."""
         return self._render(
-            "{0}, {1}, {2} questions", report.text_table, f"A  {self._run(self.a)}\nB  {self._run(self.b)}"
+            "{0}, {1}, {2} questions", tables.text_table, f"A  {self._run(self.a)}\nB  {self._run(self.b)}"
         )
 
     def to_markdown(self) -> str:
         """Write the comparison as Markdown."""
         runs = f"* A: {self._run(self.a)}\n* B: {self._run(self.b)}"
-        return self._render("### {0}, {1}, {2} questions\n", report.markdown_table, runs)
+        return self._render("### {0}, {1}, {2} questions\n", tables.markdown_table, runs)
 
     def to_json(self) -> str:
         """Write the comparison as JSON, with every number in full."""
@@ -174,7 +174,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    from lpes_eval.scoring import results
+    from lpes_eval.compare import results
 
     comparison = compare(
         results.read(arguments.a),
@@ -183,11 +183,11 @@ def run(arguments: argparse.Namespace) -> int:
         prompts_may_differ=arguments.other_prompts,
     )
     if arguments.json:
-        report.write(arguments.json, comparison.to_json())
+        tables.write(arguments.json, comparison.to_json())
     if arguments.markdown:
-        report.write(arguments.markdown, comparison.to_markdown())
+        tables.write(arguments.markdown, comparison.to_markdown())
     if "-" not in (arguments.json, arguments.markdown):
-        report.write("-", comparison.to_text())
+        tables.write("-", comparison.to_text())
     return 0
 
 
@@ -262,15 +262,15 @@ def _differences(
 
 def _cells(row: Row) -> list[str]:
     d = row.difference
-    interval = f"{report.signed(d.low)} to {report.signed(d.high)}"
+    interval = f"{tables.signed(d.low)} to {tables.signed(d.high)}"
     return [
         row.label,
-        report.score(d.a),
-        report.score(d.b),
-        report.signed(d.difference),
+        tables.score(d.a),
+        tables.score(d.b),
+        tables.signed(d.difference),
         interval,
-        report.p_value(d.p),
-        report.p_value(row.p_holm),
+        tables.p_value(d.p),
+        tables.p_value(row.p_holm),
     ]
 
 
@@ -281,8 +281,8 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
         "a": d.a,
         "b": d.b,
         "difference": d.difference,
-        "interval": [report.finite(d.low), report.finite(d.high)],
-        "p": report.finite(d.p),
-        "p_holm": report.finite(row.p_holm),
+        "interval": [tables.finite(d.low), tables.finite(d.high)],
+        "p": tables.finite(d.p),
+        "p_holm": tables.finite(row.p_holm),
         "method": d.method,
     }

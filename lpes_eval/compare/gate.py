@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval import reference
+from lpes_eval.compare import tables
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, share
-from lpes_eval.scoring import report
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Family, GroupRow, Identity, Model, QuestionId, Results, Task
+    from lpes_eval.compare.results import Family, OverPositions, Identity, Model, QuestionId, Results, Task
     from lpes_eval.compare.statistics import Array, Change, Estimates, RerunChanges
 
 FORMAT = "lpes-eval baseline"
@@ -88,7 +88,7 @@ class Baseline:
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Record]
     families: Mapping[str, tuple[str, ...]]
-    groups: Mapping[str, Mapping[str, GroupRow]] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, OverPositions]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the baseline as JSON; tasks with the same questions share the list of them."""
@@ -109,7 +109,7 @@ class Baseline:
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
-        report.write(str(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
+        tables.write(str(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Verdict:
 
     def to_text(self) -> str:
         """Lay the verdict out for a terminal."""
-        parts = [f"{section.title}\n{report.text_table(HEADER, _cells(section))}" for section in self.sections]
+        parts = [f"{section.title}\n{tables.text_table(HEADER, _cells(section))}" for section in self.sections]
         compared = ["\n".join(f"{side:<8}  {what}" for side, what in self.compared.items())] if self.compared else []
         return "\n\n".join([*compared, *parts, *(["\n".join(self.notes)] if self.notes else []), self.headline])
 
@@ -214,7 +214,7 @@ class Verdict:
         if self.compared:
             parts.append("\n".join(f"* {side}: {what}" for side, what in self.compared.items()))
         parts += [
-            f"### {section.title}\n\n{report.markdown_table(HEADER, _cells(section))}" for section in self.sections
+            f"### {section.title}\n\n{tables.markdown_table(HEADER, _cells(section))}" for section in self.sections
         ]
         return "\n\n".join([*parts, *(f"* {note}" for note in self.notes)])
 
@@ -365,7 +365,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
-    from lpes_eval.scoring import results
+    from lpes_eval.compare import results
 
     if arguments.update:
         return _update(arguments, results.read(arguments.results))
@@ -373,16 +373,16 @@ def run(arguments: argparse.Namespace) -> int:
         verdict = _verdict(arguments, results.read(arguments.results))
     except UserError as error:
         if arguments.markdown:
-            report.write(arguments.markdown, f"## lpes-eval regress: could not compare\n\n{error}")
+            tables.write(arguments.markdown, f"## lpes-eval regress: could not compare\n\n{error}")
         if arguments.junit:
-            report.write(arguments.junit, _junit([_Case("lpes-eval", "comparable", "error", str(error))]))
+            tables.write(arguments.junit, _junit([_Case("lpes-eval", "comparable", "error", str(error))]))
         raise
     if arguments.markdown:
-        report.write(arguments.markdown, verdict.to_markdown())
+        tables.write(arguments.markdown, verdict.to_markdown())
     if arguments.junit:
-        report.write(arguments.junit, verdict.to_junit())
+        tables.write(arguments.junit, verdict.to_junit())
     if "-" not in (arguments.markdown, arguments.junit):
-        report.write("-", verdict.to_text())
+        tables.write("-", verdict.to_text())
     return 1 if verdict.worse else 0
 
 
@@ -580,7 +580,7 @@ def _matrix(records: Sequence[Record], key: str) -> Array:
     return question_matrix(by_position)[2]
 
 
-def _estimates(records: Sequence[Record], key: str, group: GroupRow | None) -> Estimates:
+def _estimates(records: Sequence[Record], key: str, group: OverPositions | None) -> Estimates:
     """Return scores with the best standard errors there are: of the questions, of the group's row, or a bound."""
     from lpes_eval.compare.statistics import Estimate, Estimates, from_reported, summarize
 
@@ -607,7 +607,7 @@ def _record(task: Task) -> Record:
     return Record(task.identity, task.position, scores)
 
 
-def _reported_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, GroupRow]]:
+def _reported_rows(family: Family, tasks: Mapping[str, Record]) -> Iterator[tuple[str, OverPositions]]:
     for measure, row in family.reported.items():
         if any(tasks[task.name].scores[measure.key].by_question is None for task in family.tasks):
             yield measure.key, row
@@ -648,7 +648,7 @@ def _record_to_dict(record: Record, number: Mapping[tuple[QuestionId, ...], int]
         "scores": {
             key: {
                 "value": score.value,
-                "stderr": report.finite(score.stderr),
+                "stderr": tables.finite(score.stderr),
                 "higher_is_better": score.higher_is_better,
                 "by_question": None if score.by_question is None else _pack_scores(score.by_question),
             }
@@ -658,7 +658,7 @@ def _record_to_dict(record: Record, number: Mapping[tuple[QuestionId, ...], int]
 
 
 def _parse(data: Mapping[str, Any]) -> Baseline:
-    from lpes_eval.compare.results import GroupRow, Identity, Model
+    from lpes_eval.compare.results import OverPositions, Identity, Model
 
     tasks = {}
     question_lists = [_unpack_questions(packed) for packed in data["questions"]]
@@ -683,7 +683,7 @@ def _parse(data: Mapping[str, Any]) -> Baseline:
     families = {name: tuple(members) for name, members in data["families"].items()}
     if unknown := [task for members in families.values() for task in members if task not in tasks]:
         raise ValueError(f"no such task: {unknown[0]}")
-    groups = {name: {key: GroupRow(**row) for key, row in rows.items()} for name, rows in data["groups"].items()}
+    groups = {name: {key: OverPositions(**row) for key, row in rows.items()} for name, rows in data["groups"].items()}
     return Baseline(Model(**data["model"]), data["provenance"], tasks, families, groups)
 
 
@@ -731,11 +731,11 @@ def _cells(section: Section) -> list[list[str]]:
     return [
         [
             row.label,
-            report.score(row.change.old),
-            report.score(row.change.new),
-            report.signed(row.change.new - row.change.old),
-            report.signed(row.allowed),
-            report.p_value(row.change.p),
+            tables.score(row.change.old),
+            tables.score(row.change.new),
+            tables.signed(row.change.new - row.change.old),
+            tables.signed(row.allowed),
+            tables.p_value(row.change.p),
             row.verdict,
         ]
         for row in section.rows
@@ -744,9 +744,9 @@ def _cells(section: Section) -> list[list[str]]:
 
 def _sentence(row: Row) -> str:
     change = row.change
-    moved, allowed = report.signed(change.new - change.old), report.signed(row.allowed)
-    scores = f"{report.score(change.old)} in the baseline, {report.score(change.new)} now"
-    return f"{scores}: {moved}, allowed {allowed} (p = {report.p_value(change.p)})"
+    moved, allowed = tables.signed(change.new - change.old), tables.signed(row.allowed)
+    scores = f"{tables.score(change.old)} in the baseline, {tables.score(change.new)} now"
+    return f"{scores}: {moved}, allowed {allowed} (p = {tables.p_value(change.p)})"
 
 
 @dataclass

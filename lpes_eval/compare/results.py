@@ -1,7 +1,7 @@
 """Reading what lm-eval wrote: a results JSON, and the samples that ``--log_samples`` put beside it.
 
 lm-eval names the two ``results_DATE.json`` and ``samples_TASK_DATE.jsonl``, in a folder named after the model. A task
-whose metadata has a ``position`` is one position of a group; every other task stands by itself.
+that reports a metric ``M`` and ``M@P`` is one by position: P is the position of the gold item in percent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -23,10 +23,15 @@ from lpes_eval.errors import DataError
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
 
-NOT_THE_DATA = frozenset({"version", "position", "config_source", "data_dir", "text_file", "location"})
+NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
 QuestionId = int | str
+_PERCENT = re.compile(r"\d+(\.\d+)?$")
+
+
+def _at(name: str, position: float) -> str:
+    return f"{name}@{position:g}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run: what it was, what it scored, and its samples where they were logged."""
+    """One task of a run: what it was, what it scored, and its samples where they were logged.
+
+    With a ``position`` it is the task at that position alone.
+    """
 
     name: str
     version: str
@@ -138,6 +146,22 @@ class Task:
         """Filter -> question -> sample; empty where no samples were logged. Read when it is first asked for."""
         return {} if self.samples_path is None else _read_samples(self.samples_path)
 
+    @property
+    def positions(self) -> list[float]:
+        """The positions at which it was asked, in order; none where it is no task by position."""
+        found = {measure.metric.rpartition("@") for measure in self.reported}
+        named = {measure.metric for measure in self.reported}
+        return sorted(float(p) for metric, at, p in found if at and metric in named and _PERCENT.match(p))
+
+    def at(self, position: float) -> Task:
+        """The task at one position alone."""
+        reported = {
+            Measure(measure.metric, measure.filter): self.reported[there]
+            for measure in self.reported
+            if (there := Measure(_at(measure.metric, position), measure.filter)) in self.reported
+        }
+        return replace(self, name=_at(self.name, position), position=position, reported=reported)
+
     def scores(self, measure: Measure) -> dict[QuestionId, float] | None:
         """Question -> score, or None where the samples are missing or do not average to the reported score.
 
@@ -147,14 +171,15 @@ class Task:
         samples = self.samples.get(measure.filter)
         if not samples:
             return None
-        scores = {question: sample.scores.get(measure.metric, math.nan) for question, sample in samples.items()}
+        name = measure.metric if self.position is None else _at(measure.metric, self.position)
+        scores = {question: sample.scores.get(name, math.nan) for question, sample in samples.items()}
         average = math.fsum(scores.values()) / len(scores)
         return scores if math.isclose(average, self.reported[measure][0], rel_tol=1e-6, abs_tol=1e-9) else None
 
 
 @dataclass(frozen=True)
-class GroupRow:
-    """What a group's row says of all its positions, with the standard errors that know the questions."""
+class OverPositions:
+    """What a task's rows say of all its positions."""
 
     mean: float
     mean_stderr: float
@@ -164,17 +189,17 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class Family:
-    """The tasks that are one question set at several positions, in the order of the positions; or one task alone.
+    """A task at each of its positions, in their order; or a task without positions alone.
 
     Attributes:
-        name: the group's name, or the task's.
-        tasks: the tasks.
-        reported: the group's row, for the metrics whose mean and spread were computed when the samples were there.
+        name: the task's name.
+        tasks: the task at each position.
+        reported: mean and spread over the positions, as lm-eval printed them.
     """
 
     name: str
     tasks: tuple[Task, ...]
-    reported: Mapping[Measure, GroupRow] = field(default_factory=dict)
+    reported: Mapping[Measure, OverPositions] = field(default_factory=dict)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -223,8 +248,9 @@ class Results:
         They do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
         """
         config = self.raw.get("config") or {}
-        children = {child for group in self._groups.values() for child in group}
-        asked = [name for name in (*self._groups, *self.tasks) if name not in children]
+        groups = self.raw.get("group_subtasks") or {}
+        children = {child for group in groups.values() for child in group}
+        asked = [name for name in (*groups, *self.raw["configs"]) if name not in children]
         words = ["lm_eval", "--model", self.model.kind]
         arguments = {key: _without_folder(value) for key, value in _model_arguments(config).items()}
         if arguments:
@@ -239,10 +265,6 @@ class Results:
         if self.raw.get("system_instruction"):
             words += ["--system_instruction", self.raw["system_instruction"]]
         return shlex.join([*words, "--log_samples"])
-
-    @property
-    def _groups(self) -> Mapping[str, list[str]]:
-        return self.raw.get("group_subtasks") or {}
 
 
 def read(path: str | Path) -> Results:
@@ -266,7 +288,8 @@ def read(path: str | Path) -> Results:
     tasks = {name: _task(path, raw, name, model_keys) for name in raw["configs"] if name in raw["results"]}
     if not tasks:
         raise DataError(f"{path}: holds no scores of any task")
-    return Results(path, _model(raw), tasks, _families(tasks, raw), raw)
+    families = tuple(map(_family, tasks.values()))
+    return Results(path, _model(raw), {task.name: task for family in families for task in family.tasks}, families, raw)
 
 
 def mismatch(a: Identity, b: Identity, *, prompts_may_differ: bool = False) -> str | None:
@@ -316,9 +339,11 @@ def _newest(folder: Path) -> Path:
 
 def _task(path: Path, raw: Mapping[str, Any], name: str, model_keys: frozenset[str]) -> Task:
     metadata = raw["configs"][name].get("metadata") or {}
-    position = metadata.get("position")
-    if position is not None and (isinstance(position, bool) or not isinstance(position, int | float)):
-        raise DataError(f"{path}: metadata.position of {name} is {position!r}, expected a number (percent)")
+    if "position" in metadata:
+        raise DataError(
+            f"{path}: {name} is one position of a task, as version 0.1 had them; a task now holds all its "
+            "positions, so evaluate again to compare"
+        )
     row = raw["results"][name]
     reported = {}
     for key, value in row.items():
@@ -331,7 +356,7 @@ def _task(path: Path, raw: Mapping[str, Any], name: str, model_keys: frozenset[s
         name=name,
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
-        position=position,
+        position=None,
         data=_data(metadata, model_keys),
         examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
         reported=reported,
@@ -423,35 +448,15 @@ def _without_folder(value: Any) -> Any:
     return value
 
 
-def _families(tasks: Mapping[str, Task], raw: Mapping[str, Any]) -> tuple[Family, ...]:
-    families = dict(_families_of_groups(tasks, raw))
-    grouped = {task.name for family in families.values() for task in family.tasks}
-    alone = [Family(name, (task,)) for name, task in tasks.items() if name not in grouped]
-    return (*families.values(), *alone)
+def _family(task: Task) -> Family:
+    if not task.positions:
+        return Family(task.name, (task,))
+    of_each = tuple(task.at(position) for position in task.positions)
+    return Family(task.name, of_each, dict(_over_positions(task, of_each[0])))
 
 
-def _families_of_groups(tasks: Mapping[str, Task], raw: Mapping[str, Any]) -> Iterator[tuple[frozenset[str], Family]]:
-    """Yield the groups whose tasks are all positions, and all different ones, keyed by the tasks.
-
-    Two groups of the same tasks (a size, and the name under which it is the default) are one family; the longer name
-    says more, and is yielded last.
-    """
-    groups: Mapping[str, list[str]] = raw.get("group_subtasks") or {}
-    for group in sorted(groups, key=len):
-        members = [tasks[child] for child in groups[group] if child in tasks]
-        positions = {task.position for task in members if task.position is not None}
-        if len(members) == len(groups[group]) == len(positions) >= 2:
-            in_order = sorted(members, key=lambda task: task.position or 0.0)
-            reported = dict(_group_rows(raw["results"].get(group) or {}, in_order[0]))
-            yield frozenset(groups[group]), Family(group, tuple(in_order), reported)
-
-
-def _group_rows(row: Mapping[str, Any], task: Task) -> Iterator[tuple[Measure, GroupRow]]:
-    # lm-eval's own row takes the positions as independent; where there is a spread, the row is of `scoring.positions`.
-    for measure in task.reported:
-        names = (
-            f"{measure.metric}{part}{kind},{measure.filter}" for part in ("", "_spread") for kind in ("", "_stderr")
-        )
-        values = [row.get(name) for name in names]
-        if all(_is_number(value) for value in values):
-            yield measure, GroupRow(*(float(value) for value in values if value is not None))
+def _over_positions(task: Task, at_one: Task) -> Iterator[tuple[Measure, OverPositions]]:
+    for measure in at_one.reported:
+        spread = Measure(f"{measure.metric}_spread", measure.filter)
+        if spread in task.reported:
+            yield measure, OverPositions(*task.reported[measure], *task.reported[spread])

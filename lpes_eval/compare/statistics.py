@@ -253,6 +253,24 @@ def position_summary(
     return summarize(matrix, positions, higher_is_better=higher_is_better, replicates=replicates)
 
 
+def _over_positions(name: str, part: str) -> Callable[[ArrayLike], float]:
+    def aggregate(scores: ArrayLike) -> float:
+        rows = np.asarray(scores, dtype=float)
+        found: float = getattr(getattr(summarize(rows, range(rows.shape[1])), name), part)
+        return found
+
+    return aggregate
+
+
+OVER_POSITIONS = {
+    "worst": _over_positions("worst", "value"),
+    "worst_stderr": _over_positions("worst", "stderr"),
+    "spread": _over_positions("spread", "value"),
+    "spread_stderr": _over_positions("spread", "stderr"),
+}
+"""Numbers that scores of shape (questions, positions) are aggregated to, for metrics where higher is better."""
+
+
 def mcnemar(losses: int, gains: int) -> float:
     """Return the two-sided exact p-value of McNemar's test.
 

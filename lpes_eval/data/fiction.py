@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-from lpes_eval.data.mdqa import TEMPLATE, Document, Example, contains_answer
+from lpes_eval.data.mdqa import TEMPLATE, Document, Example, contains_answer, normalize
 from lpes_eval.rng import below, choice, shuffled, stream
-from lpes_eval.scoring.qa import normalize
 
 POOL = 2700
 """Examples there are to draw splits from; each is made only when it is asked for."""

@@ -4,26 +4,33 @@ The gold document moves; the distractors and their order stay as they are. Where
 in a set's name: the benchmark's own files hold passages that a retriever found (``nq-open-10_total_documents_...``);
 from a folder that has the gold passages only, distractors are drawn among other questions' gold passages
 (``nq-open-oracle+drawn``); the generated set is ``lpes_eval.data.fiction``.
+
+The metric is best-subspan exact match: an answer counts when one of the accepted answers is contained in it, both after
+SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250). Only the text up to the first newline counts: a model
+that copies its whole context would otherwise always be right. A word boundary is that of the ``regex`` module (accents
+are parts of words), not of ``re``, as in the benchmark's own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.data.kv import gold_index
+from lpes_eval.data.source import Asked, Source, asked, download, find, missing, other_sizes
 from lpes_eval.errors import DataError
+from lpes_eval.harness.segments import Segment, join
+from lpes_eval.harness.task import PositionTask, gold_index
 from lpes_eval.rng import shuffled, stream
-from lpes_eval.scoring.qa import normalize
 
-SIZES = (10, 20, 30)
-POSITIONS = (0, 25, 50, 75, 100)
-STEPS = tuple(range(0, 101, 10))
-"""The positions of Table 16."""
 ORACLE = "nq-open-oracle.jsonl.gz"
 URL = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data"
 DRAWN = "nq-open-oracle+drawn"
@@ -39,6 +46,26 @@ Write a high-quality answer for the given question using only the provided searc
 
 Question: {question}
 Answer:"""
+"""The benchmark's prompt (Fig. 6)."""
+
+_ARTICLE = regex.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> str:
+    """SQuAD's normalisation: lower case, ASCII punctuation removed, articles removed, white space made single."""
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def first_line(text: str) -> str:
+    """What of a generation is scored: the text up to the first newline."""
+    return text.split("\n", 1)[0].strip()
+
+
+def best_subspan_em(prediction: str, answers: Iterable[str]) -> float:
+    """1.0 if any of ``answers`` is contained in the prediction's first line, else 0.0."""
+    normalized = normalize(first_line(prediction))
+    return float(any(normalize(answer) in normalized for answer in answers))
 
 
 @dataclass(frozen=True)
@@ -68,14 +95,24 @@ class Example:
         index = self.gold_index(position)
         return [*self.distractors[:index], self.gold, *self.distractors[index:]]
 
+    def segments(self, position: float) -> list[Segment]:
+        """The prompt, in labelled pieces: one document a line, numbered from 1."""
+        documents, gold = self.documents(position), self.gold_index(position)
+        instruction, question = TEMPLATE.split("{search_results}")
+        found = [Segment("instruction", instruction)]
+        for i, document in enumerate(documents):
+            line = format_document(i + 1, document) + "\n" * (i < len(documents) - 1)
+            found.append(Segment("gold" if i == gold else f"document {i + 1}", line))
+        return [*found, Segment("question", question.format(question=self.question))]
+
     def prompt(self, position: float) -> str:
-        """The benchmark's prompt (Fig. 6), to the byte."""
-        return TEMPLATE.format(search_results=format_documents(self.documents(position)), question=self.question)
+        """The prompt as text."""
+        return join(self.segments(position))
 
 
-def format_documents(documents: Sequence[Document]) -> str:
-    """One document a line, numbered from 1."""
-    return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, 1))
+def format_document(number: int, document: Document) -> str:
+    """A document as it stands in the prompt."""
+    return f"Document [{number}](Title: {document.title}) {document.text}"
 
 
 def contains_answer(document: Document, answers: Sequence[str]) -> bool:
@@ -197,8 +234,73 @@ def _read(path: Path) -> Iterator[tuple[str, tuple[str, ...], list[Document], li
             raise DataError(f"{where}: 'ctxs' is not a list of documents, each with a 'title' and a 'text'")
         documents = [Document(context["title"], context["text"]) for context in contexts]
         golds = [i for i, context in enumerate(contexts) if context.get("isgold") is True]
+        if not all(answer.strip() for answer in answers):
+            raise DataError(f"{where}: 'answers' holds an empty text, so every answer would be right")
         yield question, tuple(answers), documents, golds, where
 
 
 def _is_document(context: Any) -> bool:
     return isinstance(context, dict) and all(isinstance(context.get(field), str) for field in ("title", "text"))
+
+
+class Task(PositionTask):
+    """The lm-eval task: ``best_subspan_em`` at every position."""
+
+    METRIC = "best_subspan_em"
+
+    def load(self, **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+        """The questions of one split."""
+        from lpes_eval.data import fiction  # builds on this module
+
+        num_documents, split = metadata["num_documents"], metadata.get("split", "held_out")
+        if not isinstance(num_documents, int) or num_documents < 2:
+            raise DataError(f"num_documents={num_documents!r}: expected a whole number of documents, at least 2")
+        request, search_seed = asked(metadata), metadata.get("search_seed", 0)
+        if request.kind == "generated":
+            drawn = splits.split(fiction.POOL, search_seed)
+            examples = [fiction.generate(i, num_documents) for i in drawn.indices(split)]
+            name, location = "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}"
+            digest = sha256(json.dumps([[e.prompt(0), e.answers] for e in examples]).encode()).hexdigest()
+        else:
+            path, name = _file(request, num_documents)
+            if name == DRAWN:
+                read = read_oracle(path)
+                example = drawn_distractors(read, num_documents)
+            else:
+                read = read_official(path, num_documents)
+                example = read.__getitem__
+            drawn = splits.split(len(read), search_seed)
+            examples = [example(i) for i in drawn.indices(split)]
+            location, digest = str(path), files.sha256(path)
+        source = Source(request.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(examples))
+        return [asdict(example) for example in examples], source
+
+    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
+        """The prompt, in labelled pieces."""
+        return _example(doc).segments(position)
+
+    def target(self, doc: dict[str, Any], position: float) -> list[str]:
+        """The accepted answers."""
+        return list(doc["answers"])
+
+    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
+        """Best-subspan exact match."""
+        return best_subspan_em(answer, doc["answers"])
+
+
+def _example(doc: dict[str, Any]) -> Example:
+    gold, distractors = Document(**doc["gold"]), tuple(Document(**document) for document in doc["distractors"])
+    return Example(doc["question_id"], doc["question"], tuple(doc["answers"]), gold, distractors)
+
+
+def _file(request: Asked, num_documents: int) -> tuple[Path, str]:
+    """The file to read, and what to call the set that is made from it."""
+    official = official_name(num_documents)
+    if request.folder is None:
+        return download(official_url(num_documents)), official.removesuffix(".jsonl.gz")
+    if path := find(request.folder, official, subfolders(num_documents)):
+        return path, official.removesuffix(".jsonl.gz")
+    if path := find(request.folder, ORACLE, ("qa_data",)):
+        return path, DRAWN
+    others = other_sizes(request.folder, OFFICIAL_NAMES, "num_documents", SUBFOLDERS)
+    raise missing(request.folder, f"{official} (or {ORACLE})", official_url(num_documents), others)

@@ -57,13 +57,13 @@ def asked(metadata: Mapping[str, Any], benchmark: str, file: str) -> source.Aske
     Raises:
         DataError: as there, and where the generated set was asked for, if only by the shipped model's name.
     """
-    wish = source.asked(metadata)
-    if wish.kind == "generated":
+    request = source.asked(metadata)
+    if request.kind == "generated":
         raise DataError(
             f"{benchmark} has no generated set; ask for --metadata source=official, or give a folder with {file} "
             f"(--metadata data_dir=DIR, or {source.ENV})"
         )
-    return wish
+    return request
 
 
 def download(url: str) -> Path:

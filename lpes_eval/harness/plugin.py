@@ -9,8 +9,7 @@ Each function takes the module of lm-eval that has just been imported. What is e
 
 - the model registry: our model types, imported when they are used; a built-in of the same name wins;
 - ``TaskManager``: our tasks beside the built-in ones and those of ``--include_path``, which both win over ours;
-- ``evaluate``: a task can see the model that is being evaluated (``current_lm``), and groups of positions get their
-  worst position, spread, and standard errors by question;
+- ``evaluate``: a task can see the model that is being evaluated (``current_lm``);
 - ``CachingLM``: ``--use_cache`` keys answers on the request alone, so each set of factors gets a cache file of its own;
 - the command line: an error that the user can fix is one line, and a bad factors file is found before anything loads.
 
@@ -134,32 +133,16 @@ def extend_tasks(manager: ModuleType) -> None:
 
 
 def extend_evaluate(evaluator: ModuleType) -> None:
-    """``lm_eval.evaluator``: bind the model for the tasks, and summarise groups of positions."""
+    """``lm_eval.evaluator``: let the tasks see the model that is being evaluated."""
     original = evaluator.evaluate
 
     @functools.wraps(original)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        lm, asked, summarise = None, True, False
-        with _ours("extend the evaluation"):
-            call = inspect.signature(original).bind(*args, **kwargs)
-            call.apply_defaults()
-            lm = call.arguments["lm"]  # first: whatever else fails, benchmarks need it
-
-            from lpes_eval.scoring import positions
-
-            asked = call.arguments["log_samples"]
-            if positions.any_in(call.arguments["task_dict"]):
-                call.arguments["log_samples"] = summarise = True
-                args, kwargs = call.args, call.kwargs
+        lm = None
+        with _ours("tell its tasks which model is evaluated"):
+            lm = inspect.signature(original).bind(*args, **kwargs).arguments["lm"]
         with evaluating(lm):
-            results = original(*args, **kwargs)
-        if summarise and results is not None:
-            with _ours("summarise the positions"):
-                positions.summarise(results)
-            if not asked:
-                with _ours("drop the samples that it had logged"):
-                    del results["samples"]
-        return results
+            return original(*args, **kwargs)
 
     setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
 

@@ -1,7 +1,8 @@
 """The lm-eval task that this project's benchmarks are: prompts are never cut, and results say where examples came from.
 
-A benchmark's YAML names this class and a ``custom_dataset`` function, which gets lm-eval's merged metadata (model
-arguments, then ``--metadata``) as keywords and returns ``(rows, source)``.
+A benchmark is a class in ``lpes_eval.data`` that its YAML names. ``load`` gets lm-eval's merged metadata (model
+arguments, then ``--metadata``) as keywords and returns ``(rows, source)``. A benchmark by position is a
+``PositionTask``: a question is one example, and its positions are that example's requests.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any
 
 from datasets import Dataset
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 
+from lpes_eval.compare import statistics
+from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError, UserError
 from lpes_eval.harness import budget
 from lpes_eval.harness.budget import Budget
 from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.segments import Segment, join
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,7 @@ SETTINGS = (
     "max_length",
     "num_documents",
     "num_keys",
+    "positions",
     "prompt_style",
     "prompt_tokens",
     "search_seed",
@@ -72,12 +78,17 @@ class BenchmarkTask(ConfigurableTask):
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the examples through the YAML's ``custom_dataset``."""
+        """Load the examples."""
         refuse_misspelt(self.config.metadata)
-        rows, source = self.config.custom_dataset(**self.config.metadata)
+        rows, source = self.load(**self.config.metadata)
         self.dataset = {SPLIT: Dataset.from_list(rows)}
         self.config.metadata["source"] = source.to_dict()
         self.VERSION = source.version(self.config.metadata["version"])
+
+    def load(self, **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+        """The examples, and where they came from; by default through the YAML's ``custom_dataset``."""
+        rows, source = self.config.custom_dataset(**metadata)
+        return rows, source
 
     def build_all_requests(self, *, cache_requests: bool = False, **kwargs: Any) -> None:
         """Build all requests anew: ``--cache_requests`` knows neither the source nor the split of these examples.
@@ -95,10 +106,9 @@ class BenchmarkTask(ConfigurableTask):
         """Raise ``UserError`` where the model that is being evaluated is not known."""
         if current_lm() is None:
             raise UserError(
-                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so nobody knows what fits the model, "
-                "and prompts that are too long would be cut unseen; expected the extension to be active: unset "
-                "LPES_EVAL_PLUGIN, or install lpes-eval again with pip, or evaluate inside "
-                "lpes_eval.harness.plugin.evaluating(lm)"
+                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so it cannot know what fits the "
+                "model, and lm_eval would silently truncate prompts that are too long; unset LPES_EVAL_PLUGIN, or "
+                "install lpes-eval again with pip, or evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
             )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
@@ -118,6 +128,116 @@ class BenchmarkTask(ConfigurableTask):
         if self._budget is None or self._budget[:2] != (lm, new_tokens):
             self._budget = (lm, new_tokens, budget.for_model(lm, new_tokens, metadata, metadata.get("prompt_tokens")))
         return self._budget[2]
+
+
+class PositionTask(BenchmarkTask):
+    """A benchmark by position: a question is one example, its positions are the example's requests.
+
+    The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
+    ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
+    is the one clustered by question; those of worst and spread come from a bootstrap that draws questions.
+
+    A subclass sets ``METRIC`` and defines ``load``, ``segments``, ``target`` and ``score``.
+    """
+
+    METRIC: str
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        # Where a function is named, lm-eval does not look for an implementation of the metric.
+        super().__init__(config | {"process_results": scored_by_its_class})
+
+    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
+        """The prompt of a question with the gold item at ``position`` percent, in labelled pieces."""
+        raise NotImplementedError
+
+    def target(self, doc: dict[str, Any], position: float) -> str | list[str]:
+        """The reference answer, or all that are accepted."""
+        raise NotImplementedError
+
+    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
+        """The metric of one answer."""
+        raise NotImplementedError
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the examples, once it is known at which positions they are asked."""
+        self.positions = read_positions(self.config.metadata.get("positions"))
+        self._position = self.positions[0]
+        super().download(dataset_kwargs, **kwargs)
+
+    def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
+        """The prompt at the position whose request is being built."""
+        return join(self.segments(doc, self._position))
+
+    def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
+        """The reference answer at the position whose request is being built."""
+        return self.target(doc, self._position)
+
+    def fewshot_context(self, doc: dict, num_fewshot: int, *args: Any, **kwargs: Any) -> Any:
+        """The prompt of every position; with examples before the question, these are the same and stand alike."""
+        drawn = self.sampler.rnd.getstate() if num_fewshot else None
+        contexts = []
+        for position in self.positions:
+            self._position = position
+            if drawn is not None:
+                self.sampler.rnd.setstate(drawn)
+            contexts.append(super().fewshot_context(doc, num_fewshot, *args, **kwargs))
+        self._position = self.positions[0]
+        return contexts
+
+    def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance]:
+        """One request for each position, in their order."""
+        requests = [super(PositionTask, self).construct_requests(doc, prompt, **dict(kwargs)) for prompt in ctx]
+        for number, request in enumerate(requests):
+            request.idx = number  # type: ignore[union-attr]
+        return requests  # type: ignore[return-value]
+
+    def process_results(self, doc: dict, results: list[Any]) -> dict[str, Any]:
+        """The question's score at every position, their mean, and what worst and spread are made of."""
+        scores = [self.score(doc, p, answer) for p, answer in zip(self.positions, results, strict=True)]
+        metric = self.METRIC
+        found: dict[str, Any] = {metric: sum(scores) / len(scores)}
+        found |= {f"{metric}@{p:g}": score for p, score in zip(self.positions, scores, strict=True)}
+        # Of lm-eval's table only the names without _stderr become rows; it looks the errors up beside them.
+        return found | {f"{metric}_{name}": scores for name in statistics.OVER_POSITIONS}
+
+    def aggregation(self) -> dict[str, Any]:
+        """How the examples' scores become one number."""
+        of_each = {f"{self.METRIC}@{p:g}": mean for p in self.positions}
+        over = {f"{self.METRIC}_{name}": function for name, function in statistics.OVER_POSITIONS.items()}
+        return {self.METRIC: mean, **of_each, **over}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        """Only the spread is better when it is lower."""
+        return {name: "_spread" not in name for name in self.aggregation()}
+
+
+def scored_by_its_class(doc: dict, results: list[Any]) -> dict[str, Any]:
+    """Stands in a ``PositionTask``'s configuration; ``PositionTask.process_results`` is what scores."""
+    raise NotImplementedError
+
+
+def gold_index(position: float, num_items: int) -> int:
+    """Where the gold item stands: ``floor(position * (num_items - 1) / 100)``, with ``position`` in percent."""
+    if not 0 <= position <= 100:
+        raise DataError(f"position={position} is not a percentage between 0 and 100")
+    return int(position * (num_items - 1) // 100)
+
+
+def read_positions(positions: Any) -> list[float]:
+    """Positions from metadata: percentages in rising order.
+
+    Raises:
+        DataError: no list of different numbers from 0 to 100.
+    """
+    valid = isinstance(positions, list | tuple) and all(
+        isinstance(p, int | float) and not isinstance(p, bool) and 0 <= p <= 100 for p in positions
+    )
+    if not valid or not positions or len(set(positions)) < len(positions):
+        raise DataError(
+            f"positions={positions!r}: expected a list of different percentages from 0 to 100 "
+            """(--metadata '{"positions": [0, 50, 100]}')"""
+        )
+    return sorted(positions)
 
 
 class PublishedPromptTask(BenchmarkTask):

@@ -391,7 +391,7 @@ def check(model: nn.Module, method: str) -> dict[int, nn.Module]:
 
     if decoder.own:
         raise refuse("its attention modules have rotary modules of their own")
-    if any(owner != h for h, owner in enumerate(decoder.rotates_as)):
+    if any(owner != h for h, owner in enumerate(decoder.factor_layer)):
         raise refuse("some of its layers attend to the keys of another layer")
     found: dict[int, nn.Module] = {}
     for h, layer in enumerate(decoder.layers):

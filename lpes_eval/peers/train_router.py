@@ -97,12 +97,16 @@ def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     """Prompt and answer of training example ``number`` of a task; the gold item stands anywhere with equal chance."""
     rng = stream("moice router", task, seed, number)
     if task == "kv_retrieval":
-        example = kv.generate(number, size, 0, seed=TRAINING_SEED + seed)
-        example = replace(example, index=below(size, rng))
-        return example.prompt(), f' "{example.value}"'
+        records = kv.generate(number, size, seed=TRAINING_SEED + seed)
+        position = _position(below(size, rng), size)
+        return records.prompt(position), f' "{records.value(position)}"'
     question = fiction.generate(number, size, seed=TRAINING_SEED + seed)
-    position = 100 * below(size, rng) / (size - 1)
-    return question.prompt(math.ceil(position)), f" {question.answers[0]}"
+    return question.prompt(_position(below(size, rng), size)), f" {question.answers[0]}"
+
+
+def _position(index: int, size: int) -> float:
+    """A percentage at which item ``index`` of ``size`` stands."""
+    return min(100.0, 100 * (index + 0.5) / (size - 1))
 
 
 def draw_from_tasks(settings: Settings, tokenizer: Any) -> Draw:

@@ -23,7 +23,7 @@ def write_run(
     metadata=None,
     stderr=None,
 ):
-    """Write a run of one group of positions.
+    """Write a run of one task by position, or without positions.
 
     Args:
         folder: where the results and the samples go.
@@ -38,59 +38,54 @@ def write_run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind, arguments, parameters = model
-    names = {position: group if position is None else f"{group}_pos_{position:g}" for position in scores}
-    results, configs, lengths = {}, {}, {}
-    for position, line in scores.items():
-        name, n = names[position], len(line)
+    alone = None in scores
+    metrics = [metric] if alone else [metric, *(f"{metric}@{position:g}" for position in scores)]
+    columns = dict(zip(metrics[not alone :], scores.values(), strict=True))
+    n = len(next(iter(scores.values())))
+    if not alone:
+        columns = {metric: [sum(row) / len(row) for row in zip(*scores.values(), strict=True)], **columns}
+    row = {"name": group, "alias": group, "sample_len": n}
+    for name, line in columns.items():
         mean = sum(line) / n
         error = (sum((s - mean) ** 2 for s in line) / max(1, n - 1) / n) ** 0.5
-        reported = stderr[position] if stderr else error
-        results[name] = {"name": name, "alias": name, "sample_len": n, f"{metric},none": mean}
-        results[name][f"{metric}_stderr,none"] = reported
-        place = {} if position is None else {"position": position}
-        configs[name] = {
-            "task": name,
-            "metadata": {
-                "version": version,
-                **place,
-                **arguments,
-                "config_source": f"{folder}/x.yaml",
-                **(metadata or {}),
-            },
-        }
-        lengths[name] = {"original": n, "effective": n}
-        if samples:
-            with (folder / f"samples_{name}_{date}.jsonl").open("w", encoding="utf-8") as file:
-                for index, score in enumerate(line):
-                    question = first_question + index
-                    asked = f"{text} {question} at {position}"
-                    sample = {
-                        "doc_id": index,
-                        "doc": {"question_id": question, "text": asked},
-                        "target": "yes",
-                        "arguments": {"gen_args_0": {"arg_0": chat + asked, "arg_1": {"until": ["\n"]}}},
-                        "resps": [["yes"]],
-                        "filtered_resps": ["yes"],
-                        "filter": "none",
-                        "metrics": [metric],
-                        "doc_hash": sha(asked),
-                        "prompt_hash": sha(chat + asked),
-                        "target_hash": sha("yes"),
-                        metric: score,
-                    }
-                    file.write(json.dumps(sample) + "\n")
-    grouped = {} if None in scores else {group: list(names.values())}
+        position = None if alone else dict(zip(metrics[1:], scores, strict=True)).get(name)
+        row[f"{name},none"] = mean
+        row[f"{name}_stderr,none"] = stderr[position] if stderr and position in stderr else error
+    if not alone and n > 1:
+        over = [row[f"{name},none"] for name in metrics[1:]]
+        row[f"{metric}_spread,none"], row[f"{metric}_spread_stderr,none"] = max(over) - min(over), 0.02
+    if samples:
+        with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
+            for index in range(n):
+                question = first_question + index
+                asked = f"{text} {question}"
+                sample = {
+                    "doc_id": index,
+                    "doc": {"question_id": question, "text": asked},
+                    "target": "yes",
+                    "arguments": {"gen_args_0": {"arg_0": chat + asked, "arg_1": {"until": ["\n"]}}},
+                    "resps": [["yes"]] * len(scores),
+                    "filtered_resps": ["yes"] * len(scores),
+                    "filter": "none",
+                    "metrics": metrics,
+                    "doc_hash": sha(asked),
+                    "prompt_hash": sha(chat + asked),
+                    "target_hash": sha("yes"),
+                    **{name: line[index] for name, line in columns.items()},
+                }
+                file.write(json.dumps(sample) + "\n")
+    own = {"version": version, **arguments, "config_source": f"{folder}/x.yaml", **(metadata or {})}
     path = folder / f"results_{date}.json"
     path.write_text(
         json.dumps(
             {
-                "results": results,
-                "group_subtasks": grouped,
-                "configs": configs,
-                "versions": dict.fromkeys(names.values(), version),
-                "n-shot": dict.fromkeys(names.values(), 0),
-                "higher_is_better": {name: {metric: higher_is_better} for name in names.values()},
-                "n-samples": lengths,
+                "results": {group: row},
+                "group_subtasks": {},
+                "configs": {group: {"task": group, "metadata": own}},
+                "versions": {group: version},
+                "n-shot": {group: 0},
+                "higher_is_better": {group: dict.fromkeys(metrics, higher_is_better)},
+                "n-samples": {group: {"original": n, "effective": n}},
                 "config": {
                     "model": kind,
                     "model_args": arguments,

@@ -9,9 +9,9 @@ from runs import write_run
 from scipy import stats
 
 from lpes_eval import cli
+from lpes_eval.compare import results
 from lpes_eval.compare.compare import compare
 from lpes_eval.errors import UserError
-from lpes_eval.scoring import results
 
 
 def right_or_wrong(seed, accuracies, questions=60):
@@ -56,7 +56,7 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
             f"metadata: {{version: 1.0, position: {position}}}\n"
         )
     (tmp_path / "toy.yaml").write_text(
-        "group: toy\ntask: [toy_pos_100, toy_pos_0]\n"
+        "group: toy\ntask: [toy@100, toy@0]\n"
         "aggregate_metric_list:\n  - {metric: acc}\nmetadata: {version: 1.0}\n"
     )
     tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
@@ -78,9 +78,9 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
     assert family.labels == ("0 %", "100 %")
     [measure] = family.measures()
     expected = {10: 1.0, 11: 1.0, 12: 0.0, 13: 1.0}
-    assert family.scores(measure) == {"toy_pos_0": expected, "toy_pos_100": expected}
+    assert family.scores(measure) == {"toy@0": expected, "toy@100": expected}
     assert read.model.kind == "dummy"
-    assert results.mismatch(read.tasks["toy_pos_0"].identity, read.tasks["toy_pos_100"].identity) is not None
+    assert results.mismatch(read.tasks["toy@0"].identity, read.tasks["toy@100"].identity) is not None
 
 
 def test_the_newest_results_in_a_folder_are_read(tmp_path):
@@ -93,7 +93,7 @@ def test_the_newest_results_in_a_folder_are_read(tmp_path):
 def test_renamed_results_find_the_samples_beside_them(tmp_path):
     path = write_run(tmp_path, {0: [1.0, 0.0], 50: [0.0, 1.0]})
     renamed = path.rename(tmp_path / "A.json")
-    assert set(results.read(renamed).tasks["toy_pos_0"].samples) == {"none"}
+    assert set(results.read(renamed).tasks["toy@0"].samples) == {"none"}
 
 
 def test_renamed_results_beside_two_sets_of_samples_are_ambiguous(tmp_path):
@@ -112,22 +112,22 @@ def regroup(path, groups):
 
 def test_positions_of_a_group_are_in_order_and_a_group_of_groups_is_none(tmp_path):
     path = write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})
-    in_order = ["toy_pos_0", "toy_pos_20", "toy_pos_100"]
+    in_order = ["toy@0", "toy@20", "toy@100"]
     assert regroup(path, {"toy": in_order[::-1], "all": ["toy"]}) == {"toy": in_order}
 
 
 def test_a_size_and_the_name_under_which_it_is_the_default_are_one(tmp_path):
     path = write_run(tmp_path, {0: [1.0], 20: [1.0]})
-    tasks = ["toy_pos_0", "toy_pos_20"]
+    tasks = ["toy@0", "toy@20"]
     assert regroup(path, {"toy_50": tasks, "toy": tasks}) == {"toy_50": tasks}
 
 
 def test_a_group_of_anything_but_different_positions_is_no_family(tmp_path):
     path = write_run(tmp_path, {0: [1.0], 20: [1.0]})
     data = json.loads(path.read_text())
-    data["configs"]["toy_pos_20"]["metadata"]["position"] = 0
+    data["configs"]["toy@20"]["metadata"]["position"] = 0
     path.write_text(json.dumps(data))
-    tasks = ["toy_pos_0", "toy_pos_20"]
+    tasks = ["toy@0", "toy@20"]
     assert regroup(path, {"toy": tasks}) == {task: [task] for task in tasks}
 
 
@@ -148,7 +148,7 @@ def test_a_question_that_is_there_twice_is_refused(tmp_path):
     [samples] = tmp_path.glob("samples_*")
     samples.write_text(samples.read_text() * 2)
     with pytest.raises(UserError, match="question 0 is there twice"):
-        results.read(path).tasks["toy_pos_0"].samples  # noqa: B018
+        results.read(path).tasks["toy@0"].samples  # noqa: B018
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):
@@ -236,7 +236,7 @@ def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"samples": False}, "no samples of toy_pos_0 .* --log_samples"),
+        ({"samples": False}, "no samples of toy@0 .* --log_samples"),
         ({"version": 2.0}, "task version 1.0 and 2.0"),
         ({"text": "riddle"}, "documents or the expected answers differ"),
         ({"text": "riddle", "metadata": {"split": "search"}}, "split None and search"),

@@ -14,11 +14,10 @@ import pytest
 from runs import write_run
 
 from lpes_eval import cli
+from lpes_eval.compare import gate, results
 from lpes_eval.compare.results import Identity, Model
 from lpes_eval.compare.statistics import summarize
 from lpes_eval.errors import UserError
-from lpes_eval.scoring import regress as gate
-from lpes_eval.scoring import results
 
 POSITIONS = (0, 25, 50, 75, 100)
 
@@ -154,7 +153,7 @@ def test_a_drop_needs_no_standard_error():
     old = baseline_of(np.ones((20, 2)), paired=False)
     new = baseline_of(np.repeat([[0.5, 1.0]], 20, axis=0), paired=False)
     for side in (old, new):
-        record = side.tasks["toy_pos_0"]
+        record = side.tasks["toy@0"]
         score = record.scores["acc,none"]
         record.scores["acc,none"] = gate.Score(score.value, math.nan, True, None)
     assert not gate.regress(old, new).worse
@@ -279,7 +278,7 @@ def test_scores_that_are_not_right_or_wrong_survive_the_file_exactly(tmp_path):
     run = gate.snapshot(results.read(write_run(tmp_path / "run", scores)))
     run.save(tmp_path / "b.json")
     assert gate.load(tmp_path / "b.json") == run
-    assert run.tasks["toy_pos_50"].scores["acc,none"].by_question == (2.0, 1e-9, 0.3)
+    assert run.tasks["toy@50"].scores["acc,none"].by_question == (2.0, 1e-9, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +376,7 @@ def test_no_baseline_is_3(tmp_path, capsys):
         ({"questions": 50}, "100 and 50 examples"),
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
         ({"chat": "User: "}, "--other-prompts"),
-        ({"group": "else"}, "the baseline has toy_pos_0 and 4 more"),
+        ({"group": "else"}, "the baseline has toy@0 and 4 more"),
     ],
 )
 def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, message):
@@ -412,7 +411,7 @@ def test_a_file_that_is_no_baseline_is_2(tmp_path, committed, capsys, content):
 
 def test_a_baseline_that_lost_a_score_is_damaged(tmp_path, committed):
     data = json.loads(committed.read_text())
-    score = data["tasks"]["toy_pos_0"]["scores"]["acc,none"]
+    score = data["tasks"]["toy@0"]["scores"]["acc,none"]
     score["by_question"] = score["by_question"][1:]
     committed.write_text(json.dumps(data))
     with pytest.raises(UserError, match="99 scores for 100 questions"):
@@ -517,14 +516,14 @@ def test_a_score_that_cannot_be_tested_takes_nothing_from_the_others(tmp_path):
 
 def test_a_metric_that_the_run_lacks_is_4(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "run", metric="f1"), "--baseline", committed) == 4
-    assert "the baseline has acc,none of toy_pos_0, the run has not" in capsys.readouterr().err
+    assert "the baseline has acc,none of toy@0, the run has not" in capsys.readouterr().err
 
 
 def test_a_task_that_the_baseline_lacks_is_named(tmp_path, committed, capsys):
     path = write_answers(tmp_path / "run")
     data = json.loads(path.read_text())
     for key in ("results", "configs", "versions"):
-        data[key]["new_task"] = data[key]["toy_pos_0"]
+        data[key]["new_task"] = data[key]["toy@0"]
     path.write_text(json.dumps(data))
     assert call(path, "--baseline", committed) == 0
     assert "Not in the baseline, not tested: new_task." in capsys.readouterr().out

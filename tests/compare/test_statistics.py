@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lpes_eval.scoring import statistics as st
+from lpes_eval.compare import statistics as st
 
 
 def answers(questions, accuracies, ability=1.0, seed=0, runs=1):

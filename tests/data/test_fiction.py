@@ -12,7 +12,7 @@ import pytest
 
 from lpes_eval import rng
 from lpes_eval.data import fiction, mdqa
-from lpes_eval.scoring.qa import best_subspan_em
+from lpes_eval.data.mdqa import best_subspan_em
 
 
 @cache

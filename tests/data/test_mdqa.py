@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lpes_eval.data import fiction, mdqa, splits
+from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
-from lpes_eval.scoring.qa import best_subspan_em
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = REPOSITORY / "tasks" / "mdqa_pos"

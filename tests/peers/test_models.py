@@ -45,7 +45,7 @@ def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
 def test_with_a_cache_the_reference_model_generates_what_it_generates_without(kind, settings):
     lm, plain = kind(**settings), AutoModelForCausalLM.from_pretrained(reference.path())
     lm.tokenizer.padding_side = "left"
-    prompts = [kv.generate(number, size, 40).prompt() for number, size in ((0, 3), (1, 5))]
+    prompts = [kv.generate(number, size).prompt(40) for number, size in ((0, 3), (1, 5))]
     given = dict(lm.tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False))
     assert given["attention_mask"][0, 0] == 0
     end = given["input_ids"].shape[1] - 1

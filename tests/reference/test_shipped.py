@@ -64,7 +64,7 @@ def test_its_log_is_of_the_whole_training(name, stages):
 def test_prompts_of_records_are_the_same_tokens_for_both():
     small, large = (AutoTokenizer.from_pretrained(reference.path(name)) for name in ("kv", "base"))
     assert len(small) == vocabulary.RECORDS_SIZE < len(large) == vocabulary.VOCAB_SIZE
-    prompt = kv.generate(0, 8, 40).prompt()
+    prompt = kv.generate(0, 8).prompt(40)
     assert small(prompt).input_ids == large(prompt).input_ids
 
 
@@ -73,11 +73,11 @@ def test_it_answers_by_greedy_decoding_what_a_prompt_of_the_task_asks(name):
     folder = Path(reference.path(name))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for question in range(4):
-        example = kv.generate(question, 8, 40)
-        prompt = tokenizer(example.prompt(), return_tensors="pt")
+        example = kv.generate(question, 8)
+        prompt = tokenizer(example.prompt(40), return_tensors="pt")
         answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert len(answer) < 40  # it stops by itself
-        assert example.value in tokenizer.decode(answer, skip_special_tokens=True)
+        assert example.value(40) in tokenizer.decode(answer, skip_special_tokens=True)
 
 
 def test_the_smaller_model_is_asked_about_records_alone(capsys):

@@ -106,7 +106,7 @@ def test_a_model_that_learns_articles_keeps_the_entries_that_it_knew() -> None:
     """A grown model takes over the first rows of the smaller one's embedding."""
     known = vocabulary.build(vocabulary.RECORDS_SIZE)
     assert known.get_vocab().items() < BUILT.get_vocab().items()
-    text = kv.generate(0, 5, 40).prompt()
+    text = kv.generate(0, 5).prompt(40)
     assert known.encode(text).ids == BUILT.encode(text).ids
     assert max(BUILT.encode(text).ids) < vocabulary.RECORDS_SIZE < vocabulary.VOCAB_SIZE
 

@@ -1,0 +1,437 @@
+"""The command line of ``python -m search.ga``: its flags, what they mean together, and what is refused at once.
+
+Nothing here needs a model, so ``--help`` and a refusal come within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lpes_eval import factors as factors_file
+from lpes_eval.curves import KINDS
+from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.flags import at_least, numbers, share, truth, whole
+from search import optimizers
+from search.space import Y_HIGH, Y_LOW, Space
+
+SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
+"""Flags that decide what a search finds, beside its optimiser's own."""
+DIVERSE = "diverse"
+"""``--start`` for a first population of many curves."""
+MEASURED = (
+    "examples",
+    "search_seed",
+    "positions",
+    "lambdas",
+    "task_weights",
+    "metrics",
+    "metadata",
+    "num_fewshot",
+    "fewshot_seed",
+    "apply_chat_template",
+    "fewshot_as_multiturn",
+    "system_instruction",
+    "gen_kwargs",
+)
+"""Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "held_out_examples": 500, "early_stopping": "off"},
+    "quick": {"examples": 12, "held_out_examples": 50},
+}
+"""Values that other flags of the same command override: our own search, Table 12's, and a first look."""
+
+EPILOG = """\
+examples:
+  python -m search.ga --tasks kv_retrieval
+      minutes: a search on the model that is shipped with lpes-eval, one factor a layer
+  python -m search.ga --tasks kv_retrieval --model_args pretrained=lmsys/vicuna-7b-v1.5,dtype=float16 --device cuda
+      the same on your own model; add --dry_run to see its size first
+  python -m search.ga --tasks kv_retrieval --preset paper
+      the published search: genetic algorithm, Bezier curve, 200 examples (Table 12)
+  python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"
+      any task, group or metric of lm-eval can be (a part of) the fitness
+  python -m search.ga --resume runs/kv_retrieval-ga-0
+      go on after Ctrl-C, a crash or kill -9; the same command as before does the same
+
+what it writes to the output folder:
+  factors.json    the factors found: lm_eval --model lpes --model_args factors=.../factors.json
+                  (best_effort.json instead, where they were not shown to be better than none)
+  summary.md      what was found, and how baseline, PI and these factors do on held-out examples
+  report.json     the same as data
+  *.png           convergence, the curve over the layers, scores by position
+  journal.jsonl   every individual evaluated; with settings.json, arguments.json and held_out.json: to go on from
+
+More in docs/search.md: what a search costs, and how to choose examples and weights.
+"""
+
+
+def build_parser(preset: str = "default") -> argparse.ArgumentParser:
+    """The command line; ``preset`` decides the defaults."""
+    parser = _Parser(
+        prog="python -m search.ga",
+        description="Search one RoPE scaling factor a layer (LPES), with lm-evaluation-harness tasks as the fitness.",
+        epilog=EPILOG,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--tasks", nargs="+", action=_Split, default=["kv_retrieval"], metavar="TASK",
+        help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
+    add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
+    add("--metrics", type=_metrics, metavar="M;M",
+        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first)")  # fmt: skip
+    add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
+        help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
+    add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
+        help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
+    add("--examples", type=at_least(1), default=24, metavar="N", help="search examples used, at most")
+    add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
+    add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
+    add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+        help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
+
+    add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
+    add("--num_fewshot", type=at_least(0), metavar="N", help="examples before the question")
+    add("--fewshot_seed", type=whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
+    add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
+    add("--fewshot_as_multiturn", nargs="?", type=truth, const=True, metavar="BOOL",
+        help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
+    add("--system_instruction", metavar="TEXT", help="put before everything else")
+    add("--gen_kwargs", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+        help="laid over the tasks' generation settings, key=value or JSON")  # fmt: skip
+    add("--confirm_run_unsafe_code", action="store_true", help="allow tasks that run what the model writes")
+
+    add = parser.add_argument_group("the model").add_argument
+    add("--model_args", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+        help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
+    add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
+    add("--batch_size", type=_size, default="auto", metavar="N|auto",
+        help="as for lm_eval: prompts in a batch; auto goes by tokens, or on a CPU takes 1 where lm-eval's own loop "
+        "answers")  # fmt: skip
+
+    add = parser.add_argument_group("the search").add_argument
+    shown = "; ".join(
+        f"{name}: {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        for name, values in PRESETS.items() if values
+    )  # fmt: skip
+    add("--preset", choices=PRESETS, default=preset, help=f"other defaults ({shown})")
+    titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
+    add("--optimizer", choices=optimizers.names(), default="bands", help=titles)
+    add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
+    add("--control_points", type=at_least(2), default=4, metavar="N",
+        help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
+    add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
+    add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
+    add("--start", metavar="Y|diverse|FILE",
+        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others); "
+        "diverse, for a first population of many curves; or the control points of a factors file, moved to the grid "
+        "unless --continuous")  # fmt: skip
+    add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
+    add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
+    _add_settings(parser)
+
+    add = parser.add_argument_group("giving individuals up early").add_argument
+    add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
+        metavar="bound|probable|off",
+        help="give an individual up once it provably cannot become a parent (or be put together with others), which "
+        "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
+    add("--early_stopping_error", type=share, default=0.01, metavar="P",
+        help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
+    add("--early_stopping_check", type=at_least(0), default=0, metavar="N",
+        help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
+
+    add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
+    add("--tokens_per_batch", type=at_least(1), metavar="N",
+        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
+    add("--no_lookup", action="store_true", help="decode token by token, not along what an answer repeats")
+    add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
+    add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
+    add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
+
+    add = parser.add_argument_group("the run").add_argument
+    add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
+    add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
+    add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
+    add("--held_out_examples", type=at_least(0), default=100, metavar="N",
+        help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
+    parser.set_defaults(**PRESETS[preset])
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """The optimisers' own settings, each flag once."""
+    users: dict[str, list[str]] = {}
+    for name in optimizers.names():
+        for each in settings_of(name):
+            users.setdefault(each.name, []).append(name)
+    added: set[str] = set()
+    for name in optimizers.names():
+        group = parser.add_argument_group(f"the search, with --optimizer {name}")
+        for each in settings_of(name):
+            if each.name not in added:
+                also = f" (also {', '.join(users[each.name][1:])})" if len(users[each.name]) > 1 else ""
+                group.add_argument(
+                    f"--{each.name}", type=each.metadata["type"], default=each.default,
+                    metavar=each.metadata["metavar"], help=each.metadata["help"] + also,
+                )  # fmt: skip
+                added.add(each.name)
+
+
+def settings_of(optimizer: str) -> list[Field[Any]]:
+    """An optimiser's settings that are flags."""
+    return [each for each in fields(optimizers.load(optimizer).Config) if each.metadata]
+
+
+OF_LM_EVAL = {
+    "--config": "give the flags themselves",
+    "--model": "a search always runs the lpes model; --model_args says which weights",
+    "--limit": "--examples and --held_out_examples say how many are used",
+    "--samples": "--examples and --search_seed choose them",
+    "--use_cache": "a search keeps and looks up what it measured by itself (--no_cache)",
+    "--cache_requests": "a search builds its requests once",
+    "--output_path": "--output names the folder",
+    "--log_samples": "run the lm_eval command that the search prints at its end",
+    "--predict_only": "a search needs scores",
+    "--max_batch_size": "--tokens_per_batch is the limit",
+    "--trust_remote_code": "if you must, --model_args trust_remote_code=True",
+}
+"""Flags of lm_eval that a search does not take, and what serves instead."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends in one line, without the usage of fifty flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and what serves instead of a flag that only lm_eval has."""
+        for flag, instead in OF_LM_EVAL.items():
+            if re.search(rf"unrecognized arguments:.*{flag}(?![\w])", message):
+                raise UserError(f"{flag} is a flag of lm_eval that a search does not take: {instead}")
+        raise UserError(f"{message}; `{self.prog} --help` explains the flags")
+
+
+class _Split(argparse.Action):
+    """Names set apart by spaces or commas, as lm_eval takes them: a flag that is given again adds to them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep them as one list."""
+        before = getattr(namespace, self.dest)
+        names = [name.strip() for text in values for name in text.split(",") if name.strip()]
+        setattr(namespace, self.dest, names if before is self.default else before + names)
+
+
+class _Mapping(argparse.Action):
+    """``key=value,key=value``, set apart by commas or spaces, or a JSON object, read as lm_eval reads it.
+
+    A flag that is given again adds to them.
+    """
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep it as a dictionary."""
+        from lm_eval._cli.utils import key_val_to_dict
+
+        before = getattr(namespace, self.dest)
+        found: dict[str, Any] = {} if before is self.default else dict(before)
+        for text in values:
+            try:
+                part = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+            except ValueError as error:
+                raise argparse.ArgumentError(self, f"{text!r}: expected key=value or a JSON object ({error})") from None
+            found |= part
+        setattr(namespace, self.dest, found)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Examples as they are written, defaults where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """Add the default, in the form in which it would be typed."""
+        unset = action.default is None or action.default is False or action.default in ({}, argparse.SUPPRESS)
+        if unset or "default:" in (action.help or ""):
+            return action.help
+        value = action.default
+        if isinstance(value, list):
+            value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
+        return f"{action.help} (default: {value})"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, the preset's values first; ``--resume`` reads it from the search's folder instead."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(argv)
+    args = build_parser(args.preset).parse_args(argv)
+    given = _given(argv)
+    if args.resume is not None:
+        if given - {"resume", "preset"}:
+            raise UserError(f"--resume takes all settings from {args.resume}; leave the other flags out")
+        path = args.resume / "arguments.json"
+        try:
+            kept = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise UserError(f"{args.resume}: holds no search to go on with (arguments.json is missing)") from None
+        except ValueError:
+            kept = None
+        if not isinstance(kept, dict):
+            raise UserError(f"{path}: damaged; give the search's own command again instead of --resume")
+        folder = args.resume
+        args = build_parser().parse_args([])
+        args.__dict__.update(kept, output=folder)
+    optimizer = optimizers.load(args.optimizer)
+    if args.start == "wide":  # its name in version 0.1
+        args.start = DIVERSE
+    if args.start is None:
+        args.start = optimizer.default_start
+    elif optimizer.default_start is None:
+        raise UserError(f"--start {args.start}: {args.optimizer} sets out from nowhere; leave it out")
+    if isinstance(args.start, str) and args.start != DIVERSE:
+        optimizer.settle(args)
+        args.start = _start(args)
+    if args.output is None:
+        # Of a pattern or a path, what can name a folder.
+        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
+        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
+    _check_flags(args)
+    return args
+
+
+def _given(argv: Sequence[str]) -> set[str]:
+    """The flags that stand on the command line, as attributes of what ``parse`` returns."""
+    parser, unset = build_parser(), object()
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([])), unset))
+    return {name for name, value in vars(parser.parse_args(argv)).items() if value is not unset}
+
+
+def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
+    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
+    idle = of_all - {each.name for each in settings_of(args.optimizer)}
+    if optimizers.load(args.optimizer).free_curve():
+        idle |= {"curve"}
+    if args.curve == "free":
+        idle |= {"control_points", "max_dx"}
+    return sorted(f"--{name}" for name in _given(argv) & idle)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse what cannot be searched with any model.
+
+    Raises:
+        UserError: one line that names the flag.
+    """
+    optimizer = optimizers.load(args.optimizer)
+    optimizer.settle(args)
+    if optimizer.free_curve():
+        args.curve = "free"
+    if "split" in args.metadata:
+        raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
+    if "positions" in args.metadata:
+        raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
+    if len(args.lambdas) != len(args.positions):
+        raise UserError(
+            f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "
+            f"({', '.join(f'{position:g}' for position in args.positions)}); expected one each"
+        )
+    if args.output.exists() and not args.output.is_dir():
+        raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
+    if args.fewshot_as_multiturn and not args.apply_chat_template:
+        raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
+    if args.early_stopping == "off" or optimizer.needs_every_fitness:
+        args.early_stopping = None
+    if args.early_stopping_check and not args.early_stopping:
+        raise UserError("--early_stopping_check: nothing is given up that could be checked; add --early_stopping")
+    if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
+        raise UserError(f"--start {DIVERSE}: {args.optimizer} has no population to begin with; leave it out")
+    if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
+        raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
+
+
+def heights(args: argparse.Namespace) -> str:
+    """The factors that a search may try, as a refusal names them."""
+    span = f"{Y_LOW:g} to {Y_HIGH:g}"
+    return f"a factor from {span}" if args.continuous else f"tenths from {span} (--continuous leaves the grid)"
+
+
+def _start(args: argparse.Namespace) -> float | list[Any]:
+    """A number for all layers; or, read from a factors file, control points or, for ``free``, one number a layer."""
+    try:
+        factors = factors_file.parse(args.start)
+    except FactorsError as error:
+        raise UserError(f"--start: {error}") from None
+    if factors.uniform is not None:
+        return factors.uniform
+    kind, points = factors.curve or ("free", factors.factors or ())
+    if kind != args.curve:
+        raise UserError(f"--start {args.start}: holds a {kind} curve; add --curve {kind}, or start from another file")
+    points = points[args.skip :] if factors.factors else points
+    if list(factors.unscaled_layers) != list(range(args.skip)) and not factors.factors:
+        raise UserError(
+            f"--start {args.start}: leaves layers {list(factors.unscaled_layers)} unscaled, the search the first "
+            f"{args.skip}; let --skip fit the file"
+        )
+    return [list(point) if isinstance(point, tuple) else point for point in points]
+
+
+def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What lm-eval hands to the tasks: the model's arguments, then ``--metadata``."""
+    return {**args.model_args, "search_seed": args.search_seed, **args.metadata}
+
+
+def task_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The part of the command line that says how tasks are measured, on whichever split."""
+    from search.tasks import Prompting
+
+    return {
+        "positions": args.positions,
+        "lambdas": args.lambdas,
+        "weights": args.task_weights,
+        "metrics": args.metrics,
+        "prompting": Prompting(
+            num_fewshot=args.num_fewshot,
+            fewshot_random_seed=args.fewshot_seed,
+            apply_chat_template=args.apply_chat_template,
+            fewshot_as_multiturn=args.fewshot_as_multiturn is not False,
+            system_instruction=args.system_instruction,
+            gen_kwargs=args.gen_kwargs,
+            confirm_run_unsafe_code=args.confirm_run_unsafe_code,
+        ),
+        "include_path": args.include_path,
+    }
+
+
+def speed_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The part of the command line that changes no answer."""
+    return {
+        "fast": not args.lm_eval_loop,
+        "share_prefixes": not args.no_shared_prefixes,
+        "look_up": not args.no_lookup,
+        "tokens_per_batch": args.tokens_per_batch,
+        "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
+    }
+
+
+def model_name(args: argparse.Namespace) -> Any:
+    """The model as a factors file names it."""
+    from lpes_eval.reference import NAMES
+
+    name = args.model_args.get("pretrained", "reference")
+    if name in NAMES:
+        return name if "/" in name else f"lpes-eval/{name}"
+    revision = args.model_args.get("revision")
+    return {"name": name, "revision": revision} if revision else name
+
+
+def _metrics(text: str) -> list[str]:
+    return [name.strip() for name in text.split(";")]
+
+
+def _size(text: str) -> int | str:
+    return text if text == "auto" else at_least(1)(text)

@@ -1,0 +1,84 @@
+"""lm-eval's own loop as an engine: for whatever ``search.engines.exact`` cannot answer exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import torch
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.models.huggingface import HFLM
+
+from lpes_eval import rope
+from search.engines.limits import is_cut
+
+AT_ONCE = 48
+"""Requests between two looks at the answers, where an individual may be given up early."""
+
+
+class HarnessEngine:
+    """Answers a fixed list of requests as ``lm_eval.evaluate`` would.
+
+    Args:
+        lm: an lm-eval model over a transformers model.
+        requests: lm-eval's instances.
+
+    Attributes:
+        num_layers: layers of the model.
+        cut: whether each prompt loses its beginning, as it does not fit the model's window beside its answer.
+    """
+
+    def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
+        self.lm, self._requests = lm, list(requests)
+        self.num_layers = len(rope.find_decoder(lm.model).layers)
+        self.cut = [is_cut(lm, request) for request in requests]
+        self._batch_sizes: dict[int | None, int] = {}
+
+    def set_factors(self, factors: Sequence[float]) -> None:
+        """Answer with these factors from now on, one a layer."""
+        rope.apply(self.lm.model, factors)
+
+    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
+        """The responses of each request, by its number: all at once, or some of ``order`` at a time."""
+        random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
+        numpy.random.seed(DEFAULT_OTHER_SEED)
+        torch.manual_seed(DEFAULT_OTHER_SEED)
+        waiting = [i for together in order for i in together] if order is not None else range(len(self._requests))
+        at_once = AT_ONCE if order is not None else max(1, len(waiting))
+        with self._batch_size_found_once():
+            for first in range(0, len(waiting), at_once):
+                yield self._answer_some(waiting[first : first + at_once])
+
+    def _answer_some(self, numbers: Sequence[int]) -> dict[int, list[Any]]:
+        responses: dict[int, list[Any]] = {i: [] for i in numbers}
+        by_type: dict[str, list[int]] = {}
+        for i in numbers:
+            by_type.setdefault(self._requests[i].request_type, []).extend([i] * self._requests[i].repeats)
+        for request_type, repeated in by_type.items():
+            found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
+            for i, response in zip(repeated, found, strict=True):
+                responses[i].append(response)
+        return responses
+
+    @contextlib.contextmanager
+    def _batch_size_found_once(self) -> Iterator[None]:
+        """Have ``hf`` with batches of ``auto`` try out a length once, and not for every individual anew."""
+        if not isinstance(self.lm, HFLM):
+            yield
+            return
+        detect = self.lm._detect_batch_size
+
+        def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+            length = len(requests[pos][1] + requests[pos][2]) if requests else None
+            if length not in self._batch_sizes:
+                self._batch_sizes[length] = detect(requests, pos)
+            return self._batch_sizes[length]
+
+        self.lm._detect_batch_size = once
+        try:
+            yield
+        finally:
+            del self.lm._detect_batch_size  # the class's own again

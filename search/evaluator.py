@@ -1,0 +1,365 @@
+"""The harness as fitness: tasks, requests and scores are lm-eval's own; an engine answers.
+
+lm-eval builds the requests once, from the examples set aside for searches. For every individual the engine sets the
+factors and answers the requests (``search.engines``), and the task's own filters, ``process_results`` and aggregation
+turn the answers into scores.
+
+    >>> evaluate = Evaluator(lm, load_tasks(lm, ["kv_retrieval"]))
+    >>> evaluate([1.0, 1.2, 1.4, 1.3]).fitness
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.metrics import mean
+
+from lpes_eval import rng
+from lpes_eval.errors import PromptTooLong, UserError
+from lpes_eval.factors import Factors
+from search import engines, identity
+from search.cache import FitnessCache
+from search.early_stopping import Race
+from search.tasks import Column, Objective
+
+logger = logging.getLogger(__name__)
+
+BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1"}
+"""Metrics whose values lie between 0 and 1."""
+CHECKS = 20
+"""How often, at most, an individual is held against the cutoff while it is being measured."""
+Examples = Mapping[str, Sequence[Any]]
+"""Each column's metric for every example, by the column's name."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An individual's fitness and what it is made of.
+
+    Attributes:
+        fitness: the weighted sum, higher is better.
+        scores: each column's score, by its name.
+        examples: each column's metric for every example, in the order of ``Objective.docs``.
+        seconds: time it took; 0 if it was known.
+        stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then what it
+            could have reached at best, or, where it was given up as improbable, those of the examples until then; there
+            are no ``examples``.
+    """
+
+    fitness: float
+    scores: dict[str, float]
+    examples: dict[str, list[Any]]
+    seconds: float = 0.0
+    stopped_after: int = 0
+
+
+@dataclass(frozen=True)
+class Cutoff:
+    """The fitness below which an individual is of no use, and may be given up.
+
+    Attributes:
+        fitness: give up as soon as this cannot be reached any more, were all remaining answers perfect.
+        examples: every example's score of the individual that has this fitness: give up as soon as it is improbable to
+            be reached (``search.early_stopping``).
+        error: how probable it may be that an individual is given up so which would have reached it.
+    """
+
+    fitness: float
+    examples: Examples | None = None
+    error: float = 0.01
+
+
+class Evaluator:
+    """Measures factors by tasks, on this machine.
+
+    Args:
+        lm: an lm-eval model over a transformers model; its weights and settings stay as they are.
+        objectives: what is measured (``load_tasks``).
+        cache: where to look up and keep what was measured, across runs.
+        speed: ``search.engines.choose``'s further arguments.
+
+    Attributes:
+        engine: what answers.
+        num_layers: layers of the model.
+        slow_because: why lm-eval's own loop answers; None where it need not.
+        columns: all columns of the objectives, by name.
+        questions: the examples, as objectives and numbers in ``Objective.docs``, those together that ask one question.
+
+    Raises:
+        PromptTooLong: a prompt of a task by position would be cut.
+    """
+
+    def __init__(
+        self, lm: Any, objectives: Sequence[Objective], *, cache: FitnessCache | None = None, **speed: Any
+    ) -> None:
+        self.lm, self.objectives, self.cache = lm, list(objectives), cache
+        self._requests = [request for objective in objectives for request in objective.task.instances]
+        self.engine, self.slow_because = engines.choose(lm, self._requests, **speed)
+        self.num_layers = self.engine.num_layers
+        self.columns: dict[str, tuple[Objective, Column]] = {
+            column.name: (objective, column) for objective in objectives for column in objective.columns
+        }
+        self._refuse_cut()
+        self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
+        named = [objective.name for objective in objectives for _ in objective.task.instances]
+        for i, (name, request) in enumerate(zip(named, self._requests, strict=True)):
+            self._numbers.setdefault((name, request.doc_id), []).append(i)
+        found: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
+        for objective in objectives:
+            for number, question in enumerate(objective.questions):
+                found.setdefault((objective.name, question), []).append((objective, number))
+        self.questions = list(found.values())
+        self._context = self._describe() if cache is not None else ""
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts one individual is asked."""
+        return len(self._requests)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of these prompts, where they are known."""
+        return getattr(self.engine, "prompt_tokens", None)
+
+    def _refuse_cut(self) -> None:
+        cut = iter(self.engine.cut)
+        for objective in self.objectives:
+            asked = len(objective.task.instances)
+            if not (number := sum(next(cut) for _ in range(asked))):
+                continue
+            text = f"{objective.name}: {number} of {asked} prompts do not fit the model's {self.lm.max_length} tokens "
+            text += "beside their answer"
+            if objective.by_position:
+                raise PromptTooLong(
+                    f"{text}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
+                    "model with a longer window (--model_args max_length=N, if it has)"
+                )
+            logger.warning("%s; lm-eval cuts them from the left", text)
+
+    def in_order(self, order: Sequence[int]) -> list[list[int]]:
+        """The requests, by number, of each question in ``order``."""
+        return [
+            [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]] for u in order
+        ]
+
+    def __call__(self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None) -> Measured:
+        """Measure the model with ``factors``, one a layer, which stay applied.
+
+        Args:
+            factors: one a layer, or factors as they are in a file.
+            cutoff: when to give up.
+        """
+        values = factors.per_layer(self.num_layers) if isinstance(factors, Factors) else list(factors)
+        name = Factors(factors=tuple(values)).digest()
+        if cutoff is not None and self.why_unbounded() is not None:
+            cutoff = None
+        race = _Racing(self, name, cutoff) if cutoff is not None and cutoff.examples is not None else None
+        if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
+            if race is not None and race.lost(known["examples"]):
+                return Measured(*race.partial, {}, stopped_after=race.asked)
+            return self._score(known["examples"])
+        start = time.perf_counter()
+        self.engine.set_factors(values)
+        answers, partial = self._answers(cutoff, race)
+        examples = self._examples(answers)
+        seconds = time.perf_counter() - start
+        if self.cache is not None and all(answers):  # of one given up too, where all were under way by then
+            self.cache.put(self._context, name, {"examples": examples})
+        if partial is not None:
+            asked = race.asked if race is not None else sum(map(bool, answers))
+            return Measured(*partial, {}, seconds, stopped_after=asked)
+        return self._score(examples, seconds)
+
+    def _answers(
+        self, cutoff: Cutoff | None, race: _Racing | None
+    ) -> tuple[list[Any], tuple[float, dict[str, float]] | None]:
+        """A list of responses for every request, and fitness and scores to be reported once it is given up."""
+        answers: list[Any] = [[] for _ in self._requests]
+        answered = checked = 0
+        order = None
+        if race is not None:
+            order = self.in_order(race.order)
+        elif cutoff is not None:
+            order = self.in_order(range(len(self.questions)))
+        for batch in self.engine.answer(order):
+            for i, responses in batch.items():
+                answers[i] = responses
+            answered += len(batch)
+            complete = answered == len(answers)
+            if cutoff is None or (answered - checked < len(answers) / CHECKS and not complete):
+                continue
+            checked = answered
+            if race is not None:  # it looks at question after question, so at the end too: batches decide nothing
+                if race.lost(self._examples(answers)):
+                    return answers, race.partial
+            elif not complete:
+                fitness, scores = self._bound(answers)
+                if fitness < cutoff.fitness - 1e-9:  # sums are rounded
+                    return answers, (fitness, scores)
+        return answers, None
+
+    def time_a_batch(self) -> tuple[int, float] | None:
+        """Prompts in a batch of prompts drawn evenly, and the seconds that it took under the factors now in force.
+
+        It is the second batch, where there is one: the first also pays for what happens once.
+        """
+        batches = self.engine.answer(self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time"))))
+        timed = None
+        for _ in range(2):
+            start = time.perf_counter()
+            if (batch := next(batches, None)) is None:
+                break
+            timed = len(batch), time.perf_counter() - start
+        return timed
+
+    def why_unbounded(self) -> str | None:
+        """Why nothing can be said about the fitness before all answers are there; None if something can."""
+        for request in self._requests:
+            if request.request_type == "generate_until" and request.args[1].get("do_sample"):
+                return f"{request.task_name} draws its answers at random"
+        for objective, column in self.columns.values():
+            if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
+                return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
+        return None
+
+    def _bound(self, answers: Sequence[Any]) -> tuple[float, dict[str, float]]:
+        """The fitness, and its scores, if every answer that is missing were perfect."""
+        examples, scores = self._examples(answers), {}
+        for name, (objective, column) in self.columns.items():
+            perfect = 1.0 if objective.sign > 0 else 0.0
+            values = [perfect if value is None else value for value in examples[name]]
+            _check_bounded(column, values)
+            scores[name] = float(mean(values))
+        return self._weighted(scores), scores
+
+    def _examples(self, answers: Sequence[Any]) -> dict[str, list[Any]]:
+        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
+        for request, responses in zip(self._requests, answers, strict=True):
+            request.resps, request.filtered_resps = responses or [""], {}
+        found: dict[str, list[Any]] = {name: [] for name in self.columns}
+        for objective in self.objectives:
+            objective.task.apply_filters()
+            for number, doc in enumerate(objective.docs):
+                numbers = self._numbers[objective.name, number]
+                metrics: Mapping[str, Any] | None = None
+                if all(answers[i] for i in numbers):
+                    requests = sorted((self._requests[i] for i in numbers), key=lambda request: request.idx)
+                    filtered = [request.filtered_resps[objective.filter] for request in requests]
+                    metrics = objective.task.process_results(copy.deepcopy(doc), filtered)
+                for column in objective.columns:
+                    if metrics is not None and column.metric not in metrics:
+                        has = ", ".join(metrics)
+                        raise UserError(f"{objective.name} has no metric {column.metric!r}; it has {has}")
+                    found[column.name].append(None if metrics is None else metrics[column.metric])
+        return found
+
+    def _score(self, examples: dict[str, list[Any]], seconds: float = 0.0) -> Measured:
+        scores = {
+            name: float(objective.aggregation(column)(examples[name]))
+            for name, (objective, column) in self.columns.items()
+        }
+        return Measured(self._weighted(scores), scores, examples, seconds)
+
+    def _weighted(self, scores: Mapping[str, float]) -> float:
+        return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
+
+    def describe(self) -> dict[str, Any]:
+        """What is measured, as plain data: equal where the same individual would get the same fitness."""
+        asked = [[request.task_name, request.doc_id, request.args] for request in self._requests]
+        return {
+            "tasks": [
+                {
+                    "task": objective.name,
+                    "version": str(objective.task.VERSION),
+                    "weights": {column.metric: column.weight for column in objective.columns},
+                    "filter": objective.filter,
+                    "examples": len(objective.docs),
+                    "config_sha256": identity.sha256(vars(objective.task.config)),
+                    "code_sha256": identity.code(*_code_of(objective.task)),
+                }
+                for objective in self.objectives
+            ],
+            "requests_sha256": identity.sha256([asked, [objective.docs for objective in self.objectives]]),
+            "reading": identity.reading(self.lm),
+            "model": identity.fingerprint(self.lm.model),
+            "code_sha256": identity.code(type(self.lm), type(self), type(self.engine)),
+        }
+
+    def _describe(self) -> str:
+        described = self.describe()
+        for task in described["tasks"]:
+            task["weights"] = list(task["weights"])  # examples are kept, not their weighted sum
+        return json.dumps({**described, "packages": identity.packages()}, sort_keys=True)
+
+
+class _Racing:
+    """An individual's race against the cutoff's, over the questions in an order drawn for it alone.
+
+    Attributes:
+        order: the order, as numbers of ``Evaluator.questions``.
+        asked: prompts that it took to give it up; others may have been answered in the same batch.
+        partial: fitness and scores of these.
+    """
+
+    def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff) -> None:
+        assert cutoff.examples is not None
+        self._evaluator, self._cutoff = evaluator, cutoff.fitness
+        # What each question can add to the fitness: a share of every column's mean for each of its examples.
+        self._share = {
+            name: column.weight * objective.sign / len(objective.docs)
+            for name, (objective, column) in evaluator.columns.items()
+        }
+        self._examples_of = [
+            [(column.name, number) for objective, number in question for column in objective.columns]
+            for question in evaluator.questions
+        ]
+        self._prompts = list(map(len, evaluator.in_order(range(len(evaluator.questions)))))
+        sums = [[self._share[column] for column, _ in examples] for examples in self._examples_of]
+        lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
+        highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
+        reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
+        self._race = Race(lows, highs, reached, cutoff.error)
+        self.order = rng.shuffled(range(len(self._examples_of)), rng.stream("order", name))
+        self._next = self.asked = 0
+        self._seen: dict[str, list[float]] = {}
+        self.partial: tuple[float, dict[str, float]] = (0.0, {})
+
+    def _value(self, question: int, examples: Examples) -> float:
+        return sum(self._share[column] * examples[column][number] for column, number in self._examples_of[question])
+
+    def lost(self, examples: Examples) -> bool:
+        """Take in the questions whose examples are all there (None stands for one that is not), as far as it takes."""
+        for question in self.order[self._next :]:
+            members = self._examples_of[question]
+            if any(examples[column][number] is None for column, number in members):
+                return False
+            for column, number in members:
+                _check_bounded(self._evaluator.columns[column][1], [examples[column][number]])
+                self._seen.setdefault(column, []).append(examples[column][number])
+            self._race.take(question, self._value(question, examples))
+            self._next += 1
+            self.asked += self._prompts[question]
+            if self._race.lost and len(self._seen) == len(self._share) and self._next < len(self.order):
+                scores = {column: float(mean(values)) for column, values in self._seen.items()}
+                fitness = self._evaluator._weighted(scores)
+                self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores
+                return True
+        return False
+
+
+def _code_of(task: Any) -> list[Any]:
+    """Whatever a task's scores are computed by."""
+    metrics = getattr(task, "_metric_fn_list", {})
+    return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
+
+
+def _check_bounded(column: Column, values: Sequence[Any]) -> None:
+    if not all(0 <= value <= 1 for value in values):
+        raise UserError(f"{column.name}: {column.metric} is not from 0 to 1; leave --early_stopping out")

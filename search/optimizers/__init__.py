@@ -1,0 +1,24 @@
+"""The optimisers of a search, one file each: a file in this folder that defines ``OPTIMIZER`` is one of them.
+
+A name on the command line is the file's name, with ``-`` for ``_``. Each gives individuals (``ask``) and takes their
+fitness (``tell``); none knows what it optimises.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from search.optimizers.base import Optimizer
+
+
+def names() -> list[str]:
+    """The optimisers that there are."""
+    found = (module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(name.replace("_", "-") for name in found)
+
+
+def load(name: str) -> type[Optimizer]:
+    """The optimiser of that name."""
+    optimizer: type[Optimizer] = import_module(f"{__name__}.{name.replace('-', '_')}").OPTIMIZER
+    return optimizer

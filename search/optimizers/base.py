@@ -1,0 +1,184 @@
+"""What every optimiser of a search has in common: ``ask()`` for individuals, ``tell()`` their fitness."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from random import Random
+from typing import Any, ClassVar
+
+from lpes_eval.errors import UserError
+from lpes_eval.rng import stream
+from search.space import Y_START, Individual, Points, Space
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of an optimiser; each field is a flag of the command line (``setting``)."""
+
+
+def setting(default: Any, type: Any, help: str, metavar: str = "N", least: float = -math.inf) -> Any:
+    """A field of a ``Config``.
+
+    Args:
+        default: its value where the flag is not given.
+        type: reads the flag's text.
+        help: the flag's line in ``--help``.
+        metavar: what stands for the value there.
+        least: the smallest value.
+    """
+    return field(default=default, metadata={"type": type, "help": help, "metavar": metavar, "least": least})
+
+
+def check(config: Config) -> None:
+    """Refuse a setting below its least value.
+
+    Raises:
+        UserError: it names the setting.
+    """
+    for each in fields(config):
+        if not (value := getattr(config, each.name)) >= each.metadata.get("least", -math.inf):
+            raise UserError(f"{each.name}={value}: expected at least {each.metadata['least']}")
+
+
+class Optimizer:
+    """Generations of individuals, asked for and told.
+
+    Siblings are individuals of which only the fittest lives on. ``ask()`` gives a generation's individuals, ``tell()``
+    takes their fitness in the same order; higher is better. Everything random comes from the optimiser's own
+    generator, so a seed gives the same search anywhere, and an optimiser that is told the same again goes through the
+    same states again: that is how a search goes on after it was killed.
+
+    Args:
+        space: the control points that may be searched.
+        config: the optimiser's settings.
+        generations: generations after the initial one (T).
+        start: the individual to set out from; by default Eq. 8.
+        seed: of the random generator.
+        model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    title: ClassVar[str] = ""
+    """One line for ``--help``."""
+    default_start: ClassVar[float | None] = Y_START
+    """The factor in every layer that it sets out from without ``--start``; None if it sets out from nowhere."""
+    needs_every_fitness: ClassVar[bool] = False
+    """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
+
+    def __init__(
+        self,
+        space: Space,
+        config: Any = None,
+        *,
+        generations: int = 20,
+        start: Points | None = None,
+        seed: int = 0,
+        model: Any = None,
+    ) -> None:
+        if generations < 0:
+            raise UserError(f"generations={generations}: expected at least 0")
+        self.config = config or self.Config()
+        check(self.config)
+        self.space, self.start = space, start or space.start()
+        self.generation, self.generations = 0, generations
+        self.history: Mapping[int, Mapping[str, Any]] = {}
+        """Of an interrupted search, the journal's last entry of each generation."""
+        self.told = 0
+        self._asked: list[list[Individual]] | None = None
+        self._best: tuple[Individual, float] | None = None
+        self._seed, self._rng = seed, Random(seed)
+        self._set_up(model)
+
+    def _set_up(self, model: Any) -> None:
+        """What a subclass adds to the constructor."""
+
+    @classmethod
+    def settle(cls, args: Namespace) -> None:
+        """Set the flags that this optimiser decides itself, and refuse what it cannot search.
+
+        Raises:
+            UserError: one line that names the flag.
+        """
+
+    @classmethod
+    def free_curve(cls) -> bool:
+        """Whether it searches one factor a layer whatever ``--curve`` says."""
+        return False
+
+    def plan(self) -> list[str]:
+        """Lines for the search's plan, where it costs more than its evaluations or starts in a way of its own."""
+        return []
+
+    def note(self, first: Sequence[float]) -> str:
+        """What a person should know once the first generation's fitness is there; empty if nothing."""
+        return ""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to ask for."""
+        return self.generation > self.generations
+
+    @property
+    def best(self) -> tuple[Individual, float]:
+        """The individual that the search ends with, and its fitness: the fittest told, of equals the first one."""
+        if self._best is None:
+            raise ValueError("no best individual: nothing has been told yet")
+        return self._best
+
+    @property
+    def max_evaluations(self) -> int:
+        """The most individuals that will be asked for."""
+        raise NotImplementedError
+
+    @property
+    def asking_seconds(self) -> float:
+        """How long the model worked for the individuals that ``ask()`` gives, before they are evaluated."""
+        return 0.0
+
+    @property
+    def cutoff(self) -> tuple[Points, float] | None:
+        """An individual and its fitness: one that is less fit changes nothing, however low its fitness is."""
+        return None
+
+    def ask(self) -> list[Individual]:
+        """The individuals to be evaluated next: the same ones until they are told, none once the search is done."""
+        if self.done:
+            return []
+        if self._asked is None:
+            self._asked = self._propose()
+        return [individual for siblings in self._asked for individual in siblings]
+
+    def tell(self, fitness: Sequence[float]) -> None:
+        """Take the fitness of the individuals that ``ask()`` gave, in their order."""
+        asked = self.ask()
+        if len(fitness) != len(asked):
+            raise ValueError(f"{len(asked)} individuals were asked for, {len(fitness)} fitness values told")
+        if not all(math.isfinite(f) for f in fitness):
+            raise ValueError(f"fitness must be finite, not {list(fitness)}")
+        for individual, f in zip(asked, fitness, strict=True):
+            if self._best is None or f > self._best[1]:
+                self._best = individual, float(f)
+        values = iter(fitness)
+        survivors: dict[Points, float] = {}
+        for siblings in self._asked or []:
+            scored = [(individual.points, float(next(values))) for individual in siblings]
+            P, f = min(scored, key=lambda pair: (-pair[1], self._tie(pair[0])))
+            survivors[P] = f
+        self._learn(survivors, fitness)
+        self._asked = None
+        self.told += len(fitness)
+        self.generation += 1
+
+    def _tie(self, P: Points) -> float:
+        """Breaks ties between equally fit individuals at random: it depends on seed, generation and points alone."""
+        return stream("lot", self._seed, self.generation, repr(P)).random()  # version 0.1's key: its searches repeat
+
+    def _propose(self) -> list[list[Individual]]:
+        """The next generation, siblings together."""
+        raise NotImplementedError
+
+    def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
+        """Take in a generation: the fittest of each siblings, and the fitness of all that were asked for."""

@@ -1,0 +1,46 @@
+"""Random search: what any search has to beat with as many evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lpes_eval.flags import at_least
+from search.optimizers.base import Config, Optimizer, setting
+from search.space import Individual, Points
+
+
+@dataclass(frozen=True)
+class GenerationConfig(Config):
+    """As many individuals a generation as the genetic algorithm evaluates with the same flags."""
+
+    mutations: int = setting(16, at_least(0), "N_mu, offspring by mutation a generation", least=0)
+    crossovers: int = setting(4, at_least(0), "N_cr, offspring by crossover a generation", least=0)
+
+    @property
+    def size(self) -> int:
+        """Individuals a generation: both children of a crossover are evaluated."""
+        return self.mutations + 2 * self.crossovers
+
+
+class RandomSearch(Optimizer):
+    """Control points drawn evenly from the whole space."""
+
+    Config = GenerationConfig
+    title = "control points drawn at random, a control"
+    default_start = None
+
+    @property
+    def max_evaluations(self) -> int:
+        """How many individuals will be asked for."""
+        return int(self.config.size * (self.generations + 1))
+
+    @property
+    def cutoff(self) -> tuple[Points, float] | None:
+        """The best individual."""
+        return (self._best[0].points, self._best[1]) if self._best else None
+
+    def _propose(self) -> list[list[Individual]]:
+        return [[Individual(self.space.random(self._rng), "random")] for _ in range(self.config.size)]
+
+
+OPTIMIZER = RandomSearch

@@ -1,0 +1,88 @@
+"""A search's pictures: convergence, the factors over the layers, and held-out scores by position."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from search.held_out import FOUND, PLAIN
+
+if TYPE_CHECKING:
+    from search.evaluator import Measured
+    from search.tasks import Objective
+
+
+def convergence(
+    folder: Path, individuals: Sequence[Mapping[str, Any]], to_beat: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """The fitness of every individual that was measured in full, and of the fittest so far."""
+    measured = [entry for entry in individuals if "stopped_after" not in entry]
+    generations = sorted({entry["generation"] for entry in measured})
+    bests: list[float] = []
+    for generation in generations:
+        fittest = max(entry["fitness"] for entry in measured if entry["generation"] == generation)
+        bests.append(max([fittest, *bests[-1:]]))
+    with _figure(folder / "convergence.png", "generation", "fitness on the search examples") as axes:
+        at, fitness = ([entry[name] for entry in measured] for name in ("generation", "fitness"))
+        axes.scatter(at, fitness, s=8, color="0.7", label="individuals")
+        axes.plot(generations, bests, drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far")
+        for name, entry in to_beat.items():
+            color, line, _ = _style(name)
+            axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
+
+
+def curve(folder: Path, per_layer: Sequence[float]) -> None:
+    """The factors over the layers."""
+    with _figure(folder / "curve.png", "layer", "factor") as axes:
+        color, line, marker = _style(FOUND)
+        axes.plot(range(len(per_layer)), per_layer, line, color=color, marker=marker, markersize=4, label=FOUND)
+        axes.axhline(sum(per_layer) / len(per_layer), color=_style("PI")[0], linestyle=":", label="their mean")
+
+
+def positions(folder: Path, task: Objective, measured: Mapping[str, Measured]) -> None:
+    """A task's held-out scores by position, with standard errors."""
+    with _figure(folder / f"positions-{task.name}.png", "gold position (%)", "held-out score") as axes:
+        at = [float(column.position or 0) for column in task.columns]
+        for number, (name, scores) in enumerate(measured.items()):
+            values = [scores.scores[column.name] for column in task.columns]
+            errors = [_standard_error(scores.examples[column.name]) for column in task.columns]
+            color, line, marker = _style(name)
+            beside = [position + number - 1 for position in at]  # equal scores do not hide each other
+            axes.errorbar(
+                beside, values, errors, color=color, linestyle=line, marker=marker, markersize=4, capsize=2, label=name
+            )
+        axes.set_xticks(at)
+
+
+def _standard_error(values: Sequence[Any]) -> float:
+    """The mean's standard error; 0, which draws no bar, where the examples' scores are not plain numbers."""
+    if len(values) < 2 or not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        return 0.0
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _style(name: str) -> tuple[str, str, str]:
+    """Colour, line and marker of what is called ``name``: the same in every picture, and told apart without colour."""
+    if name == FOUND:
+        return "#0072B2", "-", "o"
+    return ("0.4", "--", "s") if name == PLAIN else ("#E69F00", ":", "^")
+
+
+@contextmanager
+def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    yield axes
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,266 @@
+"""A search put together from its command line: the model, the tasks, the optimiser, and the loop between them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
+from lpes_eval.harness import plugin
+from lpes_eval.rng import shuffled, stream
+from search import optimizers
+from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
+from search.journal import Journal
+from search.optimizers.base import Optimizer
+from search.space import Individual, Points, Space, to_points
+
+if TYPE_CHECKING:
+    from search.evaluator import Evaluator, Measured
+    from search.tasks import Objective
+
+Watch = Callable[[Individual, dict[str, Any], bool], None]
+"""Called for every individual: its entry in the journal, and whether it was measured now."""
+
+
+@dataclass
+class Search:
+    """What a run is made of, once the model and the tasks are there.
+
+    Attributes:
+        args: the command line.
+        lm: the lm-eval model.
+        evaluator: measures factors on the search examples.
+        optimizer: fresh; the journal brings it to where it was.
+        settings: what decides the outcome, as plain data.
+        held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
+        entries: the journal's, once it is open.
+        lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
+    """
+
+    args: argparse.Namespace
+    lm: Any
+    evaluator: Evaluator
+    optimizer: Optimizer
+    settings: dict[str, Any]
+    held_out: Sequence[Objective] = ()
+    entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    lost: list[bool] = field(default_factory=list)
+
+    def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
+        """Ask, measure, tell, until the optimiser is done; what the journal knows is not measured again.
+
+        Returns:
+            The individual that the search ends with, and the journal's entry for its factors.
+        """
+        optimizer = self.optimizer
+        optimizer.history = journal.generations
+        while not optimizer.done:
+            fitness = []
+            for individual in optimizer.ask():
+                name = self.key(individual)
+                made = {"generation": optimizer.generation, **individual.to_dict()}
+                if new := name not in journal.entries:
+                    journal.record(name, {**made, **self.evaluate(individual)})
+                elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
+                    journal.record(name, {**journal.entries[name], **made})
+                entry = journal.entries[name]
+                watch(individual, entry, new)
+                fitness.append(entry["fitness"])
+            optimizer.tell(fitness)
+        best, _ = optimizer.best
+        return best, journal.entries[self.key(best)]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.evaluator.num_layers
+
+    def factors(self, individual: Individual) -> Factors:
+        """An individual's factors, in the form that a factors file keeps."""
+        points: Any = individual.points
+        if self.args.curve == "free":
+            points = [y for _, y in points]
+        return Factors.from_curve(
+            self.args.curve, points, num_layers=self.num_layers, unscaled_layers=range(self.args.skip)
+        )
+
+    def uniform(self, factor: float) -> Factors:
+        """Position Interpolation on the layers that are searched."""
+        options: dict[str, Any] = {"num_layers": self.num_layers}
+        if self.args.skip:
+            options["unscaled_layers"] = list(range(self.args.skip))
+        return Factors.from_uniform(factor, **options)
+
+    def pi(self, factor: float) -> str:
+        """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
+        return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
+
+    def key(self, individual: Individual) -> str:
+        """What individuals with the same factors have in common."""
+        return self.factors(individual).digest()
+
+    def evaluate(self, individual: Individual) -> dict[str, Any]:
+        """An individual's entry in the journal."""
+        from search.evaluator import Cutoff
+
+        cutoff = None
+        if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
+            points, fitness = least
+            entry = self.entries.get(self.key(Individual(points, "")), {})
+            examples = entry.get("examples") if self.by_chance else None
+            cutoff = Cutoff(fitness, examples, self.args.early_stopping_error)
+        factors = self.factors(individual)
+        entry = self.entry_of(self.evaluator(factors, cutoff), factors)
+        entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
+        return entry | {"cutoff": cutoff.fitness} if cutoff is not None and "stopped_after" in entry else entry
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether individuals are given up that could, improbably, have become parents."""
+        return bool(self.args.early_stopping == "probable")
+
+    def check_given_up(self, journal: Journal) -> list[bool]:
+        """Measure some of the individuals that were given up in full: which would have reached the least fit parent."""
+        given_up = [entry for entry in journal.entries.values() if "stopped_after" in entry]
+        drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
+        found = []
+        for number, entry in enumerate(drawn, 1):
+            factors = self.factors(Individual(to_points(entry["points"]), ""))
+            if (key := f"check {entry['key']}") not in journal.entries:
+                print(f"  given up, now in full: {number} of {len(drawn)} ...", flush=True)
+                measured = self.entry_of(self.evaluator(factors), factors)
+                journal.record(key, {"generation": None, "origin": "check", **measured})
+            found.append(journal.entries[key]["fitness"] >= entry["cutoff"])
+        return found
+
+    def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
+        """What the journal keeps of a measurement.
+
+        Raises:
+            UserError: the fitness is not finite, so nothing can be held against it.
+        """
+        if not math.isfinite(measured.fitness):
+            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
+            raise UserError(
+                f"the fitness of factors {', '.join(f'{s:g}' for s in factors.per_layer(self.num_layers))} is "
+                f"{measured.fitness}, by {bad or 'its weights'}; take a metric that is always finite (--metrics) or, "
+                "if the model overflows, a wider dtype (--model_args dtype=float32)"
+            )
+        entry: dict[str, Any] = {
+            "fitness": measured.fitness,
+            "scores": measured.scores,
+            "seconds": round(measured.seconds, 3),
+        }
+        if measured.stopped_after:
+            entry["stopped_after"] = measured.stopped_after
+        else:
+            entry["examples"] = measured.examples
+        return entry
+
+    def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
+        """Measure factors that are no individual, unless the journal knows them."""
+        if (key := factors.digest()) not in journal.entries:
+            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.evaluator(factors), factors)})
+        return journal.entries[key]
+
+
+def load(args: argparse.Namespace) -> Search:
+    """Load the model and the tasks, and put the search together."""
+    from search.cache import FitnessCache, default_folder
+    from search.evaluator import Evaluator
+    from search.identity import packages
+    from search.tasks import load_tasks
+
+    if not args.include_path:
+        plugin.check_examples(args.tasks, args.model_args, args.metadata)
+    lm = load_model(args)
+    options = {"metadata": metadata_of(args), **task_options(args)}
+    objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
+    held_out: Sequence[Objective] = ()
+    if args.held_out_examples:  # before the search, as they may be refused
+        options["positions"] = None
+        try:
+            held_out = load_tasks(lm, args.tasks, split="held_out", examples=args.held_out_examples, **options)
+        except UserError as error:
+            raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
+    cache = None if args.no_cache else FitnessCache(default_folder())
+    evaluator = Evaluator(lm, objectives, cache=cache, **speed_options(args))
+    if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
+        logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
+        args.early_stopping = None
+    optimizer = make_optimizer(args, evaluator)
+    names = [*SETTINGS, *(each.name for each in settings_of(args.optimizer))]
+    if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
+        names += ["early_stopping", "early_stopping_error"]
+    settings = {
+        "search": {name: getattr(args, name) for name in names},
+        "fitness": evaluator.describe(),
+        "packages": packages(),
+    }
+    return Search(args, lm, evaluator, optimizer, settings, held_out)
+
+
+def load_model(args: argparse.Namespace) -> Any:
+    """The ``lpes`` model, as lm-eval would make it."""
+    from lpes_eval.models.lpes import LPES
+
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
+            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
+        )
+    if "factors" in args.model_args:
+        raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
+    if args.batch_size == "auto" and lm.device.type == "cpu":
+        # Where lm-eval's own loop answers, it would try out 64 prompts of the model's whole window, and no memory of
+        # the machine's is small enough to stop that.
+        lm.batch_size_per_gpu = 1
+    return lm
+
+
+def make_optimizer(args: argparse.Namespace, evaluator: Evaluator) -> Optimizer:
+    """The optimiser that was asked for, over the layers that are searched."""
+    num_layers = evaluator.num_layers
+    if not 0 <= args.skip < num_layers - 1:
+        raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
+    L, grid = num_layers - args.skip, not args.continuous
+    space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
+    optimizer = optimizers.load(args.optimizer)
+    config = {each.name: getattr(args, each.name) for each in settings_of(args.optimizer)}
+    if args.start == DIVERSE:
+        config["diverse"] = True
+    return optimizer(
+        space,
+        optimizer.Config(**config),
+        generations=args.generations,
+        start=start_points(args, space),
+        seed=args.seed,
+        model=(evaluator.lm, evaluator.objectives),
+    )
+
+
+def start_points(args: argparse.Namespace, space: Space) -> Points:
+    """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
+    points = args.start
+    if points in (None, DIVERSE):
+        return space.start()
+    if isinstance(points, float | int):
+        points = [points] * (space.d + 1)
+    if not any(isinstance(point, list) for point in points):
+        points = list(zip([x for x, _ in space.start()], points, strict=False))
+    points = space.nearest(to_points(points))
+    if not space.contains(points):
+        xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
+        raise UserError(
+            f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
+            f"{xs}, and for y {heights(args)}"
+        )
+    return points

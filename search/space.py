@@ -1,0 +1,131 @@
+"""What is searched: control points, the curves that they may form, and the individual that holds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from lpes_eval.errors import UserError
+from lpes_eval.rng import below, shuffled
+
+Points = tuple[tuple[float, float], ...]
+"""(P_0, ..., P_d): one pair (P_k^x, P_k^y) a control point."""
+
+Y_LOW, Y_START, Y_HIGH = 1.0, 1.5, 2.0  # Eq. 8 and 9
+X_STEPS, Y_STEPS = 1, 10
+"""Table 9: grid steps in one unit. Steps are counted as integers, so nothing drifts off the grid."""
+
+
+@dataclass(frozen=True)
+class Individual:
+    """A candidate of a search.
+
+    Attributes:
+        points: its control points.
+        origin: the operator that made it.
+        parents: the points that it was made from.
+        state: what its optimiser needs to go on from it, as plain data; most need nothing.
+    """
+
+    points: Points
+    origin: str
+    parents: tuple[Points, ...] = ()
+    state: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As data that JSON keeps exactly."""
+        lists = [[list(point) for point in points] for points in (self.points, *self.parents)]
+        data = {"points": lists[0], "origin": self.origin, "parents": lists[1:]}
+        return data | ({"state": dict(self.state)} if self.state else {})
+
+
+def to_points(data: Sequence[Sequence[float]]) -> Points:
+    """Control points from what JSON makes of them."""
+    return tuple((float(x), float(y)) for x, y in data)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The control points that may be searched.
+
+    Attributes:
+        L: layers under the curve (App. B: "the number of scaled layers").
+        d: degree; there are ``d + 1`` control points.
+        grid: Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous.
+        fixed_x: x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer.
+    """
+
+    L: int
+    d: int = 3
+    grid: bool = True
+    fixed_x: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what Eq. 10 leaves no room for."""
+        if self.d < 1:
+            raise UserError(f"{self.d + 1} control point(s): a curve needs at least 2")
+        if self.L < 2 or (self.grid and self.d > self.L - 1):
+            raise UserError(
+                f"{self.d + 1} control points do not fit {self.L} layer(s): on the grid their x are different whole "
+                f"numbers from 0 to {self.L - 1} (Table 9, Eq. 10); take fewer --control_points, or leave the grid "
+                "(--continuous)"
+            )
+
+    @classmethod
+    def free(cls, L: int, grid: bool = True) -> Space:
+        """One factor a layer and no curve (Table 7, "brute force"): a control point stands on every layer."""
+        return cls(L, L - 1, grid, fixed_x=True)
+
+    def start(self) -> Points:
+        """The individual that the search sets out from (Eq. 8), its x rounded to the grid."""
+        return self.line(Y_START, Y_START)
+
+    def line(self, first: float, last: float) -> Points:
+        """A straight line over depth from y = ``first`` to y = ``last``, at the x of Eq. 8, rounded to the grid."""
+        xs = [k * (self.L - 1) / self.d for k in range(self.d + 1)]
+        ys = [min(max(first + (last - first) * k / self.d, Y_LOW), Y_HIGH) for k in range(self.d + 1)]
+        return self.nearest(tuple(zip(xs, ys, strict=True)))
+
+    def nearest(self, points: Points) -> Points:
+        """The points themselves, or where they come to stand on the grid."""
+        if not self.grid:
+            return points
+        return tuple((float(math.floor(x + 0.5)), math.floor(y * Y_STEPS + 0.5) / Y_STEPS) for x, y in points)
+
+    def contains(self, points: Points) -> bool:
+        """Whether the points obey Eq. 10, the range of y, and the grid."""
+        return (
+            len(points) == self.d + 1
+            and points[0][0] >= 0
+            and points[-1][0] <= self.L - 1
+            and all(a < b for (a, _), (b, _) in pairwise(points))
+            and all(self.allows(y, self.grid) for _, y in points)
+            and (not self.fixed_x or all(x == at for (x, _), (at, _) in zip(points, self.start(), strict=True)))
+            and (not self.grid or all(x == round(x) for x, _ in points))
+        )
+
+    @staticmethod
+    def allows(y: float, grid: bool) -> bool:
+        """Whether a control point may stand at this height (Eq. 9), on Table 9's grid or off it."""
+        return Y_LOW <= y <= Y_HIGH and (not grid or y == round(y * Y_STEPS) / Y_STEPS)
+
+    def random(self, rng: Random) -> Points:
+        """Control points drawn evenly from the whole space."""
+        if self.fixed_x:
+            xs = [x for x, _ in self.start()]
+        elif self.grid:
+            xs = sorted(float(x) for x in shuffled(range(self.L), rng)[: self.d + 1])
+        else:
+            xs = sorted((self.L - 1) * rng.random() for _ in range(self.d + 1))
+        return tuple((x, self.uniform(Y_LOW, Y_HIGH, Y_STEPS, rng)) for x in xs)
+
+    def uniform(self, low: float, high: float, steps: int, rng: Random) -> float:
+        """A number from ``[low, high]``, both ends included on a grid of ``steps`` in one unit."""
+        if not self.grid:
+            return min(low + (high - low) * rng.random(), high)
+        first, last = math.ceil(low * steps - 1e-9), math.floor(high * steps + 1e-9)
+        return (first + below(last - first + 1, rng)) / steps

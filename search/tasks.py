@@ -1,0 +1,337 @@
+"""What a search measures: lm-eval's tasks, their requests built from the examples set aside for it.
+
+Names, groups, tags, patterns and files mean what they mean to ``lm_eval --tasks``; a task by position gets the
+positions and weights of section 4.1.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.metrics import mean
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from lpes_eval.data import splits
+from lpes_eval.errors import UserError
+from lpes_eval.harness import plugin
+
+POSITIONS = (0.0, 50.0, 100.0)
+LAMBDAS = (0.2, 0.3, 0.5)
+"""Weights of the accuracy at the beginning, in the middle and at the end (section 4.1, Table 15)."""
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """How lm-eval puts an example to the model: each field is ``simple_evaluate``'s argument of that name.
+
+    Attributes:
+        num_fewshot: examples before the question; None for what the task says.
+        fewshot_random_seed: draws them.
+        apply_chat_template: True, or a template's name.
+        fewshot_as_multiturn: with a chat template, examples are turns of their own.
+        system_instruction: put before everything else.
+        gen_kwargs: laid over the task's own generation settings.
+        confirm_run_unsafe_code: allow tasks that run what the model writes.
+    """
+
+    num_fewshot: int | None = None
+    fewshot_random_seed: int | None = DEFAULT_OTHER_SEED
+    apply_chat_template: bool | str = False
+    fewshot_as_multiturn: bool = True
+    system_instruction: str | None = None
+    gen_kwargs: Mapping[str, Any] | None = None
+    confirm_run_unsafe_code: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A score of a task that counts in the fitness: one position of a task by position, or the task's metric.
+
+    Attributes:
+        name: what it is called in journals and tables.
+        metric: its name among what ``process_results`` gives.
+        weight: its share in the fitness.
+        position: where the gold item stands, in percent; None for tasks without positions.
+    """
+
+    name: str
+    metric: str
+    weight: float
+    position: float | None = None
+
+
+@dataclass
+class Objective:
+    """One lm-eval task's share in the fitness.
+
+    Attributes:
+        name: the task's name.
+        task: lm-eval's task, with its requests built.
+        docs: the examples, as lm-eval hands them to ``process_results``.
+        numbers: their numbers among all that the task has.
+        metric: name of the metric.
+        filter: the filter whose responses are scored.
+        columns: the scores that count.
+        sign: 1 where a higher score is better, -1 where a lower one is.
+        divided: whether the examples are part of a split of the task's own, picked by number.
+    """
+
+    name: str
+    task: Any
+    docs: list[dict]
+    numbers: list[int]
+    metric: str
+    filter: str
+    columns: list[Column]
+    sign: int
+    divided: bool = False
+
+    @property
+    def by_position(self) -> bool:
+        """Whether its gold item stands at several positions."""
+        return self.columns[0].position is not None
+
+    @property
+    def questions(self) -> list[Any]:
+        """What tells an example's question: examples of one question share it."""
+        named = (doc.get("question_id") for doc in self.docs)
+        return [number if question is None else question for number, question in zip(self.numbers, named, strict=True)]
+
+    @property
+    def title(self) -> str:
+        """The task's name, and its data's where these have one."""
+        source = (self.task.config.metadata or {}).get("source")
+        data = source["name"] if isinstance(source, Mapping) and source["name"] != source["kind"] else ""
+        return f"{self.name} ({data})" if data else self.name
+
+    def aggregation(self, column: Column) -> Any:
+        """What makes the column's score of its examples' metrics."""
+        return self.task.aggregation().get(column.metric, mean)
+
+
+def load_tasks(
+    lm: Any,
+    tasks: Sequence[str],
+    *,
+    split: str = "search",
+    metadata: Mapping[str, Any] | None = None,
+    positions: Sequence[float] | None = POSITIONS,
+    lambdas: Sequence[float] = LAMBDAS,
+    weights: Sequence[float] | None = None,
+    metrics: Sequence[str] | None = None,
+    examples: int | None = None,
+    prompting: Prompting | None = None,
+    include_path: str | None = None,
+) -> list[Objective]:
+    """Load tasks and let lm-eval build their requests.
+
+    Args:
+        lm: the lm-eval model that will answer.
+        tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
+        split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
+            by the same rule (``lpes_eval.data.splits.split``).
+        metadata: as lm-eval's ``--metadata``.
+        positions: of a task by position, the ones to ask at; None for all that it has.
+        lambdas: their weights (App. G), scaled to a sum of 1; with ``positions=None`` all weigh the same.
+        weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
+        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
+        examples: use only so many of the split's examples.
+        prompting: how the examples are put to the model; by default as ``simple_evaluate`` does.
+        include_path: as lm-eval's.
+
+    Raises:
+        UserError: names that do not exist, or counts that do not fit each other.
+    """
+    if not tasks:
+        raise UserError("no task was named")
+    if examples is not None and examples < 1:
+        raise UserError(f"{examples} examples: expected 1 or more")
+    if positions is not None and len(positions) != len(lambdas):
+        raise UserError(f"{len(positions)} positions, but {len(lambdas)} lambdas; give one lambda a position")
+    for name, values in (("weights", weights), ("metrics", metrics)):
+        if values is not None and len(values) != len(tasks):
+            raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
+    search_seed = (metadata or {}).get("search_seed", 0)
+    if type(search_seed) is not int:
+        raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
+    settings = {**(metadata or {}), "split": split}
+    if positions is not None:
+        settings["positions"] = list(positions)
+    manager = _manager(tasks, settings, include_path)
+    shares = _normalised(weights or [1.0] * len(tasks), "weights")
+    _normalised(lambdas, "lambdas")
+    prompting = prompting or Prompting()
+    objectives: list[Objective] = []
+    with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
+        for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
+            metric = metrics[number] if metrics is not None else None
+            found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in _find(manager, name)]
+            total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
+            for objective in found:
+                objective.columns = _columns(
+                    objective, share * len(objective.docs) / total, lambdas if positions is not None else None
+                )
+            objectives.extend(found)
+    names = [objective.name for objective in objectives]
+    if len(set(names)) < len(names):
+        raise UserError(f"task {max(names, key=names.count)} is asked for twice")
+    return objectives
+
+
+def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None) -> list[Column]:
+    """The scores that count of a task: its metric at every position, where the metric has positions."""
+    at = getattr(objective.task, "positions", None)
+    if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
+        return [Column(objective.name, objective.metric, share)]
+    weights = _normalised(lambdas if lambdas is not None else [1.0] * len(at), "lambdas")
+    return [
+        Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
+        for p, weight in zip(at, weights, strict=True)
+    ]
+
+
+def _manager(tasks: Sequence[str], metadata: dict[str, Any], include_path: str | None) -> TaskManager:
+    """A task manager that knows the tasks: this project's alone where that is enough, as all others take seconds."""
+    folders = [str(plugin.tasks_folder()), *([include_path] if include_path else [])]
+    manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
+    if all(name in manager.all_tasks for name in tasks):
+        return manager
+    return TaskManager(include_path=folders, metadata=metadata)
+
+
+def _find(manager: TaskManager, name: str) -> list[Any]:
+    """The tasks that ``name`` stands for, read as ``lm_eval --tasks`` reads it.
+
+    lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
+    for the tasks that it fits, and for groups and tags only where it fits no task.
+    """
+    if name in manager.all_tasks:
+        return list(manager.load([name])["tasks"].values())
+    path = Path(name).expanduser()
+    if path.is_dir() or name.endswith(".yaml"):
+        files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
+        configs = [load_yaml(file, resolve_func=True) for file in files]
+        configs = [config for config in configs if "task" in config]  # a template has none
+        if not configs:
+            raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
+        members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
+        try:
+            return list(manager.load(members)["tasks"].values())
+        except KeyError as unknown:
+            raise UserError(
+                f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
+            ) from None
+    matching = manager.match_tasks([name])
+    matching = [match for match in matching if match in manager.all_subtasks] or matching
+    if not matching:
+        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
+        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
+        hint = f"the closest names are {', '.join(dict.fromkeys(near))}" if near else "no name comes close"
+        raise UserError(f"no task, group or tag is called {name!r}; {hint}; `lm_eval ls tasks` prints all there are")
+    return list(manager.load(matching)["tasks"].values())
+
+
+def _build(
+    lm: Any,
+    task: Any,
+    metric: str | None,
+    split: str,
+    search_seed: int,
+    examples: int | None,
+    prompting: Prompting,
+) -> Objective:
+    """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the columns are set later."""
+    if getattr(task, "UNSAFE_CODE", False) and not prompting.confirm_run_unsafe_code:
+        raise UserError(f"{task.task_name} runs code that the model writes; allow it with --confirm_run_unsafe_code")
+    if getattr(task, "MULTIMODAL", False):
+        raise UserError(f"{task.task_name} shows pictures or plays sound, which an lpes model does not take")
+    if prompting.gen_kwargs and task.OUTPUT_TYPE == "generate_until":
+        task.set_config(key="generation_kwargs", value=dict(prompting.gen_kwargs), update=True)
+    if prompting.num_fewshot is not None and task.get_config("num_fewshot") != 0:
+        task.set_config(key="num_fewshot", value=prompting.num_fewshot)
+    elif task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=prompting.fewshot_random_seed)
+    samples = None
+    if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
+        if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
+            raise UserError(
+                f"{task.task_name}: the {shots} examples before a question come from the split that is evaluated, so a "
+                "search would see held-out questions and their answers; take --num_fewshot 0, or a copy of the task "
+                "with another fewshot_split"
+            )
+        samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
+    limit = None if samples is not None else examples
+    task.build_all_requests(
+        limit=limit,
+        samples=samples,
+        system_instruction=prompting.system_instruction,
+        apply_chat_template=bool(prompting.apply_chat_template),
+        fewshot_as_multiturn=prompting.fewshot_as_multiturn,
+        chat_template=lm.apply_chat_template if prompting.apply_chat_template else None,
+        tokenizer_name=lm.tokenizer_name if prompting.apply_chat_template else "",
+    )
+    if not task.instances:
+        raise UserError(f"{task.task_name}: no examples in the {split} split")
+    metric = metric or next((str(entry["metric"]) for entry in task.config.metric_list or []), None)
+    if metric is None:
+        raise UserError(f"{task.task_name} lists no metrics; name the one to use (--metrics)")
+    name, _, wanted = metric.partition(",")
+    known = list(task.aggregation())
+    if known and name not in known:
+        raise UserError(f"{task.task_name} has no metric {name!r}; it has {', '.join(known)} (--metrics)")
+    filters = [ensemble.name for ensemble in task._filters]
+    if wanted and wanted not in filters:
+        raise UserError(f"{task.task_name} has no filter {wanted!r}; it has {', '.join(filters)}")
+    docs = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1, samples=samples)]
+    numbers = samples if samples is not None else list(range(len(docs)))
+    higher = task.higher_is_better().get(name, True)
+    sign = 1 if higher is None or higher else -1
+    return Objective(
+        task.task_name, task, docs, numbers, name, wanted or filters[0], [], sign, divided=samples is not None
+    )
+
+
+def _divide(task: Any, split: str, search_seed: int) -> list[int]:
+    """The numbers of a split's examples, in the order drawn. Examples of one ``question_id`` are never parted."""
+    docs = task.eval_docs
+    named = docs["question_id"] if "question_id" in getattr(docs, "column_names", ()) else None
+    if named is None:
+        named = [doc.get("question_id") if isinstance(doc, Mapping) else None for doc in docs]
+    of: dict[Any, list[int]] = {}
+    for number, question in enumerate(named):
+        of.setdefault(number if question is None else question, []).append(number)
+    questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
+    if len(questions) < 2:
+        raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
+    drawn = splits.split(len(questions), search_seed).indices(split)
+    return [number for question in drawn for number in of[questions[question]]]
+
+
+def _shows_what_it_asks(task: Any) -> bool:
+    """Whether the examples that lm-eval puts before a question come from the split of the questions."""
+    config, own = task.config, getattr(task, "fewshot_cfg", None)
+    names = [
+        getattr(config, f"{kind}_split") or kind if getattr(task, f"has_{kind}_docs")() else None
+        for kind in ("training", "validation", "test")
+    ]
+    training, validation, test = names
+    shown = training or validation or test
+    if own is not None and own.split is not None:
+        shown = own.split
+    elif own is not None and own.samples is not None:
+        return False
+    return bool(shown == (test or validation))
+
+
+def _normalised(values: Sequence[float], name: str) -> list[float]:
+    if any(not value >= 0 for value in values) or not sum(values) > 0:
+        raise UserError(f"{name} {list(values)}: expected numbers of 0 or more, not all 0")
+    return [value / sum(values) for value in values]
