@@ -13,8 +13,8 @@ def toy_lm(tmp_path_factory):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+    from benchmarks.reference import tokenizer
     from lpes_eval.models.lpes import LPES
-    from lpes_eval.reference import tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder, 1024)

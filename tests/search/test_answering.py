@@ -7,14 +7,14 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from lm_eval.api.instance import Instance
+from search.answering import AHEAD, Answerer, reason_against
 from transformers import AutoTokenizer
 
 from benchmarks.families import tiny_config, tiny_model
+from benchmarks.reference import tokenizer
 from lpes_eval import rope
 from lpes_eval.models.lpes import LPES
-from lpes_eval.reference import tokenizer
 from search import answering
-from search.answering import AHEAD, Answerer, reason_against
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 

@@ -14,15 +14,15 @@ import lm_eval
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from search.answering import AHEAD, Answerer, _Prompt, reason_against
+from search.fitness import Fitness, FitnessCache
+from search.parts import Prompting, load_parts
 
 from lpes_eval import rope
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import fitness as fitness_module
-from search.answering import AHEAD, Answerer, _Prompt, reason_against
-from search.fitness import Fitness, FitnessCache
 from search.identity import fingerprint
-from search.parts import Prompting, load_parts
 
 
 def individuals(count, layers=3, seed=0):

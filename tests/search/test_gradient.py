@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from search.gradient import AnswerLoss, GradientDescent
+from search.optimizer import Space
+from search.parts import load_parts
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search import ga, setup
-from search.gradient import AnswerLoss, GradientDescent
-from search.optimizer import Space
-from search.parts import load_parts
 
 
 @pytest.fixture(scope="module")

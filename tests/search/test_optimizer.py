@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search.optimizer import CMAES, GeneticAlgorithm, Individual, RandomSearch, Space
 
 from lpes_eval import curves
 from lpes_eval.errors import UserError
 from search import optimizer
-from search.optimizer import CMAES, GeneticAlgorithm, Individual, RandomSearch, Space
 
 TABLE_9_Y = {1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0}
 

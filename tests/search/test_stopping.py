@@ -8,7 +8,6 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from search.stopping import Bet, Race
 
 ERROR = 0.05

@@ -4,11 +4,12 @@ import sys
 import time
 from pathlib import Path
 
+from search.optimizer import GeneticAlgorithm, Space
+
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from search import loop
 from search.journal import Journal
-from search.optimizer import GeneticAlgorithm, Space
 
 L = 8
 
