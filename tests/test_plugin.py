@@ -167,13 +167,8 @@ def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(told
     [
         ("kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
         ("mmlu,kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
-<<<<<<< HEAD
         ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of chat_prompt, cutting"),
         ("kv_retrieval*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
-=======
-        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of chat_prompt"),
-        ("kv_retrieval_50_*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
->>>>>>> long-tasks
         ("mdqa_pos", {"split": "serach"}, "split='serach' is not a split; expected one of held_out, search"),
         ("leval", {}, "L-Eval has no generated set"),
     ],
