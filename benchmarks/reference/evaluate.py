@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import draw, draw_documents, hidden
 from lpes_eval import checkpoint, rng
 from lpes_eval.curves import layer_factors
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
-from lpes_eval.reference import tokenizer as vocabulary
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
