@@ -214,8 +214,8 @@ class Figures:
         """
         settings = self.bench.listed[rows[0][1]].settings
         labels = settings["metadata"].get("positions") or positions_of(settings["task"])
-        header = ["", "n", *(f"{p:g} %" for p in labels), "mean", *(["std over positions"] if searches else []), "worst"]
-        header += [f"mean − {against}", f"worst − {against}"]
+        header = ["", "n", *(f"{p:g} %" for p in labels), "mean", *(["std over positions"] if searches else [])]
+        header += ["worst", f"mean − {against}", f"worst − {against}"]
         cost = ["converged in generation", "individuals", "prompts", "search fitness"] if searches else []
         body = []
         for label, name, *search in rows:
@@ -335,38 +335,42 @@ class Figures:
         return list(files.read_jsonl(path)) if path.exists() else []
 
     def speed(self, run: str) -> dict[str, Any] | None:
-        """A run of ``benchmarks/search_speed.py``: seconds an individual by all measures, and without each one."""
-        head, *rows = [row for row in self.rows("search_speed.jsonl") if row["run"] == run] or [None]
-        if head is None:
-            return None
-        new = [row for row in rows if not row["repeats"]]
-        few = [row for row in new if row["seconds"].keys() == new[0]["seconds"].keys()]
-        found: dict[str, Any] = {}
-        for name in dict.fromkeys(name for row in new for name in row["seconds"]):
-            of = [row for row in new if name in row["seconds"]]
-            spent, with_all = (sum(row["seconds"][one] for row in of) for one in (name, "all measures"))
-            steps = sum(row["counts"][name]["steps"] for row in few if name in row["counts"])
-            found[name] = {"individuals": len(of), "seconds": spent / len(of), "times": spent / with_all}
-            found[name]["steps"] = steps
-        counts = [row["counts"]["all measures"] for row in few]
-        ratios = [row["seconds"]["simple_evaluate"] / row["seconds"]["all measures"] for row in new]
-        return {
-            "individuals": len(new),
-            "few": len(few),
-            "prompts": head["prompts_an_individual"],
-            "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
-            "rows": found,
-            "counts": {name: sum(count[name] for count in counts) for name in ("answers", "steps", "tokens")},
-            "times": found["simple_evaluate"]["times"],
-            "least": min(ratios),
-            "most": max(ratios),
-        }
+        """A run of ``benchmarks/search_speed.py``, if there is one."""
+        rows = [row for row in self.rows("search_speed.jsonl") if row["run"] == run]
+        return speed_of(rows) if rows else None
 
     def card(self, model: str) -> dict[str, Any]:
         """What a card says of its model's files."""
         folder = reference.path(model)
         run = json.loads((folder / "run.json").read_text())
         return {"file": files.sha256(folder / "model.safetensors"), "weights": run["weights_sha256"]}
+
+
+def speed_of(table: Sequence[Result]) -> dict[str, Any]:
+    """A run of ``benchmarks/search_speed.py``: seconds an individual by all measures, and without each one."""
+    head, *rows = table
+    new = [row for row in rows if not row["repeats"]]
+    few = [row for row in new if row["seconds"].keys() == new[0]["seconds"].keys()]
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in new for name in row["seconds"]):
+        of = [row for row in new if name in row["seconds"]]
+        spent, with_all = (sum(row["seconds"][one] for row in of) for one in (name, "all measures"))
+        steps = sum(row["counts"][name]["steps"] for row in few if name in row["counts"])
+        found[name] = {"individuals": len(of), "seconds": spent / len(of), "times": spent / with_all}
+        found[name]["steps"] = steps
+    counts = [row["counts"]["all measures"] for row in few]
+    ratios = [row["seconds"]["simple_evaluate"] / row["seconds"]["all measures"] for row in new]
+    return {
+        "individuals": len(new),
+        "few": len(few),
+        "prompts": head["prompts_an_individual"],
+        "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
+        "rows": found,
+        "counts": {name: sum(count[name] for count in counts) for name in ("answers", "steps", "tokens")},
+        "times": found["simple_evaluate"]["times"],
+        "least": min(ratios),
+        "most": max(ratios),
+    }
 
 
 def positions_of(task: str) -> Sequence[float]:

@@ -88,7 +88,11 @@ def templates(bench: Bench) -> Any:
         "short_lengths": plan.SHORT_LENGTHS,
         "other_lengths": plan.LENGTHS,
         "guessed": of.GUESSED,
-        **{name: value for name, value in (("KV", KV), ("MDQA", MDQA), ("GA", GA), ("BEZIER_GA", BEZIER_GA), ("FIRST", FIRST))},
+        "KV": KV,
+        "MDQA": MDQA,
+        "GA": GA,
+        "BEZIER_GA": BEZIER_GA,
+        "FIRST": FIRST,
     }
     return environment
 

@@ -83,9 +83,9 @@ SIZES: dict[str, Any] = {
     "gradient.learning_rate": 0.02,
     "gradient.examples": 20,
 }
-"""How much is measured; ``search.`` and ``gradient.`` are flags of ``python -m search.ga``. The reference model's second
-layer needs another factor than its neighbours, which a Bézier curve over six layers cannot give it, and its score at
-1.5 (Eq. 8) is 0: so searches set one factor a layer and set out from 1."""
+"""How much is measured; ``search.`` and ``gradient.`` are flags of ``python -m search.ga``. The reference model's
+second layer needs another factor than its neighbours, which a Bézier curve over six layers cannot give it, and its
+score at 1.5 (Eq. 8) is 0: so searches set one factor a layer and set out from 1."""
 
 
 def resized(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where an experiment's factors come from: the names of the experiments needed, and the factors once these are there."""
+"""Where an experiment's factors come from: the experiments needed, and the factors once these have results."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import fiction
 from lpes_eval.data.mdqa import TEMPLATE, format_document
-from lpes_eval.reference import tokenizer as vocabulary
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

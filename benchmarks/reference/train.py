@@ -35,13 +35,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 from lpes_eval import checkpoint
 from lpes_eval.data import fiction
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, finite, whole
-from lpes_eval.reference import tokenizer as vocabulary
 from lpes_eval.rng import below, stream
 
 if TYPE_CHECKING:

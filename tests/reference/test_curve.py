@@ -9,7 +9,7 @@ import pytest
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
-from lpes_eval.reference import curve  # noqa: E402
+from benchmarks.reference import curve  # noqa: E402
 from lpes_eval.reference import path as shipped  # noqa: E402
 
 

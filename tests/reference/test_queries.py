@@ -15,12 +15,12 @@ from lpes_eval import rng
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.reference import tokenizer as vocabulary  # noqa: E402
 from benchmarks.reference.evaluate import HELD_OUT_STREAM, SEARCH_STREAM, right  # noqa: E402
 from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden  # noqa: E402
 from benchmarks.reference.train import SMOKE, STREAM, build  # noqa: E402
 from lpes_eval.data import fiction  # noqa: E402
 from lpes_eval.data.mdqa import TEMPLATE  # noqa: E402
-from lpes_eval.reference import tokenizer as vocabulary  # noqa: E402
 
 TOKENIZER = vocabulary.build()
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import kv
 from lpes_eval.reference import path
-from lpes_eval.reference import tokenizer as vocabulary
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.reference import train as training  # noqa: E402
 from benchmarks.reference.evaluate import load  # noqa: E402
 from lpes_eval.errors import UserError  # noqa: E402
-from lpes_eval.reference import train as training  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ def toy_lm(tmp_path_factory):
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from lpes_eval.models.lpes import LPES
-    from lpes_eval.reference import tokenizer
+    from benchmarks.reference import tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder, 1024)
