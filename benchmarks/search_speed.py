@@ -1,11 +1,12 @@
-"""How much faster the search's fitness is than ``simple_evaluate``, and the share of each measure.
+"""How much faster the search answers than ``simple_evaluate``, and the share of each measure.
 
     python benchmarks/search_speed.py --individuals 20 --examples 200
 
 A small genetic search is run, and every individual that it asks for is measured by ``lm_eval.simple_evaluate``, by the
-search's fitness, and by the same fitness with one measure switched off at a time: in turns, on the same machine, model
-and examples. It stops where a single example's score differs. What is known is written after every individual, whole or
-not at all, so a run that is cut short loses none.
+search's evaluator, and by the same evaluator with one measure switched off at a time: in turns, on the same machine,
+model and examples. It stops where a single example's score differs. Rows are written after every individual, so a run
+that is cut short loses none: first the run's own, with command, machine and versions, then one an individual.
+``python -m benchmarks.experiments.page`` makes the table of ``docs/results.md`` from them.
 """
 
 import argparse
@@ -20,233 +21,167 @@ from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import lm_eval
 import torch
 from lm_eval.tasks import TaskManager
 
+from benchmarks.experiments.figures import speed_of
+from benchmarks.experiments.store import hardware
+from lpes_eval import files
 from lpes_eval.curves import layer_factors
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, whole
 from lpes_eval.harness.plugin import tasks_folder
 from lpes_eval.models.lpes import LPES
-from search.fitness import Fitness
+from search.evaluator import Evaluator
 from search.identity import packages
-from search.optimizer import GeneticAlgorithm, Space
-from search.parts import load_parts
+from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
+from search.space import Space
+from search.tasks import POSITIONS, load_tasks
 
 HARNESS, ALL, REBUILT = "simple_evaluate", "all measures", "requests built for every individual"
 
 
 def switched_off(batch_size):
-    """One measure at a time: what it is called without it, and the arguments of ``Fitness``."""
+    """One measure at a time: what it is called without it, and the arguments of ``Evaluator``."""
     return {
-        "no past answers as drafts": {"draft": False},
         "no lookup of what repeats": {"look_up": False},
-        "no drafts at all": {"draft": False, "look_up": False},
         "no shared prefixes": {"share_prefixes": False},
-        "logits everywhere": {"few_logits": False},
         "batches of a fixed number": {"prompts_per_batch": batch_size},  # --batch_size, as simple_evaluate has it
         "lm-eval's own loop": {"fast": False},
     }
 
 
-def machine(lm):
-    """What the seconds hang on."""
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    found = {"processor": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "device": str(lm.device)}
-    if lm.device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(lm.device)
-    return found
-
-
-def spent_of(records, variant):
-    """Seconds by ``variant``, and by all measures on the same individuals."""
-    both = [r["seconds"] for r in records if variant in r["seconds"] and not r["repeats"]]
-    return sum(s[variant] for s in both), sum(s[ALL] for s in both), len(both)
-
-
-def summarise(records, variants):
-    """The table of a run, as data."""
-    rows = {}
-    for variant in (HARNESS, ALL, *variants, REBUILT):
-        spent, with_all, count = spent_of(records, variant)
-        if count:
-            counts = [r["counts"][variant] for r in records if variant in r["counts"] and not r["repeats"]]
-            rows[variant] = {
-                "individuals": count,
-                "seconds_an_individual": spent / count,
-                "times_all_measures": spent / with_all,
-            } | ({name: sum(c[name] for c in counts) for name in counts[0]} if counts else {})
-    asked = len(records)
-    repeated = sum(r["repeats"] for r in records)
-    harness, with_all, _ = spent_of(records, HARNESS)
-    ratios = [r["seconds"][HARNESS] / r["seconds"][ALL] for r in records if HARNESS in r["seconds"]]
-    return {
-        "asked_for": asked,
-        "equal_to_an_earlier_one": repeated,
-        "times_faster": harness / with_all,
-        "times_faster_an_individual": {"least": min(ratios), "most": max(ratios)},
-        # an individual that was measured before costs nothing here and as much as any other there
-        "times_faster_with_equal_factors_once": harness * asked / (asked - repeated) / with_all,
-        "load_average": os.getloadavg()[0],
-        "rows": rows,
-    }
-
-
-def show(summary, prompts):
-    """Print a summary."""
-    print(
-        f"\n{summary['asked_for']} individuals asked for, {summary['equal_to_an_earlier_one']} of them equal to an "
-        f"earlier one; {prompts} prompts each; every example's score equal"
-    )
-    print(
-        "\n| | individuals | seconds each | of all measures | decode steps | forward passes | prompt tokens computed |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, row in summary["rows"].items():
-        cells = [f"{row[key]:,}" if key in row else "-" for key in ("steps", "forwards", "prefilled")]
-        if "tokens" in row:
-            cells[0] += f" of {row['tokens']:,}"
-        cells = [f"{row['seconds_an_individual']:.2f}", f"{row['times_all_measures']:.2f}", *cells]
-        print(f"| {name} | {row['individuals']} | {' | '.join(cells)} |")
-    least, most = summary["times_faster_an_individual"].values()
-    print(
-        f"\n{summary['times_faster']:.1f} times faster than simple_evaluate ({least:.1f} to {most:.1f} an individual); "
-        f"{summary['times_faster_with_equal_factors_once']:.1f} times where equal factors are measured once"
-    )
-
-
 def json_object(text):
     """A flag's JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, not {text!r}")
+    if not isinstance(found := json.loads(text), dict):
+        raise ValueError
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--individuals", type=at_least(1), default=20, help="with different factors")
-    parser.add_argument("--examples", type=at_least(1), default=200)
-    parser.add_argument("--switched_off", type=at_least(0), default=None, metavar="N",
+    add = parser.add_argument
+    add("--individuals", type=at_least(1), default=20, help="with different factors")
+    add("--examples", type=at_least(1), default=200)
+    add("--switched_off", type=at_least(0), metavar="N",
         help="switch measures off for the first N individuals only (default: all)")  # fmt: skip
-    parser.add_argument("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
-    parser.add_argument("--pretrained", default="reference")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--task", default="kv_retrieval")
-    parser.add_argument("--metadata", type=json_object, default={}, metavar="JSON", help="as lm_eval's")
-    parser.add_argument("--seed", type=whole, default=0)
-    parser.add_argument("--published_start", action="store_true", help="from Eq. 8 instead of a start of wide origin")
-    parser.add_argument("--all_tasks", action="store_true", help="let simple_evaluate index all tasks, as by default")
-    parser.add_argument(
-        "--json", default="benchmarks/results/search_speed.json", help="where to write what is measured"
-    )
+    add("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
+    add("--pretrained", default="reference")
+    add("--device", default="cpu")
+    add("--task", default="kv_retrieval")
+    add("--metadata", type=json_object, default={}, metavar="JSON", help="as lm_eval's")
+    add("--seed", type=whole, default=0)
+    add("--published_start", action="store_true", help="from Eq. 8 instead of a diverse population")
+    add("--all_tasks", action="store_true", help="let simple_evaluate index all tasks, as by default")
+    add("--run", default="mine", metavar="NAME", help="what the run is called in the table; docs/results.md shows "
+        "speed and exact")  # fmt: skip
+    add("--out", type=Path, default=Path("runs/search_speed.jsonl"), metavar="FILE",
+        help="the table to write to; rows of other runs stay")  # fmt: skip
     args = parser.parse_args()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
     lm = LPES(pretrained=args.pretrained, batch_size=args.batch_size, device=args.device)
-    load = lambda: load_parts(lm, [args.task], metadata=args.metadata, examples=args.examples)  # noqa: E731
-    parts = load()
-    without = switched_off(args.batch_size)
-    variants = {name: Fitness(lm, parts, **options) for name, options in {ALL: {}, **without}.items()}
-    fitness = variants[ALL]
-    if fitness.slow_because is not None:
-        raise SystemExit(f"nothing to compare: lm-eval's own loop answers, because {fitness.slow_because}")
-    metadata = {**args.metadata, "split": "search"}
-    names = [part.name for part in parts]
+    load = lambda: load_tasks(lm, [args.task], metadata=args.metadata, examples=args.examples)  # noqa: E731
+    objectives, without = load(), switched_off(args.batch_size)
+    variants = {name: Evaluator(lm, objectives, **options) for name, options in {ALL: {}, **without}.items()}
+    evaluator = variants[ALL]
+    if evaluator.slow_because is not None:
+        raise SystemExit(f"nothing to compare: lm-eval's own loop answers, because {evaluator.slow_because}")
+    metadata = {**args.metadata, "split": "search", "positions": list(POSITIONS)}
 
     def by_the_harness(factors):
+        """Every example's score, by column."""
         lm.set_factors(factors)
         manager = None
         if not args.all_tasks:
             manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
         found = lm_eval.simple_evaluate(
-            model=lm, tasks=names, limit=args.examples, task_manager=manager, metadata=metadata
+            model=lm, tasks=[args.task], limit=args.examples, task_manager=manager, metadata=metadata
         )
-        of = {part.name: {s["doc_id"]: s[part.metric] for s in found["samples"][part.name]} for part in parts}
-        return {part.name: [of[part.name][number] for number in part.numbers] for part in parts}
+        scores = {}
+        for name, (objective, column) in evaluator.columns.items():
+            of = {sample["doc_id"]: sample[column.metric] for sample in found["samples"][objective.name]}
+            scores[name] = [of[number] for number in objective.numbers]
+        return scores
 
-    def timed(variant, factors, parent):
+    def timed(variant, factors):
         """Every example's score, the seconds, and what it cost in steps."""
-        before = dict(vars(variants[variant].count)) if variant != HARNESS and variants[variant].count else None
+        count = getattr(variants[variant].engine, "count", None) if variant != HARNESS else None
+        before = dict(vars(count)) if count else {}
         start = time.perf_counter()
-        found = by_the_harness(factors) if variant == HARNESS else variants[variant](factors, parent).examples
+        found = by_the_harness(factors) if variant == HARNESS else variants[variant](factors).examples
         seconds = time.perf_counter() - start
-        count = {k: v - before[k] for k, v in vars(variants[variant].count).items()} if before is not None else None
-        return found, seconds, count
+        return found, seconds, {name: value - before[name] for name, value in vars(count).items()} if count else None
 
-    L = fitness.num_layers
-    ga = GeneticAlgorithm(
-        Space(L, min(3, L - 1)), N_ps=8, N_pa=4, N_mu=4, N_cr=1, T=10_000, wide=not args.published_start, seed=args.seed
-    )
-    result = {
+    def measured(factors, number):
+        """A row: seconds and counts by variant, in turns, so that none is always the first."""
+        turn = [HARNESS, ALL, *(without if args.switched_off is None or number < args.switched_off else ())]
+        turn = turn[number % len(turn) :] + turn[: number % len(turn)]
+        row, scores = {"seconds": {}, "counts": {}}, {}
+        for variant in turn:
+            scores[variant], row["seconds"][variant], count = timed(variant, factors)
+            row["counts"] |= {variant: count} if count is not None else {}
+        if "lm-eval's own loop" in turn:
+            start = time.perf_counter()
+            Evaluator(lm, load())
+            row["seconds"][REBUILT] = row["seconds"][ALL] + time.perf_counter() - start
+        for variant, column in ((variant, column) for variant in turn for column in evaluator.columns):
+            pairs = zip(scores[HARNESS][column], scores[variant][column], strict=True)
+            if differing := [n for n, (theirs, ours) in enumerate(pairs) if theirs != ours]:
+                raise SystemExit(f"{variant}, individual {number + 1}, {column}: examples {differing} score otherwise")
+        row["scores_compared"] = sum(map(len, scores[HARNESS].values())) * (len(turn) - 1)
+        row["fitness"] = sum(
+            column.weight * objective.sign * sum(scores[ALL][name]) / len(objective.docs)
+            for name, (objective, column) in evaluator.columns.items()
+        )
+        return row
+
+    head = {
+        "run": args.run,
         "command": shlex.join(["python", *sys.argv]),
-        "arguments": vars(args),
-        "machine": machine(lm),
+        "arguments": {name: value for name, value in vars(args).items() if name not in ("run", "out")},
+        "machine": hardware(torch.get_num_threads(), str(lm.device))
+        | ({"gpu": torch.cuda.get_device_name(lm.device)} if lm.device.type == "cuda" else {}),
         "packages": {**packages(), "python": platform.python_version()},
-        "prompts_an_individual": fitness.prompts,
-        "prompt_tokens_an_individual": fitness.prompt_tokens,
-        "individuals": [],
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "prompts_an_individual": evaluator.prompts,
+        "prompt_tokens_an_individual": evaluator.prompt_tokens,
     }
-    records, known = result["individuals"], {}
+    others = [row for row in files.read_jsonl(args.out) if row["run"] != args.run] if args.out.exists() else []
+    L = evaluator.num_layers
+    config = GeneticConfig(population=8, parents=4, mutations=4, crossovers=1, diverse=not args.published_start)
+    ga = GeneticAlgorithm(Space(L, min(3, L - 1)), config, generations=10_000, seed=args.seed)
+    rows, known = [], {}
     while len(known) < args.individuals:
-        told = []
+        fitness = []
         for individual in ga.ask():
             factors = layer_factors("bezier", individual.points, L)
-            parent = layer_factors("bezier", individual.parents[0], L) if individual.parents else None
-            key = tuple(factors)
-            record = {"factors": factors, "origin": individual.origin, "repeats": key in known}
-            record |= {"seconds": {}, "counts": {}}
-            if key not in known and len(known) < args.individuals:
-                number = len(known)
-                turn = [HARNESS, ALL]
-                if args.switched_off is None or number < args.switched_off:
-                    turn += without
-                turn = turn[number % len(turn) :] + turn[: number % len(turn)]  # none is always the first
-                scores = {}
-                for variant in turn:
-                    scores[variant], seconds, count = timed(variant, factors, parent)
-                    record["seconds"][variant] = seconds
-                    if count is not None:
-                        record["counts"][variant] = count
-                if "lm-eval's own loop" in turn:
-                    start = time.perf_counter()
-                    Fitness(lm, load())
-                    record["seconds"][REBUILT] = record["seconds"][ALL] + time.perf_counter() - start
-                for variant in turn:
-                    for name in names:
-                        pairs = zip(scores[HARNESS][name], scores[variant][name], strict=True)
-                        if differing := [n for n, (theirs, ours) in enumerate(pairs) if theirs != ours]:
-                            raise SystemExit(
-                                f"{variant}, individual {number + 1}, {name}: examples {differing} score otherwise"
-                            )
-                record["scores_compared"] = sum(map(len, scores[HARNESS].values())) * (len(turn) - 1)
-                known[key] = sum(
-                    part.weight * part.sign * sum(scores[ALL][part.name]) / len(part.docs) for part in parts
-                )
+            if (key := tuple(factors)) not in known and len(known) == args.individuals:
+                fitness.append(-1.0)  # beyond the number asked for
+                continue
+            row = {"run": args.run, "factors": factors, "origin": individual.origin, "repeats": key in known}
             if key in known:
-                record["fitness"] = known[key]
-                records.append(record)
-                result["summary"] = summarise(records, without)
-                write_atomically(args.json, json.dumps(result, indent=1) + "\n")
-                seconds = ", ".join(f"{name} {value:.1f} s" for name, value in record["seconds"].items())
-                print(
-                    f"{len(records)}: {individual.origin}, fitness {known[key]:.3f}; {seconds or 'known'}", flush=True
-                )
-                told.append(known[key])
+                row |= {"seconds": {}, "counts": {}, "fitness": known[key]}
             else:
-                told.append(-1.0)  # beyond the number asked for
-        ga.tell(told)
-    show(result["summary"], fitness.prompts)
-    print(f"\nWritten to {args.json}")
+                row |= measured(factors, len(known))
+            known[key] = row["fitness"]
+            rows.append(row)
+            fitness.append(row["fitness"])
+            head["load_average"] = os.getloadavg()[0]
+            write_atomically(args.out, "".join(json.dumps(one) + "\n" for one in (*others, head, *rows)))
+            seconds = ", ".join(f"{name} {value:.1f} s" for name, value in row["seconds"].items())
+            print(f"{len(rows)}: {row['origin']}, fitness {row['fitness']:.3f}; {seconds or 'known'}", flush=True)
+        ga.tell(fitness)
+    print()
+    for name, row in (found := speed_of([head, *rows]))["rows"].items():
+        print(
+            f"{name:36} {row['seconds']:8.2f} s an individual, {row['times']:.2f} times {ALL}; {row['steps']:,} steps"
+        )
+    print(f"{found['times']:.1f} times as fast as {HARNESS}; every example's score was equal. Written to {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""The experiments behind ``docs/results.md``: what is measured, how, where it is kept, and the page made from it.
+"""The experiments behind ``docs/results.md``: what is measured, how, where it is kept, and the pages made from it.
 
     python -m benchmarks.experiments --preset headline   the headline table, within minutes, compared with what is kept
-    python -m benchmarks.experiments --jobs 2            all of it, into benchmarks/results/reference
+    python -m benchmarks.experiments --jobs 2            all of it, into benchmarks/results
     python -m benchmarks.experiments --list              what is there, what is missing, and how long it would take
-    python -m benchmarks.experiments.page                docs/results.md from the results that are kept
+    python -m benchmarks.experiments.page                docs/results.md, and the numbers in other documents
+    python -m benchmarks.experiments.page --check        whether they are up to date
 
-==============  ======================================================================================================
-``plan``        the list of experiments, each one with the command of the product that it equals, and their sizes
-``sources``     where an experiment's factors come from: shipped, found by a search, or derived from those
-``bench``       what is there, what is missing, and getting it
-``measure``     carries one experiment out
-``store``       results as JSON files, one an experiment
-``page``        the tables; computes from the results alone
-==============  ======================================================================================================
+============  ========================================================================================================
+``plan``      the list of experiments, and their sizes
+``sources``   where an experiment's factors come from: shipped, found by a search, or derived from those
+``bench``     what is there, what is missing, and getting it
+``measure``   carries one experiment out
+``store``     results as tables: JSON Lines files, one row a measurement
+``figures``   what the pages say, computed from the results alone
+``pictures``  the same, drawn
+``page``      fills the templates
+============  ========================================================================================================
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.experiments import plan, store
 from benchmarks.experiments.bench import KEPT, Bench, open_bench
-from benchmarks.experiments.plan import Experiment, Sizes
+from benchmarks.experiments.plan import Experiment
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, at_least
 
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="show what is there and how long the rest may take, and stop")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="processes, of one thread each (default: 1)")
     add("--minutes", type=amount, default=math.inf, metavar="N", help="begin nothing new after so many minutes")
-    add("--set", type=_sizes, default={}, metavar="SIZE=N,...", help="other sizes: questions=50,search.epochs=2")
+    add("--set", type=_sizes, default={}, metavar="SIZE=N,...", help="other sizes: questions=50,search.generations=2")
     add("--results", type=Path, metavar="DIR",
         help=f"where results are kept (default: {KEPT}; runs/headline for the headline, which is measured anew; "
         "runs/results with --set, --model or --second, so that what docs/results.md shows stays)")  # fmt: skip
@@ -47,14 +47,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _sizes(text: str) -> dict[str, Any]:
-    return {name: _value(value) for name, _, value in (part.partition("=") for part in text.split(","))}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    """``NAME=VALUE,...``; a value is JSON where it can be read as such, else a word."""
+    sizes: dict[str, Any] = {}
+    for name, _, value in (part.partition("=") for part in text.split(",")):
+        try:
+            sizes[name] = json.loads(value)
+        except ValueError:
+            sizes[name] = value
+    return sizes
 
 
 def open_named(args: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
@@ -62,7 +62,7 @@ def open_named(args: argparse.Namespace) -> tuple[Bench, list[Experiment]]:
     headline = args.preset == "headline"
     other = args.set or args.second or args.model != "reference"
     results = args.results or (Path("runs/headline") if headline else Path("runs/results") if other else KEPT)
-    made = open_bench(results, args.model, args.second, Sizes().changed(args.set))
+    made = open_bench(results, args.model, args.second, plan.resized(args.set))
     names = list(plan.HEADLINE) if headline else list(made.listed)
     if args.only:
         names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in args.only)]
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.preset == "headline":
             from benchmarks.experiments import page
 
-            print("\n" + page.headline(made, store.Results(KEPT)))
+            print("\n" + page.headline(made, store.Results(KEPT)).rstrip())
         return 1 if missing else 0
     except UserError as error:
         print(f"experiments: error: {error}", file=sys.stderr)

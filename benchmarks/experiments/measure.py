@@ -1,7 +1,7 @@
 """Carries one experiment out, in a process that may have done others before: the model stays loaded.
 
 Every function takes a ``Job`` and gives what its result holds beyond the circumstances. Answers are those of the
-command that is kept beside them: by ``search.fitness``, which the tests hold against lm-eval example by example, or by
+command that is kept beside them: by the search's evaluator, which tests hold against lm-eval example by example, or by
 lm-eval itself.
 """
 
@@ -12,6 +12,8 @@ import hashlib
 import json
 import os
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +22,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import store
+from benchmarks.experiments import store, text
 from benchmarks.experiments.plan import lm_eval_command
+from benchmarks.experiments.sources import Model
 from lpes_eval.errors import UserError
 
-ROUTER = "router.safetensors"
 RUNS = Path("runs/experiments")
 """Where searches keep their folders, from which an interrupted one goes on."""
 
@@ -35,11 +37,9 @@ class Job:
 
     Attributes:
         name: the experiment's name.
-        kind: the experiment's kind.
-        settings: the experiment's settings.
-        pretrained: the model, as lm-eval is given it.
-        sha256: of its weights.
-        layers: its depth.
+        kind: its kind.
+        settings: its settings.
+        model: the model that it is about.
         factors: one a layer, or none.
         factors_argument: the same as a user would give them.
         threads: of torch.
@@ -48,11 +48,9 @@ class Job:
     name: str
     kind: str
     settings: Mapping[str, Any]
-    pretrained: str
-    sha256: str
-    layers: int
+    model: Model
     factors: list[float] | None
-    factors_argument: str | float | None
+    factors_argument: Any
     threads: int
 
     def identity(self) -> dict[str, Any]:
@@ -60,8 +58,22 @@ class Job:
         return {
             "settings": json.loads(json.dumps(self.settings)),
             "factors": self.factors,
-            "model": {"name": self.pretrained, "sha256": self.sha256, "layers": self.layers},
-        }
+            "model": {name: getattr(self.model, at) for name, at in
+                      (("name", "pretrained"), ("sha256", "sha256"), ("layers", "layers"))},
+        }  # fmt: skip
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """Of lm-eval: model and factors, where they are not what goes without saying."""
+        pretrained = {} if self.model.pretrained == "reference" else {"pretrained": self.model.pretrained}
+        return pretrained | ({} if self.factors_argument is None else {"factors": self.factors_argument})
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Generated examples for every model here; those that are shipped get them without being told."""
+        from lpes_eval.data.source import is_shipped
+
+        return {} if is_shipped(self.model.pretrained) else {"source": "generated"}
 
 
 def carry_out(job: Job) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def carry_out(job: Job) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(job.threads)
-    start, cpu_start = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), sum(os.times()[:4])
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # lm-eval's bars
             found = KINDS[job.kind](job)
@@ -80,83 +92,60 @@ def carry_out(job: Job) -> dict[str, Any]:
         **job.identity(),
         **found,
         "seconds": round(time.perf_counter() - start, 1),
-        "cpu_seconds": round(time.process_time() - cpu_start, 1),
+        "cpu_seconds": round(sum(os.times()[:4]) - cpu_start, 1),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "versions": store.versions(),
         "hardware": store.hardware(job.threads),
     }
 
 
-# -- by position -------------------------------------------------------------------------------------------------------
+def prepare() -> None:
+    """For the processes to be started: no progress bars, no network, no threads beyond the job's own."""
+    os.environ.update(TQDM_DISABLE="1", LMEVAL_LOG_LEVEL="ERROR", TRANSFORMERS_VERBOSITY="error", HF_HUB_OFFLINE="1")
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+
+
+# -- accuracy by position ----------------------------------------------------------------------------------------------
 
 
 def evaluate(job: Job) -> dict[str, Any]:
     """A task's held-out questions at every position it has."""
-    task, n = job.settings["task"], job.settings["questions"]
-    metadata = {**job.settings["metadata"], **_source_of_examples(job)}
-    model_args = {**_pretrained(job), **job.settings["model_args"]}
-    if job.settings["model"] == "moice":
-        model_args["router"] = _router(job)
-    if job.factors_argument is not None:
-        model_args["factors"] = job.factors_argument
-    command = lm_eval_command(job.settings["model"], model_args, task, metadata, n)
-    if job.settings["model"] == "lpes":
-        fitness = _fitness(job.pretrained, task, json.dumps(metadata), n, "held_out")
-        measured = fitness(job.factors or [1.0] * job.layers)
-        scores = {part.position: measured.examples[part.name] for part in fitness.parts}
-        questions, metric = fitness.parts[0].questions, fitness.parts[0].metric
+    task, n, model = (job.settings[name] for name in ("task", "questions", "model"))
+    metadata = {**job.settings["metadata"], **job.metadata}
+    model_args = job.model_args | job.settings["model_args"]
+    if model == "moice":
+        model_args["router"] = _router(job.model)
+    command = lm_eval_command(model, model_args, task, metadata, n)
+    if model == "lpes":
+        evaluator = _evaluator(job.model.pretrained, task, json.dumps(metadata), n, "held_out")
+        examples = evaluator(job.factors or [1.0] * job.model.layers).examples
+        (objective,) = evaluator.objectives
+        questions, metric = objective.questions, objective.metric
+        scores = {f"{column.position:g}": examples[column.name] for column in objective.columns}
     else:
-        questions, metric, scores = _by_lm_eval(job.settings["model"], model_args, task, metadata, n)
-    return {"command": command, "task": task, "metric": metric, **store.pack(questions, _labelled(scores))}
+        samples, metric = _samples(model, model_args, task, {**model_args, **metadata}, batch_size=8, limit=n)
+        questions = [sample["doc"]["question_id"] for sample in samples]
+        at = sorted((key for key in samples[0] if key.startswith(f"{metric}@")), key=lambda key: float(_position(key)))
+        scores = {_position(key): [float(sample[key]) for sample in samples] for key in at}
+    return {"command": command, "task": task, "metric": metric, **store.pack(questions, scores)}
 
 
-def _by_lm_eval(
-    model: str, model_args: Mapping[str, Any], task: str, metadata: dict[str, Any], n: int
-) -> tuple[list[Any], str, dict[float, list[float]]]:
-    import lm_eval
-    from lpes_eval.scoring.positions import position_of
-
-    from lpes_eval.harness import plugin
-
-    if model not in plugin.MODELS:
-        raise UserError(f"there is no model type {model}")
-    metadata = {**model_args, **metadata}
-    results = lm_eval.simple_evaluate(
-        model=model,
-        model_args=dict(model_args),
-        tasks=[task],
-        limit=n,
-        batch_size=8,
-        metadata=metadata,
-        task_manager=_tasks(metadata),
-        bootstrap_iters=0,
-        log_samples=True,
-    )
-    scores: dict[float, list[float]] = {}
-    asked: list[Any] = []
-    metric = ""
-    for name, samples in results["samples"].items():
-        metric = results["configs"][name]["metric_list"][0]["metric"]
-        by_question = {sample["doc"]["question_id"]: float(sample[metric]) for sample in samples}
-        asked = asked or list(by_question)
-        position = position_of(results["configs"][name])
-        assert position is not None  # tasks here come by position
-        scores[position] = [by_question[question] for question in asked]
-    return asked, metric, scores
+def _position(key: str) -> str:
+    return key.partition("@")[2]
 
 
 def choose(job: Job) -> dict[str, Any]:
     """The fitness of uniform factors on search examples, and the best of them; of equals, the smallest."""
+    from search.tasks import POSITIONS
+
     task, n, grid = (job.settings[name] for name in ("task", "examples", "grid"))
-    metadata = _source_of_examples(job)
-    fitness = _fitness(job.pretrained, task, json.dumps(metadata), n, "search")
-    measured = {factor: fitness([factor] * job.layers).fitness for factor in sorted(grid)}
-    tasks = ",".join(part.name for part in fitness.parts)
-    model_args = {**_pretrained(job), "factors": "FACTOR"}
+    evaluator = _evaluator(job.model.pretrained, task, json.dumps(job.metadata), n, "search")
+    fitness = {factor: evaluator([factor] * job.model.layers).fitness for factor in sorted(grid)}
+    metadata = {"split": "search", "positions": list(POSITIONS), **job.metadata}
     return {
-        "command": lm_eval_command("lpes", model_args, tasks, {"split": "search", **metadata}, n),
-        "fitness": [[factor, round(value, 6)] for factor, value in measured.items()],
-        "chosen": max(measured, key=lambda factor: measured[factor]),
+        "command": lm_eval_command("lpes", {**job.model_args, "factors": "FACTOR"}, task, metadata, n),
+        "fitness": [[factor, round(value, 6)] for factor, value in fitness.items()],
+        "chosen": max(fitness, key=lambda factor: fitness[factor]),
     }
 
 
@@ -171,57 +160,91 @@ def _model(pretrained: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _fitness(pretrained: str, task: str, metadata: str, examples: int, split: str) -> Any:
-    """The task's requests, built once; answers to them under other factors serve as drafts, which changes none."""
-    from search.fitness import Fitness
-    from search.parts import POSITIONS, load_parts
+def _evaluator(pretrained: str, task: str, metadata: str, examples: int, split: str) -> Any:
+    """The task's requests, built once."""
+    from search.evaluator import Evaluator
+    from search.tasks import POSITIONS, load_tasks
 
-    lm = _model(pretrained)
-    positions = POSITIONS if split == "search" else None
-    parts = load_parts(lm, [task], split=split, metadata=json.loads(metadata), positions=positions, examples=examples)
-    return Fitness(lm, parts)
+    lm, positions = _model(pretrained), POSITIONS if split == "search" else None
+    told = json.loads(metadata)
+    return Evaluator(lm, load_tasks(lm, [task], split=split, metadata=told, positions=positions, examples=examples))
+
+
+def _samples(
+    model: Any, model_args: Mapping[str, Any], task: str, metadata: dict[str, Any], **options: Any
+) -> tuple[list[dict[str, Any]], str]:
+    """One row a question, as ``lm_eval --log_samples`` has them, and the task's metric."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    from lpes_eval.harness.plugin import tasks_folder
+
+    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
+    results = lm_eval.simple_evaluate(
+        model=model,
+        model_args=dict(model_args),
+        tasks=[task],
+        metadata=metadata,
+        task_manager=manager,
+        bootstrap_iters=0,
+        log_samples=True,
+        **options,
+    )
+    return results["samples"][task], results["configs"][task]["metric_list"][0]["metric"]
+
+
+def _router(model: Model) -> str:
+    """MoICE's router, which lies beside the weights that it was trained for."""
+    path = model.folder / "router.safetensors"
+    if not path.exists():
+        raise UserError(f"no router was trained for the model ({path.name} is not beside its weights)")
+    return store.spelled(path)
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
 def search(job: Job) -> dict[str, Any]:
-    """``python -m search.ga`` in this process."""
-    from search import arguments, ga
+    """``python -m search.ga``, in a process of its own, and without its cache: what it costs by itself."""
+    from search import config, identity
 
     flags = shlex.split(job.settings["flags"])
-    if pretrained := _pretrained(job):
-        flags += ["--model_args", f"pretrained={pretrained['pretrained']}"]
-    if metadata := _source_of_examples(job):
-        flags += ["--metadata", json.dumps(metadata)]
-    code = [file.read_text() for file in sorted(Path(ga.__file__).parent.glob("*.py"))]
-    told = json.dumps([job.identity(), store.versions(), code], sort_keys=True)
-    folder = RUNS / f"{job.name.replace('/', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        ga.run(args := arguments.parse([*flags, "--output", str(folder), "--no_cache"]))  # what it costs by itself
+    for flag, values in (("--model_args", job.model_args), ("--metadata", job.metadata)):
+        flags += [flag, json.dumps(values)] if values else []
+    args = config.parse(flags)
+    code = [file.read_text() for file in sorted(Path(identity.__file__).parent.rglob("*.py"))]
+    key = hashlib.sha256(json.dumps([job.identity(), store.versions(), code], sort_keys=True).encode()).hexdigest()
+    folder = RUNS / f"{job.name.replace('/', '-')}-{key[:8]}"
+    command = ["python", "-m", "search.ga", *flags]
+    ran = subprocess.run(
+        [sys.executable, *command[1:], "--output", str(folder), "--no_cache"], capture_output=True, text=True
+    )
+    if ran.returncode:
+        raise UserError(ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else f"status {ran.returncode}")
     report = json.loads((folder / "report.json").read_text())
     entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    examples = sum(part["examples"] for part in report["settings"]["fitness"]["parts"])
+    examples = sum(task["examples"] for task in report["settings"]["fitness"]["tasks"]) * len(args.positions)
     evaluations = evaluated(entries, examples)
     fittest: dict[int, float] = {}  # of those that a generation measured to the end
     for generation, _, fitness in evaluations:
         if fitness is not None:
             fittest[generation] = max(fitness, fittest.get(generation, 0.0))
-    found = json.loads((folder / "factors.json").read_text())
+    file = next(path for name in ("factors", "best_effort") if (path := folder / f"{name}.json").exists())
+    found = json.loads(file.read_text())
+    samples = args.epoch_samples // args.gradient_batch * args.gradient_batch
     return {
-        "command": shlex.join(["python", "-m", "search.ga", *flags]),
+        "command": shlex.join(command),
         "found": {key: value for key, value in found.items() if key not in ("format", "version")},
         "fitness": report["best"]["fitness"],
         "to_beat": {name: entry["fitness"] for name, entry in report["to_beat"].items()},
         "fittest_by_generation": sorted(fittest.items()),
         "evaluations": evaluations,
-        "gradients": args.epoch_samples // args.gradient_batch * args.gradient_batch * (args.optimizer == "gradient"),
+        "gradients": samples if args.optimizer == "gradient" else 0,
         "individuals": report["evaluated"],
         "stopped_early": report["stopped_early"],
         "prompts": report["prompts"],
         "examples": examples,
-        "cache": not args.no_cache,
+        "cache": False,
     }
 
 
@@ -251,109 +274,55 @@ def evaluated(entries: Sequence[Mapping[str, Any]], examples: int) -> list[tuple
 
 def perplexity(job: Job) -> dict[str, Any]:
     """Nats a token of the answers, text by text, behind contexts of several lengths."""
-    import lm_eval
-
-    from benchmarks.experiments import text
     from lpes_eval.models.lpes import LPES
 
-    lengths, kind = job.settings["lengths"], job.settings["rope"]
-    longest = max(lengths)
-    window = _trained_window(job)
-    model_args = {**_pretrained(job), "max_length": longest, **_rope_arguments(job, kind, window, longest)}
-    if job.factors_argument is not None:
-        model_args["factors"] = job.factors_argument
+    lengths, texts = job.settings["lengths"], job.settings["texts"]
+    longest, window = max(lengths), _trained_window(job.model)
+    model_args = {"max_length": longest, **_rope_arguments(job, window, longest), **job.model_args}
     lm = LPES(**model_args)
-    file = RUNS / f"answers-{job.settings['texts']}x{longest}-{job.sha256[:8]}.jsonl"
-    answer_tokens = text.write(file, lm.tokenizer, job.settings["texts"], longest, nearest=min(lengths))
-    scores: dict[str, list[float]] = {}
-    asked: list[Any] = []
-    for length in lengths:
-        metadata = {"text_file": str(file), "split": "all", "windows": 1, "stride": answer_tokens}
-        metadata |= {"length": length, "longest": longest}
-        results = lm_eval.simple_evaluate(
-            model=lm,
-            tasks=[text.TASK],
-            metadata=metadata,
-            task_manager=_tasks(metadata),
-            bootstrap_iters=0,
-            log_samples=True,
-        )
-        samples = results["samples"][text.TASK]
-        asked = [sample["doc"]["question_id"] for sample in samples]
-        scores[str(length)] = [float(sample["nll"]) for sample in samples]
-    command = lm_eval_command("lpes", model_args, text.TASK, {**metadata, "length": "LENGTH"}, len(asked))
+    file = RUNS / f"answers-{texts}x{longest}-{job.model.sha256[:8]}.jsonl"
+    answer_tokens = text.write(file, lm.tokenizer, texts, longest, nearest=min(lengths))
+    metadata = {"text_file": str(file), "split": "all", "windows": 1, "stride": answer_tokens, "longest": longest}
+    by_length = {n: _samples(lm, {}, text.TASK, {**metadata, "length": n})[0] for n in lengths}
+    asked = [sample["doc"]["question_id"] for sample in by_length[longest]]
     return {
-        "command": command,
+        "command": lm_eval_command("lpes", model_args, text.TASK, {**metadata, "length": "LENGTH"}, len(asked)),
         "metric": "nll",
         "answer_tokens": answer_tokens,
         "trained_window": window,
         "text_sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        **store.pack(asked, scores),
+        **store.pack(asked, {f"{n}": [float(sample["nll"]) for sample in by_length[n]] for n in lengths}),
     }
 
 
-def _trained_window(job: Job) -> int:
+def _trained_window(model: Model) -> int:
     """Tokens of the longest context that the model was trained on, by the pairs of its last stage."""
     from transformers import AutoTokenizer
 
     from lpes_eval.data import kv
 
-    folder = store.model_at(job.pretrained).folder
+    run = model.folder / "run.json"
     try:
-        pairs = int(json.loads((folder / "run.json").read_text())["stages"][-1]["pairs"])
+        pairs = int(json.loads(run.read_text())["stages"][-1]["pairs"])
     except (OSError, KeyError):
-        raise UserError(f"{folder / 'run.json'} does not say how long contexts were in training") from None
+        raise UserError(f"{run} does not say how long contexts were in training") from None
     prompt = kv.generate(0, pairs).prompt(100)
-    return len(AutoTokenizer.from_pretrained(folder)(prompt, add_special_tokens=False)["input_ids"])
+    return len(AutoTokenizer.from_pretrained(model.folder)(prompt, add_special_tokens=False)["input_ids"])
 
 
-def _rope_arguments(job: Job, kind: str, window: int, longest: int) -> dict[str, Any]:
+def _rope_arguments(job: Job, window: int, longest: int) -> dict[str, Any]:
     """What sets a RoPE kind in transformers 5, which replaces the parameters as a whole."""
+    kind = job.settings["rope"]
     if kind == "plain":
         return {}
-    config = json.loads((store.model_at(job.pretrained).folder / "config.json").read_text())
-    factor = round(longest / window, 3)
-    parameters = {"rope_type": kind, "rope_theta": config["rope_parameters"]["rope_theta"], "factor": factor}
+    config = json.loads((job.model.folder / "config.json").read_text())
+    parameters = {"rope_type": kind, "rope_theta": config["rope_parameters"]["rope_theta"]}
+    parameters["factor"] = round(longest / window, 3)
     if kind == "yarn":
         parameters["original_max_position_embeddings"] = window
     if kind == "dynamic":  # its trained window is the configuration's own
         return {"rope_parameters": parameters, "max_position_embeddings": window}
     return {"rope_parameters": parameters}
-
-
-# -- shared ------------------------------------------------------------------------------------------------------------
-
-
-def _pretrained(job: Job) -> dict[str, str]:
-    return {} if job.pretrained == "reference" else {"pretrained": job.pretrained}
-
-
-def _source_of_examples(job: Job) -> dict[str, str]:
-    """Generated examples for every model here; those that are shipped get them without being told."""
-    from lpes_eval.data.source import is_shipped
-
-    return {} if is_shipped(job.pretrained) else {"source": "generated"}
-
-
-def _router(job: Job) -> str:
-    """MoICE's router, which lies beside the weights that it was trained for."""
-    model = store.model_at(job.pretrained)
-    path = model.folder / ROUTER
-    if not path.exists():
-        raise UserError(f"no router was trained for the model ({ROUTER} is not beside its weights)")
-    return store.spelled(path)
-
-
-def _tasks(metadata: dict[str, Any]) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    from lpes_eval.harness.plugin import tasks_folder
-
-    return TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
-
-
-def _labelled(scores: Mapping[Any, list[float]]) -> dict[str, list[float]]:
-    return {f"{position:g}": scores[position] for position in sorted(scores)}
 
 
 KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
@@ -362,9 +331,3 @@ KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
     "search": search,
     "perplexity": perplexity,
 }
-
-
-def prepare() -> None:
-    """For the processes to be started: no progress bars, no network, no threads beyond the job's own."""
-    os.environ.update(TQDM_DISABLE="1", LMEVAL_LOG_LEVEL="ERROR", TRANSFORMERS_VERBOSITY="error", HF_HUB_OFFLINE="1")
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")

@@ -3,131 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments import plan
-from benchmarks.experiments.page import GA, METHODS, TITLES, Page, Z, optimizer, scores_of
-from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
+from benchmarks.experiments.figures import FIRST, GA, METHODS, OPTIMIZERS, Figures, Z, scores_of
+from benchmarks.experiments.plan import SEEDS, SHORT
 from lpes_eval.compare import statistics
 from lpes_eval.factors import Factors
-
-if TYPE_CHECKING:
-    from benchmarks.experiments.bench import Bench
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
 """Okabe and Ito's palette, told apart with any kind of colour vision; grey for its yellow, which is faint in lines."""
 MARKS = "osD^vP*X"
 
 
-def draw(bench: Bench, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Drawing:
+    """What draws a picture, and whose results are on it."""
+
+    draw: Callable[[Figures, Any, Any], dict[str, Any]]
+    experiments: str
+    columns: int
+
+    def shows(self, figures: Figures) -> bool:
+        """Whether there is anything to draw."""
+        return any(fnmatch(name, self.experiments) and figures.get(name) for name in figures.bench.listed)
+
+
+def draw(figures: Figures, folder: Path) -> list[Path]:
     """Draw what has results; returns the pictures written."""
-    page = Page(bench)
-    drawings: dict[str, Callable[[Page, Any], bool]] = {
-        "positions": _draw_positions,
-        "factors": _draw_factors,
-        "convergence": _draw_convergence,
-    }
     import matplotlib
     from matplotlib.figure import Figure
 
     written = []
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        for name, drawing in drawings.items():
-            figure = Figure(figsize=(7.2, 3.3), layout="constrained")
-            if drawing(page, figure):
-                figure.savefig(folder / f"{name}.png", dpi=200, metadata={"Software": None})
+        for name, drawing in DRAWINGS.items():
+            if drawing.shows(figures):
+                figure = Figure(figsize=(7.2, 3.3), layout="constrained")
+                panels = figure.subplots(1, 2, sharey=True)
+                drawn = drawing.draw(figures, *panels)
+                legend = {"loc": "outside lower center", "ncols": drawing.columns, "frameon": False}
+                figure.legend(drawn.values(), drawn.keys(), **legend)
                 written.append(folder / f"{name}.png")
+                figure.savefig(written[-1], dpi=200, metadata={"Software": None})
     return written
 
 
-def _draw_positions(page: Page, figure: Any) -> bool:
-    panels = figure.subplots(1, 2, sharey=True)
+def _positions(figures: Figures, *panels: Any) -> dict[str, Any]:
     drawn: dict[str, Any] = {}
-    for axes, task in zip(panels, (KV, MDQA), strict=True):
+    for axes, (task, short) in zip(panels, SHORT.items(), strict=True):
         for number, (method, label) in enumerate(METHODS.items()):
-            result = page.get(f"main/{SHORT[task]}/{method}")
-            if result is None:
+            if (result := figures.get(f"main/{short}/{method}")) is None:
                 continue
-            scores = 100 * scores_of(result)
-            errors = Z * np.sqrt(np.diag(statistics.position_covariance(scores)))
+            scores, at = scores_of(result), np.array([float(position) for position in result["scores"]])
             shift = (number - len(METHODS) / 2) * 0.8  # so that bars do not hide each other
             drawn[label] = axes.errorbar(
-                np.array([float(position) for position in result["scores"]]) + shift,
+                at + shift,
                 statistics.position_means(scores),
-                errors,
-                color=COLOURS[number],
-                marker=MARKS[number],
+                Z * np.sqrt(np.diag(statistics.position_covariance(scores))),
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKS[number % len(MARKS)],
                 markersize=6 if method == "lpes" else 4,
                 linewidth=2 if method == "lpes" else 1,
                 elinewidth=0.8,
                 capsize=2,
             )
-            axes.set_xticks([float(position) for position in result["scores"]])
-        axes.set_title(TITLES[task])
-        axes.set_xlabel("position of the gold item (%)")
-        axes.set_ylim(-3, 103)
+            axes.set_xticks(at)
+        axes.set(title=task, xlabel="position of the gold item (%)", ylim=(-3, 103))
     panels[0].set_ylabel("accuracy (%)")
-    if drawn:
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=3, frameon=False)
-    return bool(drawn)
+    return drawn
 
 
-def _draw_factors(page: Page, figure: Any) -> bool:
-    tasks = [task for task in (KV, MDQA) if any(page.get(f"searches/{SHORT[task]}-{seed}") for seed in SEEDS)]
-    if not tasks:
-        return False
-    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
-    drawn = {}
-    for axes, task in zip(panels, tasks, strict=True):
+def _factors(figures: Figures, *panels: Any) -> dict[str, Any]:
+    drawn: dict[str, Any] = {}
+    for axes, (task, short) in zip(panels, SHORT.items(), strict=True):
         for number, seed in enumerate(SEEDS):
-            result = page.get(f"searches/{SHORT[task]}-{seed}")
-            if result is None:
+            if (result := figures.get(f"searches/{short}-{seed}")) is None:
                 continue
             factors = Factors.from_dict({k: v for k, v in result["found"].items() if k != "origin"})
-            values = factors.per_layer(page.bench.reference.layers)
-            (drawn[f"search {seed}"],) = axes.plot(
-                range(len(values)), values, color=COLOURS[number + 1], marker=MARKS[number], markersize=4, linewidth=1.2
-            )
+            values = factors.per_layer(figures.bench.reference.layers)
+            style = {"color": COLOURS[number + 1], "marker": MARKS[number], "markersize": 4, "linewidth": 1.2}
+            (drawn[f"search {seed}"],) = axes.plot(range(len(values)), values, **style)
             axes.set_xticks(range(len(values)))
         axes.axhline(1, color="0.6", linewidth=0.8)
-        axes.set_title(TITLES[task])
-        axes.set_xlabel("layer")
+        axes.set(title=task, xlabel="layer")
     panels[0].set_ylabel("factor")
-    if drawn:
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=5, frameon=False)
-    return bool(drawn)
+    return drawn
 
 
-def _draw_convergence(page: Page, figure: Any) -> bool:
-    by_generation, by_cost = figure.subplots(1, 2, sharey=True)
-    searches = {GA: Page.FIRST} | {optimizer(c): f"controls/{c}" for c in plan.CONTROLS}
+def _convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str, Any]:
+    drawn: dict[str, Any] = {}
+    searches = {GA: FIRST} | {label: f"controls/{name}" for name, label in OPTIMIZERS.items()}
     for number, (label, name) in enumerate(searches.items()):
-        if result := page.get(name):
+        if result := figures.get(name):
             descends = name.startswith("controls/gradient")
-            style: dict[str, Any] = {"color": COLOURS[number + 1], "linewidth": 1.2}
+            style: dict[str, Any] = {"color": COLOURS[(number + 1) % len(COLOURS)], "linewidth": 1.2}
             style |= {"linestyle": (0, (4, 2))} if descends else {}
             generations, fittest = zip(*result["fittest_by_generation"], strict=True)
             best = np.array(fittest) if descends else np.maximum.accumulate(fittest)
-            by_generation.plot(generations, 100 * best, **style, marker=MARKS[number], markersize=4, label=label)
+            (drawn[label],) = by_generation.plot(generations, 100 * best, **style, marker=MARKS[number], markersize=4)
             prompts, best = cost(result, best_so_far=not descends)
             by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
-    if not by_generation.lines:
-        return False
-    if base := page.get(Page.FIRST):
+    if base := figures.get(FIRST):
         for axes in (by_generation, by_cost):
-            at = 100 * base["to_beat"]["baseline"]
-            axes.axhline(at, color="0.4", linestyle=":", linewidth=1, label="plain" if axes is by_generation else None)
-    by_generation.set_xlabel("generation (gradient descent: epoch)")
-    by_generation.set_ylabel("search fitness (%)")
+            drawn["plain"] = axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle=":", linewidth=1)
+    by_generation.set(xlabel="generation (gradient descent: epoch; bands: round)", ylabel="search fitness (%)")
     by_generation.xaxis.get_major_locator().set_params(integer=True)
-    by_cost.set_xlabel("prompts answered or differentiated")
-    by_cost.set_xscale("log")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return True
+    by_cost.set(xlabel="prompts answered or differentiated", xscale="log")
+    return drawn
 
 
 def cost(result: dict[str, Any], *, best_so_far: bool) -> tuple[Any, Any]:
@@ -148,3 +135,10 @@ def cost(result: dict[str, Any], *, best_so_far: bool) -> tuple[Any, Any]:
             fitness.append(value)
     values = np.array(fitness)
     return np.array(at), np.maximum.accumulate(values) if best_so_far else values
+
+
+DRAWINGS = {
+    "positions": Drawing(_positions, "main/*/*", 3),
+    "factors": Drawing(_factors, "searches/*-?", 5),
+    "convergence": Drawing(_convergence, "controls/*", 3),
+}

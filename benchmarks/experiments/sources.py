@@ -1,15 +1,11 @@
-"""Where an experiment's factors come from.
-
-A source names the experiments that it needs and, once their results are there, gives the factors. None of these
-classes measures anything.
-"""
+"""Where an experiment's factors come from: the experiments needed, and the factors once these have results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lpes_eval import factors as factors_file
 from lpes_eval.errors import UserError
@@ -41,45 +37,40 @@ class Model:
         return own if own.exists() else self.folder / "factors.json"
 
 
-class Source(Protocol):
-    """Gives factors from the results of other experiments."""
+@dataclass(frozen=True)
+class Source:
+    """Gives factors from the result of the experiment ``of``, or from another source's factors."""
+
+    of: Any
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Experiments whose results it takes."""
+        return self.of.needs if isinstance(self.of, Source) else (self.of,)
 
     def factors(self, model: Model, result: Lookup) -> Factors:
         """The factors for ``model``."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """The factors file that is shipped with the model."""
+class Shipped(Source):
+    """The factors file that is shipped with the model, for the task ``of``."""
 
-    task: str
-    needs: tuple[str, ...] = ()
+    needs = ()  # type: ignore[assignment]
 
     def factors(self, model: Model, result: Lookup) -> Factors:
-        return factors_file.load(model.shipped_factors(self.task)).for_depth(model.layers)
+        return factors_file.load(model.shipped_factors(self.of)).for_depth(model.layers)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Source):
     """What a search ended with.
 
     On a model of another depth the same curve is drawn over its layers. Factors without a curve are given to the same
     layers, counted from the first; further layers stay unscaled.
     """
 
-    search: str
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return (self.search,)
-
     def factors(self, model: Model, result: Lookup) -> Factors:
-        data = result(self.search)["found"]
-        found = Factors.from_dict({key: value for key, value in data.items() if key != "origin"})
+        found = Factors.from_dict({key: value for key, value in result(self.of)["found"].items() if key != "origin"})
         if found.num_layers == model.layers:
             return found
         if found.curve is not None and found.curve[0] == "free":
@@ -88,29 +79,15 @@ class Found:
         return replace(found, num_layers=model.layers)
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(Source):
     """The uniform factor that was best on the search examples."""
 
-    choice: str
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return (self.choice,)
-
     def factors(self, model: Model, result: Lookup) -> Factors:
-        return Factors.from_uniform(result(self.choice)["chosen"], num_layers=model.layers)
+        return Factors.from_uniform(result(self.of)["chosen"], num_layers=model.layers)
 
 
-@dataclass(frozen=True)
-class MeanOf:
+class MeanOf(Source):
     """Position Interpolation at the mean of other factors (section 4.1)."""
-
-    of: Source
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.of.needs
 
     def factors(self, model: Model, result: Lookup) -> Factors:
         mean = self.of.factors(model, result).mean(model.layers)
@@ -118,15 +95,10 @@ class MeanOf:
 
 
 @dataclass(frozen=True)
-class HalfOf:
+class HalfOf(Source):
     """Other factors in the first or the last half of the layers alone; of an odd number the last half has one more."""
 
-    of: Source
     first: bool
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.of.needs
 
     def factors(self, model: Model, result: Lookup) -> Factors:
         values, half = self.of.factors(model, result).per_layer(model.layers), model.layers // 2
@@ -135,23 +107,18 @@ class HalfOf:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Moved(Source):
     """A found curve with one of its control points, or with ``point=None`` all of them, moved in y."""
 
-    of: Found
     point: int | None
     by: float
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.of.needs
-
     def factors(self, model: Model, result: Lookup) -> Factors:
-        found = self.of.factors(model, result)
+        found, (search,) = self.of.factors(model, result), self.needs
         if found.curve is None or found.curve[0] == "free":
-            raise UserError(f"{self.of.search} found no curve whose control points could be moved")
+            raise UserError(f"{search} found no curve whose control points could be moved")
         kind, points = found.curve
         if self.point is not None and self.point >= len(points):
-            raise UserError(f"{self.of.search} found {len(points)} control points; there is no number {self.point}")
+            raise UserError(f"{search} found {len(points)} control points; there is no number {self.point}")
         moved = tuple((x, round(y + self.by, 4) if self.point in (None, k) else y) for k, (x, y) in enumerate(points))
         return replace(found, curve=(kind, moved))

@@ -1,8 +1,9 @@
-"""Results on disk: one small JSON file an experiment, whole or not there at all.
+"""Results on disk: JSON Lines files, one a table, one row a measurement.
 
-A result says what was measured (``settings``, ``model``), with what (``versions``, ``hardware``), when, for how long,
-and holds each question's outcome, so that every interval can be computed from it again. Outcomes that are right or
-wrong are a string of 0 and 1 a position, in the order of ``questions``.
+A row says what was measured (``settings``, ``model``, ``factors``), with what (``versions``, ``hardware``), when, for
+how long, and by which ``command``. It holds each question's outcome, so that every interval can be computed from it
+again: right or wrong as a string of 1 and 0 a position, in the order of ``questions``. Rows of version 0.1, which had
+a task for every position, also keep what was typed then where that has another form today (``ran``).
 """
 
 from __future__ import annotations
@@ -23,74 +24,67 @@ from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-FAILED = ".failed.json"
+TABLES = {
+    "evaluate": "accuracy.jsonl",
+    "search": "searches.jsonl",
+    "choose": "uniform_factors.jsonl",
+    "perplexity": "perplexity.jsonl",
+}
+"""Kinds of experiments, and the table that each one's results are in."""
+FAILURES = "failures.jsonl"
 
 
 class Results:
-    """A folder of results.
+    """The tables of a folder, which need not be there yet.
 
-    Args:
-        folder: need not be there yet.
+    Raises:
+        DataError: a line of a table that is no row.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._tables = {file: self._read(file) for file in (*TABLES.values(), FAILURES)}
 
-    def path(self, name: str) -> Path:
-        """The file of an experiment."""
-        return self.folder / f"{name}.json"
+    def _read(self, file: str) -> dict[str, dict[str, Any]]:
+        path = self.folder / file
+        return {row["name"]: row for row in files.read_jsonl(path, required=("name",))} if path.exists() else {}
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """An experiment's result, if it is there.
-
-        Raises:
-            UserError: a file that holds no JSON.
-        """
-        return _read(self.path(name))
+        """An experiment's result, if it is there."""
+        return next((self._tables[file][name] for file in TABLES.values() if name in self._tables[file]), None)
 
     def failure(self, name: str) -> str | None:
         """Why an experiment gave no result the last time it was tried."""
-        found = _read(self.folder / f"{name}{FAILED}")
-        return found["error"] if found else None
+        return self._tables[FAILURES].get(name, {}).get("error")
 
-    def keep(self, name: str, result: Mapping[str, Any]) -> None:
+    def keep(self, kind: str, result: Mapping[str, Any]) -> None:
         """Write a result; an earlier failure is forgotten."""
-        write_atomically(self.path(name), _dump(result))
-        (self.folder / f"{name}{FAILED}").unlink(missing_ok=True)
+        self._write(TABLES[kind], result)
+        if self._tables[FAILURES].pop(result["name"], None):
+            self._write(FAILURES)
 
     def keep_failure(self, name: str, error: str) -> None:
         """Write down that an experiment failed, and why, in one line."""
-        write_atomically(self.folder / f"{name}{FAILED}", _dump({"error": error}))
+        self._write(FAILURES, {"name": name, "error": error})
 
-    def factors_path(self, name: str) -> Path:
-        """Where the factors of an experiment lie as a factors file."""
-        return self.folder / "factors" / f"{name.replace('/', '-')}.json"
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise UserError(f"{path}: not JSON; delete it to have the experiment run again") from None
-
-
-def _dump(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    def _write(self, file: str, row: Mapping[str, Any] | None = None) -> None:
+        if row is not None:
+            self._tables[file][row["name"]] = json.loads(json.dumps(row))
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[file].values())
+        write_atomically(self.folder / file, "".join(f"{line}\n" for line in lines))
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def pack(questions: Sequence[Any], scores: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
+def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Questions and their scores by position, compactly; scores that are not 0 or 1 are kept as numbers."""
     packed: dict[str, Any] = {}
     for position, values in scores.items():
         if len(values) != len(questions):
             raise ValueError(f"{position}: {len(values)} scores for {len(questions)} questions")
         binary = all(value in (0, 1) for value in values)
-        packed[f"{position}"] = "".join(f"{int(v)}" for v in values) if binary else [round(v, 6) for v in values]
+        packed[position] = "".join(f"{int(v)}" for v in values) if binary else [round(v, 6) for v in values]
     return {"questions": " ".join(map(str, questions)), "scores": packed}
 
 
@@ -146,17 +140,14 @@ def versions() -> dict[str, str]:
     """Versions that answers may depend on."""
     from importlib.metadata import version
 
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("lpes-eval", "lm-eval", "torch", "transformers")
-    }
+    packages = ("lpes-eval", "lm-eval", "torch", "transformers")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     """The machine, and how much of it one experiment was given."""
     processor = platform.processor() or platform.machine()
-    try:
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        processor = names[0].partition(":")[2].strip()
-    except (OSError, IndexError):
-        pass
+    if (info := Path("/proc/cpuinfo")).exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        processor = names[0].partition(":")[2].strip() if names else processor
     return {"processor": processor, "cores": os.cpu_count(), "threads": threads, "device": device}

@@ -14,9 +14,13 @@ from lpes_eval.files import write_atomically
 
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
-
 NAMED = 0.012
 """Share of the steps that a level needs for its name to be written over it: names of narrower ones would overlap."""
+SHARES = {
+    "right": "answer tokens right (copying: all repeated tokens)",
+    "answers": "whole answers right",
+    "documents_answers": "whole answers about articles right",
+}
 
 
 def draw(log: Path, out: Path) -> None:
@@ -46,29 +50,15 @@ def draw(log: Path, out: Path) -> None:
         for axes in (names, above, below):
             axes.axvspan(start, end, color="0.93" if i % 2 else "0.98", lw=0)
         if end - start > NAMED * (last - first):
-            middle = names.get_xaxis_transform()
-            names.text(
-                (start + end) / 2,
-                0.04,
-                _name(level),
-                transform=middle,
-                ha="center",
-                va="bottom",
-                rotation=90,
-                fontsize=7,
-            )
-        for axes, key, colour, name in (
-            (above, "loss", "C0", "loss"),
-            (below, "right", "C1", "answer tokens right (copying: all repeated tokens)"),
-            (below, "answers", "C2", "whole answers right"),
-            (below, "documents_answers", "C3", "whole answers about articles right"),
-        ):
-            runs = [part[k : k + AVERAGED] for k in range(0, len(part), AVERAGED)]
-            known = [(run[len(run) // 2]["step"], [x[key] for x in run if key in x]) for run in runs]
-            drawn = [(step, sum(values) / len(values)) for step, values in known if values]
-            if drawn:
-                new = name not in axes.get_legend_handles_labels()[1]
-                axes.plot(*zip(*drawn, strict=True), color=colour, label=name if new else None)
+            where = {"transform": names.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            names.text((start + end) / 2, 0.04, _name(level), rotation=90, fontsize=7, **where)
+        runs = [part[k : k + AVERAGED] for k in range(0, len(part), AVERAGED)]
+        for number, key in enumerate(("loss", *SHARES)):
+            known = [(run[len(run) // 2]["step"], [line[key] for line in run if key in line]) for run in runs]
+            if drawn := [(step, sum(values) / len(values)) for step, values in known if values]:
+                axes = below if key in SHARES else above
+                new = SHARES.get(key, key) not in axes.get_legend_handles_labels()[1]
+                axes.plot(*zip(*drawn, strict=True), color=f"C{number}", label=SHARES.get(key, key) if new else None)
     above.set(yscale="log", ylabel="training loss, nats a token")
     below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02))
     if first < last:
@@ -87,8 +77,7 @@ def _name(level: str) -> str:
     records, _, articles = level.partition("+")
     size, pairs = records.split("x")
     of = "" if size == "16" else f" of {size} bytes"
-    read = {"": "", "1": ", 1 article"}.get(articles, f", {articles} articles")
-    return f"up to {pairs} pairs{of}{read}"
+    return f"up to {pairs} pairs{of}" + {"": "", "1": ", 1 article"}.get(articles, f", {articles} articles")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,16 +6,15 @@ context, queries and their answers decides it for all positions of a context at 
 stricter than ``kv_retrieval``, which asks for the value and not for the quote after it; ``--values`` asks for no
 more than that.
 
-With ``--search N`` the command also looks for factors on search examples of its own, by a small evolution of N
-evaluations: one uniform factor, a factor a layer, and a Bezier curve. What it prints for all of them is then measured
-on other examples. This is the yardstick of training recipes; ``python -m search.ga`` is the search itself.
+With ``--search N`` the command also looks for factors on search examples of its own: the best uniform one, and one a
+layer by the search's scan of bands with N evaluations. What it prints for all of them is then measured on other
+examples. This is the yardstick of training recipes; ``python -m search.ga`` is the search itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,9 +27,10 @@ import torch
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import draw, draw_documents, hidden
 from lpes_eval import checkpoint, rng
-from lpes_eval.curves import layer_factors
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
+from search.optimizers.bands import BandConfig, BandScan
+from search.space import Space
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -106,32 +106,14 @@ Score = Callable[[Sequence[float]], float]
 """What factors, one a layer, are worth on search examples."""
 
 
-def search(score: Score, layers: int, evaluations: int, kind: str = "free", seed: int = 0) -> tuple[list[float], float]:
-    """The best factors found by a small evolution, and their score.
-
-    Individuals are the factors themselves (``free``) or the heights of four control points at even distances
-    (``bezier``), in [1, 2] as in Eq. 9. A population starts from uniform factors; then each candidate is one of the
-    eight best ever, moved in about half of its entries.
-    """
-    rng = np.random.default_rng(seed)
-    size = layers if kind == "free" else 4
-    tried: dict[tuple[float, ...], float] = {}
-
-    def factors(individual: Sequence[float]) -> list[float]:
-        return list(individual) if kind == "free" else layer_factors("bezier", list(enumerate(individual)), layers)
-
-    waiting = [(height,) * size for height in UNIFORM]
-    for _ in range(evaluations):
-        while not waiting:
-            parents = sorted(tried, key=lambda one: tried[one], reverse=True)[:8]
-            step = rng.choice([0.05, 0.15, 0.4], p=[0.3, 0.4, 0.3])
-            moves = (rng.random(size) < 0.5) * rng.normal(0, step, size)
-            child = tuple(np.round(np.clip(parents[int(rng.integers(len(parents)))] + moves, 1, 2), 2).tolist())
-            waiting = [child] if child not in tried else []
-        individual = waiting.pop(0)
-        tried[individual] = score(factors(individual))
-    best = max(tried, key=lambda one: tried[one])
-    return [round(factor, 3) for factor in factors(best)], tried[best]
+def search(score: Score, layers: int, evaluations: int) -> tuple[list[float], float]:
+    """The best factors found by a scan of bands of layers, one a layer, and their score."""
+    space = Space.free(layers, grid=False)
+    scan = BandScan(space, BandConfig(individuals=evaluations), start=space.line(1.0, 1.0))
+    while not scan.done:
+        scan.tell([score([y for _, y in individual.points]) for individual in scan.ask()])
+    best, value = scan.best
+    return [round(y, 3) for _, y in best.points], value
 
 
 def best_uniform(score: Score, layers: int) -> tuple[float, dict[float, float]]:
@@ -191,36 +173,35 @@ def main(arguments: list[str] | None = None) -> int:
     flag("--search", type=at_least(0), default=0, metavar="N", help="also look for factors with N evaluations")
     flag("--search-size", type=one_or_more, default=50, help="pairs in the search examples (50)")
     flag("--search-contexts", type=two_or_more, default=48, help="search examples (48), six positions each")
-    flag("--kinds", nargs="+", default=["free", "bezier"], choices=["free", "bezier"])
     flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
     flag("--values", action="store_true", help="records: what follows the value need not be right, as in the task")
     flag("--threads", type=one_or_more, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     try:
-        model = load(given.folder)
-        reads_articles = model.config.vocab_size >= vocabulary.VOCAB_SIZE
-        if given.documents and not reads_articles:
-            raise UserError(
-                f"--documents: {given.folder} has no words for articles, it reads records alone; leave it out"
-            )
+        _measure(given, load(given.folder))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if given.documents is None:
-        given.documents = [2, 5, 8, 10, 12] if reads_articles else []
+    return 0
+
+
+def _measure(given: argparse.Namespace, model: LlamaForCausalLM) -> None:
+    reads_articles = model.config.vocab_size >= vocabulary.VOCAB_SIZE
+    if given.documents and not reads_articles:
+        raise UserError(f"--documents: {given.folder} has no words for articles, it reads records alone; leave it out")
+    documents = given.documents if given.documents is not None else [2, 5, 8, 10, 12] if reads_articles else []
     layers = model.config.num_hidden_layers
-    if given.factors and len(given.factors) not in (1, layers):
-        print(f"error: --factors: {len(given.factors)} numbers; expected one, or one for each of {layers} layers",
-              file=sys.stderr)  # fmt: skip
-        return 2
-    left_out = range(layers) if given.leave_out else ()
-    of_records = partial(right, values=given.values)
     methods: dict[str, list[float] | None] = {"plain": None}
     if given.factors:
+        if len(given.factors) not in (1, layers):
+            raise UserError(
+                f"--factors: {len(given.factors)} numbers; expected one, or one for each of {layers} layers"
+            )
         methods["given"] = given.factors * layers if len(given.factors) == 1 else given.factors
-    where = f"{given.search_contexts} search contexts of {given.search_size} pairs"
+    of_records = partial(right, values=given.values)
     if given.search:
+        where = f"{given.search_contexts} search contexts of {given.search_size} pairs"
 
         def score(factors: Sequence[float]) -> float:
             answers = of_records(model, given.search_size, given.search_contexts, factors, stream=SEARCH_STREAM)
@@ -228,33 +209,22 @@ def main(arguments: list[str] | None = None) -> int:
 
         uniform, scores = best_uniform(score, layers)
         print(f"uniform, on {where}: " + "  ".join(f"{key} {100 * value:.1f}" for key, value in scores.items()))
-        methods[f"uniform {uniform}"] = [uniform] * layers
-        for kind in given.kinds:
-            began = time.perf_counter()
-            best, fitness = search(score, layers, given.search, kind)
-            took = time.perf_counter() - began
-            print(f"{kind}, {given.search} evaluations on {where}, {took:.0f} s: {100 * fitness:.1f}", flush=True)
-            methods[f"{kind} {best}"] = best
-    if given.documents:
-        print(f"{'documents, method':<48} " + "  ".join(f"{position:4d}%" for position in DOCUMENT_POSITIONS))
-    for size in given.documents:
-        for name, factors in methods.items():
-            print(_row(f"{size:3d} {name}", right_documents(model, size, given.contexts, factors)), flush=True)
-        for layer in left_out:
-            with without(model, layer):
-                print(
-                    _row(f"{size:3d} without layer {layer}", right_documents(model, size, given.contexts)), flush=True
-                )
-    if given.sizes:
-        print(f"{'pairs, method':<48} " + "  ".join(f"{position:4d}%" for position in POSITIONS))
-    for size in given.sizes:
-        for name, factors in methods.items():
-            print(_row(f"{size:3d} {name}", of_records(model, size, given.contexts, factors)), flush=True)
-        for layer in left_out:
-            with without(model, layer):
-                answers = of_records(model, size, given.contexts)
-            print(_row(f"{size:3d} without layer {layer}", answers), flush=True)
-    return 0
+        best, fitness = search(score, layers, given.search)
+        print(f"a factor a layer, {given.search} evaluations on {where}: {100 * fitness:.1f}", flush=True)
+        methods |= {f"uniform {uniform}": [uniform] * layers, f"{best}": best}
+    for what, sizes, positions, measure in (
+        ("documents", documents, DOCUMENT_POSITIONS, right_documents),
+        ("pairs", given.sizes, POSITIONS, of_records),
+    ):
+        if sizes:
+            print(f"{what + ', method':<48} " + "  ".join(f"{position:4d}%" for position in positions))
+        for size in sizes:
+            for name, factors in methods.items():
+                print(_row(f"{size:3d} {name}", measure(model, size, given.contexts, factors)), flush=True)
+            for layer in range(layers) if given.leave_out else ():
+                with without(model, layer):
+                    answers = measure(model, size, given.contexts)
+                print(_row(f"{size:3d} without layer {layer}", answers), flush=True)
 
 
 if __name__ == "__main__":

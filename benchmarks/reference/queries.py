@@ -23,6 +23,7 @@ from torch.nn import functional
 from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import fiction
 from lpes_eval.data.mdqa import TEMPLATE, format_document
+from lpes_eval.rng import below, choice, shuffled
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -106,9 +107,9 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
     kind, articles = fiction.shelf(documents, rng, remarks)
     if isinstance(golds, int):
         facts = [(i, fact) for i in range(documents) for fact in range(len(kind.facts))]
-        drawn = rng.shuffled(facts, rng)[:golds]
+        drawn = shuffled(facts, rng)[:golds]
     else:
-        drawn = [(i, rng.below(len(kind.facts), rng)) for i in golds]
+        drawn = [(i, below(len(kind.facts), rng)) for i in golds]
     head, between = TEMPLATE.split("{search_results}")
     before, between = between.split("{question}")
 
@@ -116,7 +117,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
         return [encoded.ids for encoded in _tokenizer().encode_batch(list(texts), add_special_tokens=False)]
 
     shelf = head + "\n".join(format_document(i, article.document()) for i, article in enumerate(articles, 1))
-    wordings = [rng.choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
+    wordings = [choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
     lead, tail = zip(*wordings, strict=True)
     subjects = [" " + article.subject for article in articles]
     values = [articles[i].values[fact].answers[0] for i, fact in drawn]
