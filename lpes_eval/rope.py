@@ -248,7 +248,7 @@ class _LayerFactors:
         if live is None:
             used = (factors[h] for h in decoder.factor_layer)
             self.slots = [self.distinct.index(s) if s != 1.0 else None for s in used]
-        self._divisors = torch.tensor(self.distinct, dtype=torch.float32)
+        self._divisors = torch.tensor(self.distinct, dtype=torch.float32).view(-1, 1, 1)
         self._begin()
 
         around = decoder.module
@@ -319,9 +319,9 @@ class _LayerFactors:
         return _Tables(of) if h is None else of(h)
 
     def _divisors_on(self, device: torch.device) -> Tensor:
-        """The distinct factors, (U,), float32; kept on the device that was asked for last."""
+        """The distinct factors, (U, 1, 1), float32; kept on the device that was asked for last."""
         if self.live is not None:
-            return self.live.to(device, torch.float32)
+            return self.live.to(device, torch.float32).view(-1, 1, 1)
         divisors = self._divisors
         if divisors.device != device:
             divisors = self._divisors = divisors.to(device)
@@ -344,7 +344,7 @@ class _LayerFactors:
     def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
         """Remember the cache that a forward has made."""
         cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
-        if isinstance(cache, Cache):
+        if isinstance(cache, Cache) and getattr(cache, _ATTRIBUTE, None) is not self.stamp:
             self._mark(cache)
 
     def _knows(self, stamp: _Stamp | None) -> bool:
@@ -410,13 +410,17 @@ class _Tables:
 
 def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of layer ``h`` with its own tables in them."""
-    return tuple(_own(value, h) for value in args), {name: _own(value, h) for name, value in kwargs.items()}
+    for name, value in kwargs.items():
+        if type(value) in (_Tables, tuple, dict):
+            kwargs[name] = _own(value, h)
+    return args, kwargs
 
 
 def _own(value: Any, h: int) -> Any:
-    if isinstance(value, _Tables):
+    """The table of layer ``h`` in place of all layers', also in a tuple or a dict; any other value as it is."""
+    if type(value) is _Tables:
         return value.of(h)
-    if type(value) is tuple and any(isinstance(v, _Tables) for v in value):
+    if type(value) is tuple and any(type(v) is _Tables for v in value):
         return tuple(_own(v, h) for v in value)
     if type(value) is dict and any(_own(v, h) is not v for v in value.values()):
         return {name: _own(v, h) for name, v in value.items()}
@@ -428,13 +432,13 @@ _LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
-    """One table for each of the divisors (U,), from one call of the model's own code.
+    """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
 
     The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
     must not choose again by the divided one.
     """
     ids: Tensor = call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
-    scaled = (ids.unsqueeze(-3) / divisors[:, None, None]).flatten(-3, -2)  # (..., U * B, T), float32
+    scaled = (ids.unsqueeze(-3) / divisors).flatten(-3, -2)  # (..., U * B, T), float32
     if length_aware := type(rotary).__name__ in _LENGTH_AWARE:
         scaled = torch.cat((ids.float(), scaled), dim=-2)
     out = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": scaled}))
