@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from lpes_eval.peers import moice, router
+from lpes_eval.peers.buckets import Buckets
+from lpes_eval.peers.ms_poe import MsPoE, Settings
 from peer_checks import distance, generated
 
 from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
 from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel
-from lpes_eval.peers import moice, router
-from lpes_eval.peers.buckets import Buckets
-from lpes_eval.peers.ms_poe import MsPoE, Settings
 
 pytestmark = pytest.mark.slow
 TOKENS = torch.arange(3, 27)[None]

@@ -5,18 +5,18 @@ import inspect
 
 import pytest
 import torch
-from peer_checks import LENGTH, distance, generated, inputs
-from transformers import DynamicCache
-
-import lpes_eval
-from benchmarks.families import tiny_config, tiny_model
-from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.peers import moice
 from lpes_eval.peers import router as routers
 from lpes_eval.peers.attention import Interception, bases_for, check, frequencies, own_base
 from lpes_eval.peers.buckets import Buckets
 from lpes_eval.peers.ms_poe import MsPoE, Settings
 from lpes_eval.peers.router import Router
+from peer_checks import LENGTH, distance, generated, inputs
+from transformers import DynamicCache
+
+import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
+from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 
 FAMILIES = (
     "llama",

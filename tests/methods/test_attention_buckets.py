@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from lpes_eval.peers.buckets import Buckets
 from peer_checks import LENGTH, distance, generated, inputs
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import CacheError, UserError
-from lpes_eval.peers.buckets import Buckets
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "stablelm", "glm")
 BASES = (10000.0, 17500.0, 25000.0)

@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("torch")
 from lm_eval.models.huggingface import HFLM
+from lpes_eval.models.lpes import LPES
 
 from lpes_eval.errors import UserError
-from lpes_eval.models.lpes import LPES
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
+from lpes_eval.models.lpes import LPES
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
@@ -15,7 +16,6 @@ from lpes_eval import reference
 from lpes_eval.compare.statistics import summarize
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
-from lpes_eval.models.lpes import LPES
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 QUICK = {"num_keys": 8, "positions": [20]}

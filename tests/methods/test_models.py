@@ -6,18 +6,18 @@ import json
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from peer_checks import TASK, answers, distance, evaluate, generated
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
-
-from lpes_eval import reference
-from lpes_eval.data import kv
-from lpes_eval.errors import FactorsError, UnsupportedModel, UserError
 from lpes_eval.models.attention_buckets import AttentionBuckets, parse_bases
 from lpes_eval.models.lpes import LPES
 from lpes_eval.models.moice import MoICE
 from lpes_eval.models.ms_poe import MsPoE
 from lpes_eval.models.pi import PI
 from lpes_eval.peers.ms_poe import MsPoE as Method
+from peer_checks import TASK, answers, distance, evaluate, generated
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+from lpes_eval import reference
+from lpes_eval.data import kv
+from lpes_eval.errors import FactorsError, UnsupportedModel, UserError
 
 
 @pytest.mark.parametrize("name", ["pi", "attention_buckets", "ms_poe"])

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from lpes_eval.peers.ms_poe import MsPoE, Settings
 from peer_checks import LENGTH, PADDING, distance, generated, inputs
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import UserError
-from lpes_eval.peers.ms_poe import MsPoE, Settings
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3_text", "stablelm", "glm")
 SETTINGS = Settings(threshold=1.5)

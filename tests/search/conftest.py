@@ -11,10 +11,10 @@ LAYERS = 3
 def toy_lm(tmp_path_factory):
     """An ``lpes`` model: a Llama with large random weights, so that factors change answers and ties do not occur."""
     torch = pytest.importorskip("torch")
+    from lpes_eval.methods.lpes import LPES
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from benchmarks.reference import tokenizer
-    from lpes_eval.models.lpes import LPES
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder, 1024)

@@ -7,13 +7,13 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from lm_eval.api.instance import Instance
+from lpes_eval.methods.lpes import LPES
 from search.answering import AHEAD, Answerer, reason_against
 from transformers import AutoTokenizer
 
 from benchmarks.families import tiny_config, tiny_model
 from benchmarks.reference import tokenizer
 from lpes_eval import rope
-from lpes_eval.models.lpes import LPES
 from search import answering
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
