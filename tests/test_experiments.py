@@ -7,21 +7,22 @@ import re
 import shlex
 import statistics
 import sys
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.experiments import bench as bench_module  # noqa: E402
-from benchmarks.experiments import measure, pictures, plan, store  # noqa: E402
+from benchmarks.experiments import page, pictures, plan, store  # noqa: E402
 from benchmarks.experiments.__main__ import build_parser, open_named  # noqa: E402
 from benchmarks.experiments.__main__ import main as run_command  # noqa: E402
-from benchmarks.experiments.bench import KEPT, Bench, open_bench, second_model  # noqa: E402
-from benchmarks.experiments.page import Page, headline  # noqa: E402
-from benchmarks.experiments.page import main as page_main  # noqa: E402
-from benchmarks.experiments.plan import KV, MDQA, Experiment, Sizes  # noqa: E402
+from benchmarks.experiments.bench import KEPT, Bench, open_bench  # noqa: E402
+from benchmarks.experiments.figures import Figures  # noqa: E402
+from benchmarks.experiments.page import headline, results_page  # noqa: E402
+from benchmarks.experiments.plan import KV, MDQA  # noqa: E402
 from benchmarks.experiments.sources import Found, HalfOf, MeanOf, Model, Moved, Shipped  # noqa: E402
 from lpes_eval import Factors  # noqa: E402
 from lpes_eval.errors import UserError  # noqa: E402
@@ -36,7 +37,7 @@ def made(tmp_path):
     (tmp_path / "model").mkdir()
     Factors.from_list(SHIPPED).save(tmp_path / "model" / "factors.json")
     model = Model("reference", tmp_path / "model", "a" * 64, LAYERS)
-    return Bench(plan.experiments(Sizes()), store.Results(tmp_path / "results"), model, None)
+    return Bench(plan.experiments(), store.Results(tmp_path / "results"), model, None)
 
 
 def answers(questions, positions, share, seed):
@@ -60,7 +61,7 @@ def keep(made, name, scores, questions=None, **changed):
         "hardware": {"processor": "abacus", "cores": 2, "threads": 1, "device": "cpu"},
         **changed,
     }
-    made.results.keep(name, json.loads(json.dumps(result)))
+    made.results.keep(made.listed[name].kind, result)
     return result
 
 
@@ -73,6 +74,7 @@ def keep_search(made, name, points, **changed):
         "gradients": 0,
         "individuals": 30,
         "prompts": 900,
+        "cache": False,
         "fitness": 0.7,
         "to_beat": {"baseline": 0.4, "PI": 0.5},
     }
@@ -95,7 +97,7 @@ def test_accuracy_is_the_share_of_right_answers_and_differences_are_paired_by_qu
     lpes = answers(40, KV_POSITIONS, 0.8, 2)
     keep(made, "main/kv/plain", plain)
     keep(made, "main/kv/lpes", lpes)
-    text = Page(made).text()
+    text = results_page(made)
     row = cells(text, "LPES", "### kv_retrieval")
     shares = [100 * statistics.fmean(values) for values in lpes.values()]
     assert row[1] == "40"
@@ -117,7 +119,7 @@ def test_accuracy_is_the_share_of_right_answers_and_differences_are_paired_by_qu
 def test_results_of_different_sizes_are_paired_on_the_questions_that_both_were_asked(made):
     keep(made, "main/kv/plain", {str(p): [1, 0, 0, 0] for p in KV_POSITIONS}, [7, 8, 9, 10])
     keep(made, "main/kv/lpes", {str(p): [1, 1] for p in KV_POSITIONS}, [9, 7])
-    row = cells(Page(made).text(), "LPES", "### kv_retrieval")
+    row = cells(results_page(made), "LPES", "### kv_retrieval")
     assert row[1] == "2"
     assert row[10].startswith("+50.0 [")  # 9: from wrong to right; 7: right before; 8 and 10 do not count
 
@@ -126,7 +128,7 @@ def test_results_of_different_sizes_are_paired_on_the_questions_that_both_were_a
 def test_whether_a_bar_is_met_is_computed(made, share, said):
     keep(made, "main/kv/plain", answers(200, KV_POSITIONS, 0.4, 1))
     keep(made, "main/kv/lpes", lpes := answers(200, KV_POSITIONS, share, 2))
-    line = next(line for line in Page(made).text().splitlines() if "At least 11.2 points" in line)
+    line = next(line for line in results_page(made).splitlines() if "At least 11.2 points" in line)
     assert said in line
     if said == "points short":
         plain = answers(200, KV_POSITIONS, 0.4, 1)
@@ -140,21 +142,17 @@ def test_beating_pi_needs_more_than_two_standard_errors(made):
     keep(made, "main/kv/lpes", {str(p): [1] * 53 + [0] * 47 for p in KV_POSITIONS})
     gains = [0] * 97 + [100] * 3
     error = statistics.stdev(gains) / 10
-    line = next(line for line in Page(made).text().splitlines() if "Better than PI" in line)
+    line = next(line for line in results_page(made).splitlines() if "Better than PI" in line)
     assert 2 * error > 3
     assert f"**not met**, {2 * error - 3:.1f} points short (+3.0 [" in line
     assert line.endswith(f"SE {error:.1f}).")
-
-
-def test_the_page_says_where_its_bars_come_from(made):
-    assert "The bars of 11.2 and 3.7 points are the paper's gains on Vicuna-7B" in Page(made).text()
 
 
 def test_bars_are_judged_on_all_held_out_questions_where_they_were_asked(made):
     for at, n, share in (("main", 20, 0.45), ("all", 100, 0.9)):
         keep(made, f"{at}/kv/plain", answers(n, KV_POSITIONS, 0.4, 1))
         keep(made, f"{at}/kv/lpes", answers(n, KV_POSITIONS, share, 2))
-    text = Page(made).text()
+    text = results_page(made)
     line = next(line for line in text.splitlines() if "At least 11.2 points" in line)
     assert "**met**" in line
     assert line.endswith("; 100 questions).")
@@ -165,7 +163,7 @@ def test_where_another_method_is_better_the_page_says_so(made):
     keep(made, "main/kv/moice", {str(p): [1] * 90 + [0] * 10 for p in KV_POSITIONS})
     keep(made, "main/kv/lpes", {str(p): [1] * 60 + [0] * 40 for p in KV_POSITIONS})
     keep(made, "main/kv/plain", {str(p): [1] * 50 + [0] * 50 for p in KV_POSITIONS})
-    line = next(line for line in Page(made).text().splitlines() if "Better than MoICE" in line)
+    line = next(line for line in results_page(made).splitlines() if "Better than MoICE" in line)
     assert "**not met**, LPES is worse by more than two (-30.0 [" in line
 
 
@@ -179,19 +177,6 @@ def test_the_cost_of_a_search_counts_prompts_and_gradients_and_shows_those_measu
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.95, "higher"), (0.2, "lower"), (0.6, "neither clearly higher nor lower")]
-)
-def test_one_search_of_a_control_scores_higher_and_is_not_called_better(made, share, said):
-    keep_search(made, "searches/kv-1", POINTS)
-    keep(made, "searches/kv-1-held-out", answers(60, KV_POSITIONS, 0.6, 1))
-    keep_search(made, "controls/cma-es", POINTS, evaluations=[[0, 60, 0.5]])
-    keep(made, "controls/cma-es-held-out", answers(60, KV_POSITIONS, share, 2))
-    text = Page(made).text()
-    assert f"- CMA-ES from 1, one seed: scored {said} than the genetic algorithm from 1 (" in text
-    assert not re.search(r"^- CMA-ES.*(better|worse)", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
     ("right", "said"),
     [((900, 901), "better"), ((100, 101), "worse"), ((100, 900), "not shown to be better or worse")],
 )
@@ -201,7 +186,7 @@ def test_a_control_is_called_better_by_what_searches_of_several_seeds_find(made,
         for search, n in ((f"searches/kv-{seed}", 500), ("controls/cma-es" + "-seed-2" * (seed == 2), found)):
             keep_search(made, search, POINTS)
             keep(made, f"{search}-held-out", {str(p): [1] * n + [0] * (1000 - n) for p in KV_POSITIONS})
-    line = next(one for one in Page(made).text().splitlines() if one.startswith("- CMA-ES from 1, 2 seeds"))
+    line = next(one for one in results_page(made).splitlines() if one.startswith("- CMA-ES from 1, 2 seeds"))
     assert f": {said} than the genetic algorithm from 1 (" in line
 
 
@@ -215,7 +200,7 @@ def test_optimisers_are_compared_seed_by_seed(made):
             scores = answers(40, KV_POSITIONS, share, seed)
             keep(made, f"{search}-held-out", scores)
             means[name].append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
-    row = cells(Page(made).text(), "CMA-ES from 1", "### Other seeds")
+    row = cells(results_page(made), "CMA-ES from 1", "### Other seeds")
     base, other = means.values()
     assert row[1:6] == [*(f"{mean:.1f}" for mean in other), "–", "–"]
     assert row[6:8] == [f"{statistics.fmean(other):.1f}", f"{statistics.stdev(other):.1f}"]
@@ -227,7 +212,7 @@ def test_optimisers_are_compared_seed_by_seed(made):
 def test_what_was_not_measured_is_said_and_is_no_number(made):
     keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
     made.results.keep_failure("main/kv/ms_poe", "UserError: no such head")
-    text = Page(made).text()
+    text = results_page(made)
     for label, reason in (("LPES", "not run"), ("Ms-PoE", "UserError: no such head")):
         row = cells(text, label, "### kv_retrieval")
         assert row[-1] == f"no result: {reason}"
@@ -240,7 +225,7 @@ def test_results_of_another_model_are_not_mixed_in(made):
     keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
     other = {"name": "reference", "sha256": "b" * 64, "layers": LAYERS}
     keep(made, "main/kv/lpes", answers(10, KV_POSITIONS, 1.0, 2), model=other)
-    row = cells(Page(made).text(), "LPES", "### kv_retrieval")
+    row = cells(results_page(made), "LPES", "### kv_retrieval")
     assert row[1:-1] == ["–"] * (len(row) - 2)
     assert row[-1] == "no result: the result that is there is another model's"
     assert made.state(made.listed["main/kv/lpes"]) == "stale"
@@ -264,7 +249,7 @@ def test_five_searches_have_the_mean_and_the_variance_of_their_means(made):
         keep(made, f"searches/kv-{seed}-held-out", scores)
         keep(made, f"searches/kv-{seed}-pi", answers(30, KV_POSITIONS, 0.5, seed + 20))
         means.append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
-    text = Page(made).text()
+    text = results_page(made)
     assert f"mean {statistics.fmean(means):.2f}, variance {statistics.variance(means):.3f}" in text
     assert "beats plain and PI by more than two standard errors: **met** (5 of 5 that were measured)" in text
     assert text.count("beats both by more than two standard errors") == 5
@@ -274,7 +259,7 @@ def test_convergence_is_the_generation_of_the_final_best(made):
     keep(made, "main/kv/plain", answers(10, KV_POSITIONS, 0.4, 1))
     keep_search(made, "searches/kv-1", POINTS)
     keep(made, "searches/kv-1-held-out", answers(10, KV_POSITIONS, 0.9, 2))
-    row = cells(Page(made).text(), "one factor a layer", "## Control points")
+    row = cells(results_page(made), "one factor a layer", "## Control points")
     assert row[-4:] == ["1 of 2", "30", "900", "70.0"]
 
 
@@ -287,7 +272,7 @@ def test_short_contexts_are_held_against_their_bar_at_each_length_and_together(m
             scores = {str(p): [1] * round(20 * share) + [0] * round(20 * (1 - share)) for p in positions}
             right[task, length] = [value for values in scores.values() for value in values]
             keep(made, f"short/{task}-{length}", scores)
-    text = Page(made).text()
+    text = results_page(made)
     over = 100 - 50 / len(plan.SHORT_LENGTHS[MDQA])
     assert "The bar is **met** in the mean over these lengths (100.0), met at every length." in text
     assert f"The bar is **missed** in the mean over these lengths ({over:.1f}), missed at {lengths[-1]} (50.0)" in text
@@ -303,7 +288,7 @@ def test_perplexity_is_the_exponential_of_nats_a_token(made):
     scaled = [[1.0, 1.3, 1.2, 1.3], [1.0, 1.1, 1.0, 1.3], [8.0, 8.1, 8.0, 8.2]]
     for name, nats in (("plain", alone), ("plain-lpes", scaled)):
         keep(made, f"perplexity/{name}", dict(zip(("512", "1024", "2048"), nats, strict=True)), trained_window=700)
-    text = Page(made).text()
+    text = results_page(made)
     row = cells(text, "plain", "## Perplexity")
     for cell, nats in zip(row[1:4], alone, strict=True):
         middle, half = statistics.fmean(nats), 1.96 * statistics.stdev(nats) / 2
@@ -323,15 +308,6 @@ def test_a_fresh_headline_is_held_against_the_kept_intervals(made, tmp_path):
     assert next(line for line in said if line.startswith("plain:")).split(" is ")[1].startswith("within")
     assert next(line for line in said if line.startswith("LPES:")).split(" is ")[1].startswith("OUTSIDE")
     assert "PI, mean of LPES's factors: no result." in said
-
-
-def test_outcomes_survive_the_file():
-    scores = {"0": [1, 0, 1.0], "50": [0.25, 1, 0]}
-    packed = json.loads(json.dumps(store.pack([5, 3, 9], scores)))
-    assert packed["scores"]["0"] == "101"
-    questions, positions, matrix = store.unpack(packed)
-    assert (questions, positions) == (["5", "3", "9"], ["0", "50"])
-    assert matrix.T.tolist() == [list(map(float, values)) for values in scores.values()]
 
 
 # -- where factors come from -------------------------------------------------------------------------------------------
@@ -370,79 +346,64 @@ def test_a_tasks_own_shipped_factors_come_before_the_common_ones(made):
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-class AtOnce:
-    """In place of a pool of processes: does the work when it is handed over."""
+class AtOnce(Executor):
+    """In place of a pool of processes: a stand-in for measuring, at once."""
 
-    def __init__(self, *args):
-        pass
+    measured: ClassVar[list[str]] = []
+
+    def __init__(self, jobs):
+        self.measured.clear()
 
     def submit(self, function, job):
-        from concurrent.futures import Future
-
+        self.measured.append(job.name)
+        result = {"name": job.name, **job.identity(), "seconds": 1.0, "cpu_seconds": 1.0, "chosen": 1.1}
+        result["found"] = {"curve": {"kind": "bezier", "points": POINTS}, "num_layers": LAYERS}
         future = Future()
-        future.set_result(function(job))
+        future.set_result({"error": "RuntimeError: out of paper"} if job.name == "curves/linear" else result)
         return future
 
-    def shutdown(self, **options):
-        pass
+
+def run(made, *names, **options):
+    """Run experiments: which ones were measured, and how many failed."""
+    failed = made.run(made.with_needs(names), 2, lambda line: None, processes=AtOnce, **options)
+    return list(AtOnce.measured), failed
 
 
-@pytest.fixture
-def ran(made, monkeypatch):
-    """``ran(names)`` runs experiments with a stand-in for measuring, and tells which ones were measured."""
-    measured = []
-
-    def carry_out(job):
-        measured.append(job.name)
-        if job.name == "curves/linear":
-            return {"error": "RuntimeError: out of paper"}
-        result = {"name": job.name, **job.identity(), "seconds": 1.0, "cpu_seconds": 1.0, "chosen": 1.1}
-        return {**result, "found": {"curve": {"kind": "bezier", "points": POINTS}, "num_layers": LAYERS}}
-
-    monkeypatch.setattr(bench_module, "_pool", AtOnce)
-    monkeypatch.setattr(measure, "carry_out", carry_out)
-
-    def run(*names, **options):
-        measured.clear()
-        missing = made.run(made.with_needs(names), 2, lambda line: None, **options)
-        return list(measured), missing
-
-    return run
+def test_nothing_is_measured_twice_and_what_is_needed_comes_first(made):
+    assert run(made, "searches/kv-1-held-out") == (["searches/kv-1", "searches/kv-1-held-out"], 0)
+    both = ("searches/kv-1-held-out", "main/kv/uniform")
+    assert run(made, *both) == (["main/kv/uniform-choice", "main/kv/uniform"], 0)
+    made.results = store.Results(made.results.folder)  # as another process finds them
+    assert run(made, *both) == ([], 0)
 
 
-def test_nothing_is_measured_twice_and_what_is_needed_comes_first(made, ran):
-    assert ran("searches/kv-1-held-out") == (["searches/kv-1", "searches/kv-1-held-out"], 0)
-    assert ran("searches/kv-1-held-out", "main/kv/uniform") == (["main/kv/uniform-choice", "main/kv/uniform"], 0)
-    assert made.results.factors_path("searches/kv-1-held-out").exists()
-    assert ran("searches/kv-1-held-out", "main/kv/uniform") == ([], 0)
-
-
-def test_other_sizes_are_measured_anew(made, ran):
-    assert ran("main/kv/plain") == (["main/kv/plain"], 0)
-    sizes = Sizes().changed({"questions": 7, "search.epochs": 2})
+def test_other_sizes_are_measured_anew(made):
+    assert run(made, "main/kv/plain") == (["main/kv/plain"], 0)
+    sizes = plan.resized({"questions": 7, "search.start": 1.2, "gradient.learning_rate": 1})
     made.listed = {one.name: one for one in plan.experiments(sizes)}
-    assert ran("main/kv/plain") == (["main/kv/plain"], 0)
+    assert run(made, "main/kv/plain") == (["main/kv/plain"], 0)
     assert made.results.load("main/kv/plain")["settings"]["questions"] == 7
-    assert ran("main/kv/plain") == ([], 0)
+    assert "--start 1.2 " in made.listed["searches/kv-1"].settings["flags"]
+    assert "--learning_rate 1 " in made.listed["controls/gradient"].settings["flags"]
 
 
-def test_a_failure_stops_what_needs_it_and_nothing_else(made, ran):
-    measured, missing = ran("curves/linear-held-out", "curves/step-held-out")
-    assert measured == ["curves/linear", "curves/step", "curves/step-held-out"]
-    assert missing == 2
-    assert made.results.failure("curves/linear") == "RuntimeError: out of paper"
-    assert made.results.failure("curves/linear-held-out") == "it needs curves/linear, which failed"
-    listed = made.listing(made.with_needs(["curves/linear"]), 1)
-    assert re.search(r"^failed .* curves/linear  \(RuntimeError: out of paper\)$", listed, re.MULTILINE)
-
-
-def test_a_failure_leaves_an_earlier_result_where_it_is(made, ran):
+def test_a_failure_stops_what_needs_it_and_nothing_else_and_leaves_an_earlier_result(made):
     earlier = keep_search(made, "curves/linear", POINTS)
-    made.listed = {one.name: one for one in plan.experiments(Sizes().changed({"search.epochs": 2}))}
+    made.listed = {one.name: one for one in plan.experiments(plan.resized({"search.generations": 2}))}
     assert made.state(made.listed["curves/linear"]) == "stale"
-    assert ran("curves/linear") == (["curves/linear"], 1)
-    assert made.results.load("curves/linear") == earlier
+    measured, failed = run(made, "curves/linear-held-out", "curves/step-held-out")
+    assert measured == ["curves/linear", "curves/step", "curves/step-held-out"]
+    assert failed == 2
     assert made.results.failure("curves/linear") == "RuntimeError: out of paper"
+    assert "curves/linear" in made.results.failure("curves/linear-held-out")
+    assert made.results.load("curves/linear") == json.loads(json.dumps(earlier))
+    listed = made.listing(made.with_needs(["curves/linear-held-out"]), 1)
+    assert re.search(r"^failed .* curves/linear-held-out  \(.*curves/linear.*\)$", listed, re.MULTILINE)
+
+
+def test_nothing_is_begun_when_the_time_is_over(made):
+    assert run(made, "main/kv/plain", minutes=-1) == ([], 0)
+    assert made.state(made.listed["main/kv/plain"]) == "missing"
 
 
 @pytest.mark.parametrize(
@@ -464,9 +425,15 @@ def test_only_the_page_s_own_sizes_and_models_are_kept_with_its_results(flags, f
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--jobs", "0"], "argument --jobs: expected at least 1, not 0"),
-        (["--minutes", "soon"], "argument --minutes: expected a number, not 'soon'"),
-        (["--results", __file__], f"--results {__file__}: is a file; expected a folder"),
+        (["--jobs", "0"], "--jobs: expected at least 1"),
+        (["--minutes", "soon"], "--minutes: expected a number, not 'soon'"),
+        (["--results", __file__], f"--results {__file__}: is a file"),
+        (["--only", "main/xyz"], "--only main/xyz"),
+        (["--set", "question=1"], "--set question: no such size; there are questions, "),
+        (["--set", "questions=abc"], "--set questions=abc: expected a whole number, at least 1"),
+        (["--set", "questions=0"], "--set questions=0: expected a whole number, at least 1"),
+        (["--set", "search.generations=2.5"], "--set search.generations=2.5: expected a whole number"),
+        (["--set", "gradient.learning_rate=fast"], "--set gradient.learning_rate=fast: expected a number"),
     ],
 )
 def test_a_wrong_flag_is_named_before_anything_is_measured(flags, words, capsys):
@@ -478,62 +445,73 @@ def test_a_wrong_flag_is_named_before_anything_is_measured(flags, words, capsys)
     assert words in capsys.readouterr().err
 
 
-def test_nothing_is_begun_when_the_time_is_over(made, ran):
-    assert ran("main/kv/plain", minutes=-1) == ([], 0)
-    assert made.state(made.listed["main/kv/plain"]) == "missing"
+def test_needs_stand_before_who_needs_them_and_every_search_flag_is_one_of_the_command():
+    from search import config
 
-
-def test_an_unknown_size_is_refused():
-    with pytest.raises(UserError, match=r"--set question: no such size; there are questions, .*search\.epochs"):
-        Sizes().changed({"question": 1})
-
-
-@pytest.mark.parametrize(
-    ("size", "value", "expected"),
-    [
-        ("questions", "abc", "whole number, at least 1"),
-        ("questions", 0, "whole number, at least 1"),
-        ("questions", True, "whole number"),
-        ("search.epochs", 2.5, "whole number, at least 0"),
-        ("gradient.learning_rate", "fast", "number, at least 0"),
-    ],
-)
-def test_a_size_of_another_kind_is_refused(size, value, expected):
-    with pytest.raises(UserError, match=f"^--set {size}={value}: expected a {expected}"):
-        Sizes().changed({size: value})
-
-
-def test_sizes_are_changed():
-    sizes = Sizes().changed({"questions": 7, "search.start": 1.2, "gradient.learning_rate": 1})
-    assert (sizes.questions, sizes.search["start"], sizes.gradient["learning_rate"]) == (7, 1.2, 1)
-
-
-def test_every_search_flag_is_one_of_the_command():
-    from search import arguments
-
-    for experiment in plan.experiments(Sizes()):
-        if experiment.kind == "search":
-            args = arguments.parse(shlex.split(experiment.settings["flags"]))
-            assert args.held_out_examples == 0
-
-
-def test_needs_stand_before_who_needs_them():
     seen = set()
-    for experiment in plan.experiments(Sizes()):
-        assert isinstance(experiment, Experiment)
+    for experiment in plan.experiments():
         assert set(experiment.needs) <= seen
         seen.add(experiment.name)
+        if experiment.kind == "search":
+            assert config.parse(shlex.split(experiment.settings["flags"])).held_out_examples == 0
 
 
-def test_the_page_is_what_the_kept_results_give(monkeypatch):
+# -- what is kept, and the pages made of it ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(monkeypatch):
     monkeypatch.chdir(ROOT)
-    made = open_bench(KEPT, "reference", None)
-    assert second_model(made.reference, None) == made.second
-    message = "docs/results.md is not up to date: python -m benchmarks.experiments.page"
-    assert (ROOT / "docs/results.md").read_text() == Page(made).text(), message
+    return open_bench(KEPT, "reference", None)
+
+
+def test_every_result_that_is_kept_is_whole_and_of_today_s_plan(kept):
+    there = [experiment for experiment in kept.listed.values() if kept.state(experiment) != "missing"]
+    assert len(there) > 160
+    for name, experiment in ((one.name, one) for one in there):
+        result = kept.results.load(name)
+        assert kept.state(experiment) == "done", name
+        assert {"command", "date", "versions", "hardware", "seconds", "cpu_seconds"} <= set(result)
+        if "scores" in result:
+            questions, positions, scores = store.unpack(result)
+            assert scores.shape == (len(set(questions)), len(positions))
+
+
+def test_the_documents_say_what_the_kept_results_give(kept, capsys):
+    assert page.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_document_that_says_another_number_is_found(kept, tmp_path):
+    (tmp_path / "docs").mkdir()
+    readme = tmp_path / "README.md"
+    readme.write_text("With it <!-- numbers: ms_poe -->0 %<!-- /numbers -->.\n")
+    texts = page.documents(kept, tmp_path / "docs/results.md", tmp_path)
+    percent = 100 * statistics.fmean(
+        value for values in kept.results.load("main/kv/ms_poe")["scores"].values() for value in map(int, values)
+    )
+    assert f"`skip=2` has {percent:.1f} % and" in texts[readme]
+    assert texts[readme].count("\n") == 1
+    readme.write_text("<!-- numbers: nonsense --><!-- /numbers -->")
+    with pytest.raises(UserError, match="numbers: nonsense"):
+        page.documents(kept, tmp_path / "docs/results.md", tmp_path)
+
+
+def test_what_the_words_around_the_numbers_conclude(kept):
+    """The templates compute what is better; these conclusions they take for granted."""
+    figures = Figures(kept)
+    bezier = figures.over_ga("genetic algorithm from 1, Bézier curve")
+    assert bezier.verdict == "worse"  # "The kind of curve matters most"
+    assert figures.mean("controls/start-1.5-held-out") < figures.mean("main/kv/plain") / 2  # "The start matters"
+    for length in ("kv-25", "kv-40", "kv-44"):  # "At the last position of records the shipped factors lose"
+        assert figures.at(f"transfer/{length}-shipped")[-1] < figures.at(f"transfer/{length}-plain")[-1]
+    uniform = figures.gain("main/mdqa/uniform", "main/mdqa/lpes").mean  # "nearly as well"
+    assert uniform.low < 0 < uniform.high
+    rows = figures.speed("speed")["rows"]
+    assert max(rows, key=lambda name: rows[name]["times"] * name.startswith("no ")) == "no shared prefixes"
+    assert all(rows[gone]["times"] < 1 for gone in ("no past answers as drafts", "logits everywhere"))
 
 
 def test_a_page_needs_a_name_that_its_pictures_can_go_beside(tmp_path, capsys):
-    assert page_main(["--out", str(tmp_path / "page")]) == 2
+    assert page.main(["--out", str(tmp_path / "page")]) == 2
     assert "expected a name such as" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
@@ -113,16 +113,27 @@ class Bench:
         return [experiment for experiment in self.listed.values() if experiment.name in wanted]
 
     def run(
-        self, chosen: Sequence[Experiment], jobs: int, say: Callable[[str], None] = print, minutes: float = math.inf
+        self,
+        chosen: Sequence[Experiment],
+        jobs: int,
+        say: Callable[[str], None] = print,
+        minutes: float = math.inf,
+        processes: Callable[[int], Executor] | None = None,
     ) -> int:
-        """Measure what is not there yet, ``jobs`` at a time; returns how many experiments failed.
+        """Measure what is not there yet; returns how many experiments failed.
 
-        After so many ``minutes`` nothing new is begun, and what was begun is measured to its end.
+        Args:
+            chosen: the experiments, those that others need before them.
+            jobs: how many at a time.
+            say: told of each one that is over.
+            minutes: after so many nothing new is begun, and what was begun is measured to its end.
+            processes: makes a pool of so many.
         """
+        processes = processes or _pool
         waiting, failed = list(chosen), set[str]()
         running: dict[Future[dict[str, Any]], Experiment] = {}
         measure.prepare()
-        pool = _pool(jobs)
+        pool = processes(jobs)
         start = time.perf_counter()
 
         def end(experiment: Experiment, result: Mapping[str, Any] | None) -> None:
@@ -164,7 +175,7 @@ class Bench:
                         end(experiment, future.result())
                     except BrokenProcessPool:
                         end(experiment, {"error": "its process was killed, for want of memory perhaps"})
-                        pool = _pool(jobs)
+                        pool = processes(jobs)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return len(failed)
