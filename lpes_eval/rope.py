@@ -152,7 +152,8 @@ def find_decoder(model: nn.Module) -> Decoder:
     if getattr(text, "alibi", False):
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")
     depths = {getattr(text, "num_hidden_layers", None), getattr(text, "num_layers", None)}
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None  # not the vision tower
+    get_decoder: Any = getattr(model, "get_decoder", lambda: None)
+    decoder = get_decoder()  # not the vision tower
     stacks = (decoder is not None and _stacks(decoder, depths)) or _stacks(model, depths)
     if not stacks:
         raise refuse("no decoder layers with rotary position embeddings were found in it")
@@ -162,7 +163,7 @@ def find_decoder(model: nn.Module) -> Decoder:
 
     own = {h: tuple(found) for h, layer in enumerate(layers) if (found := _rotaries(layer))}
     shared = tuple(module for module in _rotaries(owner) if all(module not in found for found in own.values()))
-    if shared and not any(_takes_position_embeddings(layer) for layer in layers):
+    if shared and not any(_takes(layer, "position_embeddings", among_others=True) for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
     owners = _key_owners(text, len(layers))
     if any(owners[h] == h and _takes_keys(layer) for h, layer in enumerate(layers)):
@@ -217,13 +218,10 @@ def _rotaries(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
 
 
-def _takes(module: nn.Module, name: str) -> bool:
-    return name in inspect.signature(type(module).forward).parameters
-
-
-def _takes_position_embeddings(layer: nn.Module) -> bool:
-    parameters = inspect.signature(type(layer).forward).parameters
-    return "position_embeddings" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+def _takes(module: nn.Module, name: str, among_others: bool = False) -> bool:
+    """Whether a module's forward has an argument of this name, or, ``among_others``, takes any (``**kwargs``)."""
+    parameters = inspect.signature(type(module).forward).parameters
+    return name in parameters or (among_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
 
 
 # -- the factors in force --------------------------------------------------------------------------------------------
@@ -243,24 +241,23 @@ class _LayerFactors:
     def __init__(self, decoder: Decoder, factors: tuple[float, ...], tensor: Tensor | None) -> None:
         self.tensor = tensor
         self._factors = factors
-        self._slots: list[int | None]  # layer -> number of its table; None: the model's own, untouched
-        if tensor is None:
-            own = [factors[h] for h in decoder.factor_layer]
-            distinct = sorted(set(own) - {1.0})  # layers with equal factors share a table
-            self._slots = [distinct.index(factor) if factor != 1.0 else None for factor in own]
-            self._divisors = torch.tensor(distinct, dtype=torch.float32).view(-1, 1, 1)
-        else:
-            self._slots = list(decoder.factor_layer)
-        self._begin()
+        own = [factors[h] for h in decoder.factor_layer]
+        distinct = sorted(set(own))
+        self._divisors = torch.tensor(distinct, dtype=torch.float32).view(-1, 1, 1)
+        # layer -> number of its table: layers with equal factors share one, but not those of a tensor, which may change
+        self._slots = [distinct.index(factor) for factor in own] if tensor is None else list(decoder.factor_layer)
+        self._stamp = _Stamp(factors if tensor is None else None)
 
         around = decoder.module
         self._handles = [
             around.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             around.register_forward_hook(self._note_cache),
         ]
-        if all(slot is None for slot in self._slots):
+        if tensor is None and distinct == [1.0]:
             return
         for rotary in decoder.rotaries:
+            if tensor is None and _same_at_any_length(rotary):
+                self._handles.append(rotary.register_forward_pre_hook(self._divide, with_kwargs=True))
             self._handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
@@ -269,17 +266,11 @@ class _LayerFactors:
                 answer = functools.partial(self._answer, h=h)
                 self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
 
-    def _begin(self) -> None:
-        """What belongs to one model and is not copied with it."""
-        self._caches: WeakSet[Cache] = WeakSet()
-        self._stamp = _Stamp(self._factors if self.tensor is None else None, self._caches)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_caches", "_stamp")}
+        return self.__dict__ | {"_stamp": self._stamp.factors}  # caches belong to one model and not to its copy
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+        self.__dict__.update(state, _stamp=_Stamp(state["_stamp"]))
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -290,28 +281,36 @@ class _LayerFactors:
         """Take all hooks out. Caches filled under these factors refuse to be used from now on."""
         for handle in self._handles:
             handle.remove()
-        for cache in list(self._caches):
+        for cache in list(self._stamp.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
             retire(cache, "under layer factors that were changed or removed since")
 
     # -- rotary tables
 
-    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, plain: Any, h: int | None = None) -> Any:
-        """What a rotary module answers in place of its ``plain`` table: those of all layers, or of its own layer ``h``.
-
-        It is called as ``(x, position_ids)``, by some families with a ``layer_type``.
-        """
-        call = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
-        call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
+    def _divide(self, rotary: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Have a rotary module make the tables of all factors at once, which costs a decoding step no call more."""
+        call = _named(args, kwargs)
         divisors = self._divisors_on(call["x"].device)
-        size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
-        step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
+        if 2 * rotary.inv_freq.numel() * call["position_ids"].numel() * len(divisors) <= BATCHED_LIMIT:
+            call["position_ids"] = _divided(call["position_ids"], divisors)
+        return (), call
+
+    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
+        """What a rotary module answers in place of its own ``output``: all layers' tables, or that of its layer ``h``.
+
+        Where its positions were not divided before, it is called again, for one factor or for all.
+        """
+        call = _named(args, kwargs)
+        divisors = self._divisors_on(call["x"].device)
         made: dict[int, Any] = {}
+        if call["position_ids"].is_floating_point():
+            made = dict(enumerate(_split(output, len(divisors))))
+        size = max(t.numel() for t in (output if isinstance(output, tuple) else (output,)))
+        step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
+        call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
 
         def of(h: int) -> Any:
             slot = self._slots[h]
-            if slot is None:
-                return plain
             if slot not in made:
                 made.clear()  # let the last layer's table go before this one is made
                 first = slot - slot % step
@@ -357,11 +356,11 @@ class _LayerFactors:
 
     def _mark(self, cache: Cache) -> None:
         compiling = torch.compiler.is_compiling()  # then an attribute is all that can be left
-        stamp = self._stamp if self.tensor is None or compiling else _Stamp(self.factors, self._caches)
+        stamp = self._stamp if self.tensor is None or compiling else _Stamp(self.factors, self._stamp.caches)
         if getattr(cache, _ATTRIBUTE, None) is not stamp:
             setattr(cache, _ATTRIBUTE, stamp)
         if not compiling:
-            self._caches.add(cache)
+            self._stamp.caches.add(cache)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -391,7 +390,7 @@ def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tupl
     for name, value in kwargs.items():
         if type(value) in (_Tables, tuple, dict):
             kwargs[name] = _own(value, h)
-    return tuple(_own(value, h) for value in args), kwargs
+    return (args if len(args) == 1 else tuple(_own(value, h) for value in args)), kwargs
 
 
 def _own(value: Any, h: int) -> Any:
@@ -405,22 +404,46 @@ def _own(value: Any, h: int) -> Any:
     return value
 
 
+def _same_at_any_length(rotary: Any) -> bool:
+    """Whether a rotary module's own code may be shown divided positions, because it does not look for the longest."""
+    kind = getattr(rotary, "rope_type", None)
+    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ not in _LENGTH_AWARE
+
+
+_LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
+"""Rotary modules whose forward looks for the longest position, also without what transformers wraps around it."""
+
+
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
     """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
 
     The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
-    must not choose again by the divided one.
+    must not choose again by the divided one; and gradients flow.
     """
-    ids: Tensor = call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
-    scaled = (ids.unsqueeze(-3) / divisors).flatten(-3, -2)  # (..., U * B, T), float32
-    if true_ones_first := type(rotary).__name__ == "PhimoeRotaryEmbedding":  # its own code looks for the longest
-        scaled = torch.cat((ids.float(), scaled), dim=-2)
-    out = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": scaled}))
-    parts = out if isinstance(out, tuple) else (out,)  # (U * B, T, d) each
-    if true_ones_first:
-        parts = tuple(t[ids.shape[-2] :] for t in parts)
-    tables = list(zip(*(t.chunk(len(divisors)) for t in parts), strict=True))
-    return tables if isinstance(out, tuple) else [table for (table,) in tables]
+    ids = call["position_ids"]
+    divided = _divided(ids, divisors)
+    forward = inspect.unwrap(type(rotary).forward)
+    if type(rotary).__name__ not in _LENGTH_AWARE:
+        return _split(forward(rotary, **(call | {"position_ids": divided})), len(divisors))
+    output = forward(rotary, **(call | {"position_ids": torch.cat((ids.float(), divided), dim=-2)}))
+    return _split(tuple(part[ids.shape[-2] :] for part in output), len(divisors))
+
+
+def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
+    return dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+
+
+def _divided(ids: Tensor, divisors: Tensor) -> Tensor:
+    """Positions (B, T), or (3, B, T) where they have several axes, by divisors (U, 1, 1): (..., U * B, T), float32."""
+    return (ids.unsqueeze(-3) / divisors).flatten(-3, -2)
+
+
+def _split(output: Any, number: int) -> list:
+    """The tables of each divisor, from a rotary module's answer for all: (U * B, T, d) tensors, one or a tuple."""
+    if isinstance(output, tuple):
+        return list(zip(*(part.chunk(number) for part in output), strict=True))
+    return list(output.chunk(number))
 
 
 def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
@@ -436,17 +459,18 @@ class _Stamp:
     """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
 
     Each application of factors has one of its own. Compiled code asks whether it is the same object, so that other
-    factors compile nothing anew. A copy of a cache has the same stamp, and is one of ``caches`` too.
+    factors compile nothing anew. A copy of a cache has the same stamp.
+
+    Args:
+        caches: the caches that were filled under one application of factors, and their copies.
     """
 
     def __init__(self, factors: tuple[float, ...] | None, caches: WeakSet[Cache] | None = None) -> None:
         self.factors = factors
-        self._caches = caches if caches is not None else WeakSet()
+        self.caches = caches if caches is not None else WeakSet()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
-        for cache in list(self._caches):
-            if id(cache) in memo:  # this one is being copied
-                self._caches.add(memo[id(cache)])
+        self.caches.update([memo[id(cache)] for cache in self.caches if id(cache) in memo])
         return self
 
     def __reduce__(self) -> tuple:
