@@ -116,9 +116,9 @@ def _by_lm_eval(
     import lm_eval
     from lpes_eval.scoring.positions import position_of
 
-    from lpes_eval.harness import plugin
+    from lpes_eval import methods
 
-    if model not in plugin.MODELS:
+    if model not in methods.names():
         raise UserError(f"there is no model type {model}")
     metadata = {**model_args, **metadata}
     results = lm_eval.simple_evaluate(
@@ -164,7 +164,7 @@ def choose(job: Job) -> dict[str, Any]:
 def _model(pretrained: str) -> Any:
     import logging
 
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return LPES(pretrained=pretrained)
@@ -254,7 +254,7 @@ def perplexity(job: Job) -> dict[str, Any]:
     import lm_eval
 
     from benchmarks.experiments import text
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
 
     lengths, kind = job.settings["lengths"], job.settings["rope"]
     longest = max(lengths)

@@ -32,8 +32,8 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods import attention
 from lpes_eval.methods.attention import Call, Interception
-from lpes_eval.methods.cache import grow_in_place
 from lpes_eval.methods.base import MethodLM, count, one_of, real
+from lpes_eval.methods.cache import grow_in_place
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 

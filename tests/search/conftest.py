@@ -13,7 +13,7 @@ def toy_lm(tmp_path_factory):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
     from lpes_eval.reference import tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")

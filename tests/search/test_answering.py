@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import rope
-from lpes_eval.models.lpes import LPES
+from lpes_eval.methods.lpes import LPES
 from lpes_eval.reference import tokenizer
 from search import answering
 from search.answering import AHEAD, Answerer, reason_against
