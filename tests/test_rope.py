@@ -13,11 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from lpes_eval import rope
+from lpes_eval import methods, rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
-from lpes_eval.peers.buckets import Buckets
-from lpes_eval.peers.ms_poe import MsPoE, Settings
 
 FACTORS = [1.0, 1.3, 1.7, 1.3]
 SIZES = {
@@ -691,9 +689,9 @@ def test_wrong_factors_leave_the_model_as_it_was(model, ids):
     assert torch.equal(logits(model, ids), before)
 
 
-@pytest.mark.parametrize("method", [Buckets, lambda model: MsPoE(model, Settings(skip=1))])
-def test_a_model_with_a_peer_method_in_it_is_refused(model, ids, method):
-    there = method(model)
+@pytest.mark.parametrize("method", ["attention_buckets", "ms_poe"])
+def test_a_model_with_another_method_in_it_is_refused(model, ids, method):
+    there = methods.load(method).apply(model)
     expected = logits(model, ids)
     with pytest.raises(UserError, match=r"^the model has (Ms-PoE|Attention Buckets) in it"):
         lpes_eval.apply(model, FACTORS)

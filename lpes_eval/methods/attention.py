@@ -3,8 +3,8 @@
 Ms-PoE and MoICE need the queries and keys *before* they are rotated. transformers rotates inside each attention module
 and then calls a function by name (its ``AttentionInterface``). An ``Interception`` puts itself between the two:
 
-- the attention module is handed the identity as its rotation (cosine 1, sine 0) and no cache, so that queries and keys
-  leave it un-rotated and the new ones alone;
+- the attention module is handed the identity as its rotation (cosine 1, sine 0) and a cache that keeps nothing, so that
+  queries and keys leave it un-rotated and the new ones alone;
 - its ``config`` is replaced by a copy that names our attention function, while masks are still made for the
   implementation that the model was loaded with (SDPA, flash, eager), which also computes the attention in the end;
 - the method rotates with the family's own ``apply_rotary_pos_emb``, and caches what it wants cached.
@@ -80,6 +80,7 @@ class Call:
         options: what else the layer hands its attention function, such as ``scaling`` or ``sliding_window``.
         function: the attention function of the implementation that the model was loaded with.
         cache: the model's cache, or None.
+        append: the cache's ``update`` with what else the layer tells it, such as its number.
         state: what the method wants to remember about this layer as long as the cache lives; a new dict without one.
     """
 
@@ -94,6 +95,7 @@ class Call:
     options: dict[str, Any]
     function: Callable
     cache: Cache | None
+    append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
     state: dict[str, Any]
 
     @property
@@ -118,7 +120,7 @@ class Call:
         Raises:
             UserError: they have, and the cache is a static one, which has room for as many of one as of the other.
         """
-        if self.cache is None:
+        if self.cache is None or self.append is None:
             return key, value
         layer = self.cache.layers[self.layer] if self.layer < len(self.cache.layers) else None
         if isinstance(layer, StaticLayer) and key.shape[1] != value.shape[1]:
@@ -126,7 +128,7 @@ class Call:
                 f"{self.method.name} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
                 "a static cache has no room; use one that grows (leave out cache_implementation)"
             )
-        return self.cache.update(key, value, self.module.layer_idx)
+        return self.append(key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention by the implementation that the model was loaded with.
@@ -156,6 +158,21 @@ class Call:
         weights = scores.float().softmax(-1).to(value.dtype)
         shared = weights.unflatten(1, (value.shape[1], -1)).flatten(2, 3)  # (B, H_v, H' / H_v, S)
         return torch.matmul(shared, value).flatten(1, 2).unsqueeze(1)
+
+
+class _NoUpdate:
+    """Stands in for the cache inside an attention module: keeps nothing, and hands the new keys and values back."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.append: Callable | None = None
+
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.append = lambda key, value: self.cache.update(key, value, *args, **kwargs)
+        return key, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
 
 
 @contextmanager
@@ -323,7 +340,7 @@ class Interception:
         mask = (kwargs or {}).get("attention_mask")
         self.padding = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
         self._tables: list[Table] = []
-        self._pending: dict[int, tuple[Table, Cache | None] | None] = {}  # None: the attention function was called
+        self._pending: dict[int, tuple[Table, _NoUpdate | None] | None] = {}  # None: the attention function was called
 
     def _finish(self, *_: Any) -> None:
         self._start()
@@ -340,9 +357,12 @@ class Interception:
         table = self._table_of(given["position_embeddings"])
         if self._probe != self._observe:
             given["position_embeddings"] = table.identity()
-        cache = next((value for value in given.values() if isinstance(value, Cache)), None)
-        self._pending[h] = table, cache
-        return (), {name: None if value is cache else value for name, value in given.items()}
+        proxy = None
+        for name, value in given.items():
+            if isinstance(value, Cache):
+                given[name] = proxy = _NoUpdate(value)
+        self._pending[h] = table, proxy
+        return (), given
 
     def _table_of(self, own: tuple[Tensor, Tensor]) -> Table:
         """The rotary call that made what a layer was handed; moved tensors (several devices) are told by content."""
@@ -367,9 +387,10 @@ class Interception:
         if (pending := self._pending[h]) is None:
             raise UnsupportedModel(f"{self._kind}: its layers call the attention function more than once")
         self._pending[h] = None
-        table, cache = pending
+        table, proxy = pending
+        cache, append = (proxy.cache, proxy.append) if proxy is not None else (None, None)
         state = self._state(cache, h) if cache is not None else {}
-        call = Call(self, h, module, query, key, value, table, mask, options, function, cache, state)
+        call = Call(self, h, module, query, key, value, table, mask, options, function, cache, append, state)
         return (self._probe or self.attend)(call), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the methods' model types share: lm-eval's ``hf`` with the shipped model as its default, checks before loading."""
+"""What the model types share: lm-eval's ``hf`` with the shipped model as its default, and checks before loading."""
 
 from __future__ import annotations
 
