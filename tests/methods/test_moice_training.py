@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lpes_eval.peers import moice  # noqa: E402
-from lpes_eval.peers import router as routers  # noqa: E402
-from lpes_eval.peers import train_router as training  # noqa: E402
-from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
-from peer_checks import slow_weights  # noqa: E402
+from lpes_eval.methods import moice  # noqa: E402
+from lpes_eval.methods.moice import router as routers  # noqa: E402
+from lpes_eval.methods.moice import train as training  # noqa: E402
+from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
+from checks import slow_weights  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from lpes_eval import reference  # noqa: E402
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path):
             read(routers.find(path))
         assert "\n" not in str(caught.value)
 
-    refused("no such file.*train_router", tmp_path / "none.safetensors")
+    refused("no such file.*moice.train", tmp_path / "none.safetensors")
     refused("no such file.*router.safetensors", tmp_path)
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not one")
