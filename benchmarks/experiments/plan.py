@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.experiments.sources import Chosen, Found, HalfOf, MeanOf, Moved, Shipped, Source
-from lpes_eval.errors import UserError
 from lpes_eval import methods
+from lpes_eval.errors import UserError
 
 KV, MDQA = "kv_retrieval", "mdqa_pos"
 SHORT = {KV: "kv", MDQA: "mdqa"}
