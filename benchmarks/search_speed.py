@@ -35,7 +35,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, whole
 from lpes_eval.harness.plugin import tasks_folder
-from lpes_eval.models.lpes import LPES
+from lpes_eval.methods.lpes import LPES
 from search.evaluator import Evaluator
 from search.identity import packages
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig

@@ -4,10 +4,12 @@
   an ordinary and after an editable install;
 - the folder ``tasks`` inside the installed package, as ``lpes_eval/tasks``. (``package_dir`` could say so too, but then
   an editable install imports a finder and ``pathlib`` at every start of Python, 10 ms that nobody asked for.)
+- the entry points ``lm_eval.models``, one for each method in ``lpes_eval/methods``.
 """
 
 import base64
 import hashlib
+import importlib.util
 import os
 import zipfile
 from pathlib import Path
@@ -48,12 +50,28 @@ def _hook():
     return {"lpes_eval.pth": PTH.encode(), "_lpes_eval_hook.py": (HERE / "_lpes_eval_hook.py").read_bytes()}
 
 
+def _entry_points():
+    """The methods' model types; ``lpes_eval.methods`` itself needs the standard library alone."""
+    home = HERE.parent / "lpes_eval" / "methods" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("methods", home, submodule_search_locations=[str(home.parent)])
+    methods = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(methods)
+    lines = [f"{name} = {methods.target(name)}" for name in methods.names()]
+    return ("\n[lm_eval.models]\n" + "\n".join(lines) + "\n").encode()
+
+
 def _add(wheel, added):
     part = wheel.with_suffix(".part")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new:
-        for item in old.infolist():
+        changed = {}
+        for item in sorted(old.infolist(), key=lambda item: item.filename.endswith("/RECORD")):  # RECORD last
             data = old.read(item)
+            if item.filename.endswith(".dist-info/entry_points.txt"):
+                changed[item.filename] = data = data + _entry_points()
             if item.filename.endswith(".dist-info/RECORD"):
+                lines = data.decode().splitlines(keepends=True)
+                lines = [line for line in lines if line.split(",")[0] not in changed]
+                data = "".join([*lines, *(_record(name, content) for name, content in changed.items())]).encode()
                 data += "".join(_record(name, content) for name, content in added.items()).encode()
             new.writestr(item, data)
         for name, content in added.items():

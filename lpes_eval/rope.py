@@ -1,13 +1,13 @@
 """Layer factors inside a transformers model: layer h rotates queries and keys at position ``i / s_h`` (Eq. 2).
 
 transformers computes one rotary table a forward, the cosines and sines of all positions' angles, and hands it to every
-layer. Three kinds of hooks change that, and no weight:
+layer. Three kinds of hooks change that, and no weight is touched:
 
-1. after the rotary module: it answers with a table for each layer, which the model's own code makes from positions that
-   are divided by the layer's factor. So the model's own frequencies (default, linear, dynamic NTK, yarn, llama3,
-   longrope; one set for each kind of attention where there are several), its scaling and its layout stay as they are.
-2. before each decoder layer: it takes its own table.
-3. around the decoder: a key-value cache that was filled under other factors is refused, for its keys are rotated.
+1. After the rotary module: it answers with a table for each layer, which the model's own code makes from positions
+   divided by the layer's factor. So the model's own frequencies (default, linear, dynamic NTK, yarn, llama3, longrope;
+   one set for each kind of attention where there are several), its scaling and its layout stay as they are.
+2. Before each decoder layer: it takes its own table.
+3. Around the decoder: a key-value cache filled under other factors is refused, because its keys are rotated already.
 
     >>> apply(model, [1.0, 1.2, 1.5, 1.3])
     >>> model.generate(**inputs)
@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-import torch._dynamo  # transformers' models have imported it
+import torch._dynamo  # which every model of transformers imports anyway
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
@@ -70,37 +70,37 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     decoder = find_decoder(model)
     if (method := method_in(model)) is not None:
         raise UserError(f"the model has {method} in it, which rotates queries and keys its own way; detach it first")
-    live = factors if isinstance(factors, Tensor) else None
-    if live is not None and live.dim() != 1:
-        raise FactorsError(f"factors: a tensor of shape {tuple(live.shape)}; expected one number a layer")
-    parsed = parse(factors if live is None else live.tolist())
+    tensor = factors if isinstance(factors, Tensor) else None
+    if tensor is not None and tensor.dim() != 1:
+        raise FactorsError(f"factors: a tensor of shape {tuple(tensor.shape)}; expected one number a layer")
+    parsed = parse(factors if tensor is None else tensor.tolist())
     try:
         values = tuple(parsed.per_layer(len(decoder.layers)))
     except FactorsError as error:
         raise FactorsError(f"{factors}: {error}" if isinstance(factors, str | Path) else str(error)) from None
     previous = decoder.module.__dict__.get(_ATTRIBUTE)
     if previous is not None:
-        if previous.factors == values and previous.live is live:
+        if previous.factors == values and previous.tensor is tensor:
             return
         previous.detach()
-    _have_compiled_code_see_hooks()
-    decoder.module.__dict__[_ATTRIBUTE] = _LayerFactors(decoder, values, live)
+    if torch._dynamo.config.skip_nnmodule_hook_guards:
+        # By default torch.compile does not look whether a model has got hooks since, and would go on without factors.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch._dynamo.reset()
+    decoder.module.__dict__[_ATTRIBUTE] = _LayerFactors(decoder, values, tensor)
 
 
 def remove(model: nn.Module) -> None:
     """Undo ``apply`` exactly: no hook, attribute or changed number is left. Without applied factors, do nothing."""
     for module in model.modules():
-        if (rope := module.__dict__.get(_ATTRIBUTE)) is not None:
-            rope.detach()
-            del module.__dict__[_ATTRIBUTE]
+        if (layer_factors := module.__dict__.pop(_ATTRIBUTE, None)) is not None:
+            layer_factors.detach()
 
 
 def applied(model: nn.Module) -> list[float] | None:
     """The factors now in force, one a layer, or None."""
-    for module in model.modules():
-        if (rope := module.__dict__.get(_ATTRIBUTE)) is not None:
-            return list(rope.factors)
-    return None
+    found = (module.__dict__[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in module.__dict__)
+    return next((list(layer_factors.factors) for layer_factors in found), None)
 
 
 def method_in(model: nn.Module) -> str | None:
@@ -161,16 +161,14 @@ def find_decoder(model: nn.Module) -> Decoder:
     if len(set(layers)) != len(layers):
         raise refuse("it runs the same layer at several depths, so a layer has no depth of its own")
 
-    inside: dict[int, tuple[nn.Module, ...]] = {h: tuple(_rotaries(layer)) for h, layer in enumerate(layers)}
-    inside = {h: found for h, found in inside.items() if found}
-    nested = {id(module) for found in inside.values() for module in found}
-    shared = tuple(module for module in _rotaries(owner) if id(module) not in nested)
-    if shared and not any(_takes_position_embeddings(layer) for layer in layers):
+    own = {h: tuple(found) for h, layer in enumerate(layers) if (found := _rotaries(layer))}
+    shared = tuple(module for module in _rotaries(owner) if all(module not in found for found in own.values()))
+    if shared and not any(_takes(layer, "position_embeddings", among_others=True) for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
     owners = _key_owners(text, len(layers))
     if any(owners[h] == h and _takes_keys(layer) for h, layer in enumerate(layers)):
         raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
-    return Decoder(owner, tuple(layers), shared, inside, owners)
+    return Decoder(owner, tuple(layers), shared, own, owners)
 
 
 _WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
@@ -220,98 +218,101 @@ def _rotaries(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
 
 
-def _takes(module: nn.Module, name: str) -> bool:
-    return name in inspect.signature(type(module).forward).parameters
-
-
-def _takes_position_embeddings(layer: nn.Module) -> bool:
-    parameters = inspect.signature(type(layer).forward).parameters
-    return "position_embeddings" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+def _takes(module: nn.Module, name: str, among_others: bool = False) -> bool:
+    """Whether a module's forward has an argument of this name, or, ``among_others``, takes any (``**kwargs``)."""
+    parameters = inspect.signature(type(module).forward).parameters
+    return name in parameters or (among_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
 
 
 # -- the factors in force --------------------------------------------------------------------------------------------
 
 
 class _LayerFactors:
-    """One set of factors in one decoder, and the hooks that put it there.
+    """One set of factors in one decoder: its hooks, and the caches filled under it.
 
-    It refers to no module, and its hooks are methods and partial functions, not closures: a copy of the model, or of
-    one layer, and a saved model take along what is theirs.
+    It refers to no module, and its hooks are methods and partial functions, not closures. So a copied or saved model,
+    or a copy of one layer, takes along what is its own.
+
+    Args:
+        factors: one a layer.
+        tensor: the same as a tensor, if they were given as one: its values may change, and gradients flow.
     """
 
-    def __init__(self, decoder: Decoder, factors: tuple[float, ...], live: Tensor | None) -> None:
-        self.live = live  # factors that are a tensor: its values may change, and gradients flow
+    def __init__(self, decoder: Decoder, factors: tuple[float, ...], tensor: Tensor | None) -> None:
+        self.tensor = tensor
         self._factors = factors
-        # Layers with equal factors share a table; None is the model's own, for a factor of 1.
-        self.distinct = list(factors) if live is not None else sorted(set(factors) - {1.0})
-        self.slots: list[int | None] = list(decoder.factor_layer)
-        if live is None:
-            used = (factors[h] for h in decoder.factor_layer)
-            self.slots = [self.distinct.index(s) if s != 1.0 else None for s in used]
-        self._divisors = torch.tensor(self.distinct, dtype=torch.float32)
-        self._begin()
+        own = [factors[h] for h in decoder.factor_layer]
+        distinct = sorted(set(own))
+        self._divisors = torch.tensor(distinct, dtype=torch.float32).view(-1, 1, 1)
+        # layer -> number of its table: layers with equal factors share one, but not those of a tensor, which may change
+        self._slots = [distinct.index(factor) for factor in own] if tensor is None else list(decoder.factor_layer)
+        self._stamp = _Stamp(factors if tensor is None else None)
 
         around = decoder.module
-        self.handles = [
+        self._handles = [
             around.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             around.register_forward_hook(self._note_cache),
         ]
-        if not self.distinct:
+        if tensor is None and distinct == [1.0]:
             return
         for rotary in decoder.rotaries:
-            self.handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
+            if tensor is None and _same_at_any_length(rotary):
+                self._handles.append(rotary.register_forward_pre_hook(self._divide, with_kwargs=True))
+            self._handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
-            self.handles.append(layer.register_forward_pre_hook(take, with_kwargs=True))
+            self._handles.append(layer.register_forward_pre_hook(take, with_kwargs=True))
             for rotary in decoder.own.get(h, ()):
                 answer = functools.partial(self._answer, h=h)
-                self.handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
-
-    def _begin(self) -> None:
-        """What belongs to one model and is not copied with it."""
-        self.caches: WeakSet[Cache] = WeakSet()  # those that hold keys rotated under these factors
-        self.stamp = _Stamp(self._factors if self.live is None else None, self.caches)
+                self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("caches", "stamp")}
+        return self.__dict__ | {"_stamp": self._stamp.factors}  # caches belong to one model and not to its copy
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+        self.__dict__.update(state, _stamp=_Stamp(state["_stamp"]))
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
-        return self._factors if self.live is None else tuple(self.live.tolist())
+        return self._factors if self.tensor is None else tuple(self.tensor.tolist())
 
     def detach(self) -> None:
-        """Take all hooks out; caches that were filled under these factors refuse to be used from now on."""
-        for handle in self.handles:
+        """Take all hooks out. Caches filled under these factors refuse to be used from now on."""
+        for handle in self._handles:
             handle.remove()
-        for cache in list(self.caches):
+        for cache in list(self._stamp.caches):
             cache.__dict__.pop(_ATTRIBUTE, None)
             retire(cache, "under layer factors that were changed or removed since")
 
     # -- rotary tables
 
-    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, plain: Any, h: int | None = None) -> Any:
-        """What a rotary module answers instead of ``plain``: all layers' tables, or that of layer ``h`` which owns it.
-
-        Its call is ``(x, position_ids)``, in some families with a ``layer_type``; of ``x`` it uses dtype and device.
-        """
-        call = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
-        call["x"] = call["x"].new_empty(1)  # the call is kept until the last layer, the hidden states need not be
+    def _divide(self, rotary: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Have a rotary module make the tables of all factors at once, which costs a decoding step no call more."""
+        call = _named(args, kwargs)
         divisors = self._divisors_on(call["x"].device)
-        size = max(t.numel() for t in (plain if isinstance(plain, tuple) else (plain,)))
-        step = len(divisors) if len(divisors) * size <= BATCHED_LIMIT else 1
+        if 2 * rotary.inv_freq.numel() * call["position_ids"].numel() * len(divisors) <= BATCHED_LIMIT:
+            call["position_ids"] = _divided(call["position_ids"], divisors)
+        return (), call
+
+    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
+        """What a rotary module answers in place of its own ``output``: all layers' tables, or that of its layer ``h``.
+
+        Where its positions were not divided before, it is called again, for one factor or for all.
+        """
+        call = _named(args, kwargs)
+        divisors = self._divisors_on(call["x"].device)
         made: dict[int, Any] = {}
+        if call["position_ids"].is_floating_point():
+            made = dict(enumerate(_split(output, len(divisors))))
+        size = max(t.numel() for t in (output if isinstance(output, tuple) else (output,)))
+        step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
+        call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
 
         def of(h: int) -> Any:
-            slot = self.slots[h]
-            if slot is None:
-                return plain
+            slot = self._slots[h]
             if slot not in made:
-                made.clear()  # let the other layer's table go before this one is made
+                made.clear()  # let the last layer's table go before this one is made
                 first = slot - slot % step
                 made.update(enumerate(_tables(rotary, call, divisors[first : first + step]), first))
             return made[slot]
@@ -319,71 +320,47 @@ class _LayerFactors:
         return _Tables(of) if h is None else of(h)
 
     def _divisors_on(self, device: torch.device) -> Tensor:
-        """The distinct factors, (U,), float32; kept on the device that was asked for last."""
-        if self.live is not None:
-            return self.live.to(device, torch.float32)
+        """The distinct factors, (U, 1, 1), float32; kept on the device that was asked for last."""
+        if self.tensor is not None:
+            return self.tensor.to(device, torch.float32).view(-1, 1, 1)
         divisors = self._divisors
         if divisors.device != device:
             divisors = self._divisors = divisors.to(device)
         return divisors
 
-    # -- caches: keys in them are rotated already
+    # -- caches
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Refuse a cache that was filled under other factors."""
-        cache = _cache_in((*args, *kwargs.values()))
+        """Refuse a cache that was filled under other factors, as far as can be told; else stamp it."""
+        cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
         if cache is None:
             return
-        if not self._knows(getattr(cache, _ATTRIBUTE, None)) and (held := held_in(cache)) > 0:
-            raise CacheError(
-                f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors now "
-                "in force; start with an empty cache"
-            )
+        stamp = getattr(cache, _ATTRIBUTE, None)
+        if stamp is not self._stamp:
+            # compiled code does not know a tensor's values
+            unknown = stamp is not None and self.tensor is not None and torch.compiler.is_compiling()
+            same = unknown or (stamp is not None and stamp.factors == self.factors)
+            if not same and (held := held_in(cache)) > 0:
+                raise CacheError(
+                    f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors "
+                    "now in force; start with an empty cache"
+                )
         self._mark(cache)
 
     def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
-        """Remember the cache that a forward has made."""
-        cache = _cache_in(output) if isinstance(output, tuple) else getattr(output, "past_key_values", None)
-        if isinstance(cache, Cache):
-            self._mark(cache)
-
-    def _knows(self, stamp: _Stamp | None) -> bool:
-        """Whether a cache with this stamp on it was filled under the factors now in force, as far as can be told."""
-        if stamp is None or stamp is self.stamp:
-            return stamp is not None
-        if self.live is not None and torch.compiler.is_compiling():  # a tensor's values are not known there
-            return True
-        return stamp.factors == self.factors
+        """Stamp the cache that a forward has made."""
+        found = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
+        for cache in found:
+            if isinstance(cache, Cache) and getattr(cache, _ATTRIBUTE, None) is not self._stamp:
+                self._mark(cache)
 
     def _mark(self, cache: Cache) -> None:
-        """Note that the cache's keys are rotated under these factors."""
         compiling = torch.compiler.is_compiling()  # then an attribute is all that can be left
-        stamp = self.stamp if self.live is None or compiling else _Stamp(self.factors, self.caches)
+        stamp = self._stamp if self.tensor is None or compiling else _Stamp(self.factors, self._stamp.caches)
         if getattr(cache, _ATTRIBUTE, None) is not stamp:
             setattr(cache, _ATTRIBUTE, stamp)
         if not compiling:
-            self.caches.add(cache)
-
-
-class _Stamp:
-    """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
-
-    Each application of factors has one of its own. Compiled code asks whether it is the same object, so that other
-    factors compile nothing anew. A copy of a cache has its stamp, and is known to the same model.
-    """
-
-    def __init__(self, factors: tuple[float, ...] | None, caches: WeakSet[Cache] | None = None) -> None:
-        self.factors = factors
-        self.caches = caches if caches is not None else WeakSet()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
-        for cache in list(self.caches):
-            if id(cache) in memo:  # it is being copied
-                self.caches.add(memo[id(cache)])
-        return self
-
-    def __reduce__(self) -> tuple:
-        return _Stamp, (self.factors,)
+            self._stamp.caches.add(cache)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -392,9 +369,9 @@ class _Stamp:
 class _Tables:
     """What a rotary module answers in one forward: for every layer a (cos, sin) tuple or a complex rotation.
 
-    Some models cut cosines and sines before their layers see them (Gemma 4), which is then done for each layer.
+    Some models cut cosines and sines before their layers see them (Gemma 4); that is then done for each layer.
 
-    Attributes:
+    Args:
         of: layer number -> its table, in the form in which the model's own rotary module gives it.
     """
 
@@ -410,39 +387,63 @@ class _Tables:
 
 def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of layer ``h`` with its own tables in them."""
-    return tuple(_own(value, h) for value in args), {name: _own(value, h) for name, value in kwargs.items()}
+    for name, value in kwargs.items():
+        if type(value) in (_Tables, tuple, dict):
+            kwargs[name] = _own(value, h)
+    return (args if len(args) == 1 else tuple(_own(value, h) for value in args)), kwargs
 
 
 def _own(value: Any, h: int) -> Any:
-    if isinstance(value, _Tables):
+    """The table of layer ``h`` in place of all layers', also in a tuple or a dict; any other value as it is."""
+    if type(value) is _Tables:
         return value.of(h)
-    if type(value) is tuple and any(isinstance(v, _Tables) for v in value):
+    if type(value) is tuple and any(type(v) is _Tables for v in value):
         return tuple(_own(v, h) for v in value)
     if type(value) is dict and any(_own(v, h) is not v for v in value.values()):
         return {name: _own(v, h) for name, v in value.items()}
     return value
 
 
+def _same_at_any_length(rotary: Any) -> bool:
+    """Whether a rotary module's own code may be shown divided positions, because it does not look for the longest."""
+    kind = getattr(rotary, "rope_type", None)
+    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ not in _LENGTH_AWARE
+
+
 _LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
-"""Rotary modules whose own code looks at the longest position: it is shown the true ones as well."""
+"""Rotary modules whose forward looks for the longest position, also without what transformers wraps around it."""
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
-    """One table for each of the divisors (U,), from one call of the model's own code.
+    """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
 
     The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
-    must not choose again by the divided one.
+    must not choose again by the divided one; and gradients flow.
     """
-    ids: Tensor = call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
-    scaled = (ids.unsqueeze(-3) / divisors[:, None, None]).flatten(-3, -2)  # (..., U * B, T), float32
-    if length_aware := type(rotary).__name__ in _LENGTH_AWARE:
-        scaled = torch.cat((ids.float(), scaled), dim=-2)
-    out = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": scaled}))
-    parts = out if isinstance(out, tuple) else (out,)
-    if length_aware:
-        parts = tuple(t[ids.shape[-2] :] for t in parts)
-    tables = list(zip(*(t.chunk(len(divisors)) for t in parts), strict=True))  # (B, T, d) each
-    return tables if isinstance(out, tuple) else [table for (table,) in tables]
+    ids = call["position_ids"]
+    divided = _divided(ids, divisors)
+    forward = inspect.unwrap(type(rotary).forward)
+    if type(rotary).__name__ not in _LENGTH_AWARE:
+        return _split(forward(rotary, **(call | {"position_ids": divided})), len(divisors))
+    output = forward(rotary, **(call | {"position_ids": torch.cat((ids.float(), divided), dim=-2)}))
+    return _split(tuple(part[ids.shape[-2] :] for part in output), len(divisors))
+
+
+def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
+    return dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+
+
+def _divided(ids: Tensor, divisors: Tensor) -> Tensor:
+    """Positions (B, T), or (3, B, T) where they have several axes, by divisors (U, 1, 1): (..., U * B, T), float32."""
+    return (ids.unsqueeze(-3) / divisors).flatten(-3, -2)
+
+
+def _split(output: Any, number: int) -> list:
+    """The tables of each divisor, from a rotary module's answer for all: (U * B, T, d) tensors, one or a tuple."""
+    if isinstance(output, tuple):
+        return list(zip(*(part.chunk(number) for part in output), strict=True))
+    return list(output.chunk(number))
 
 
 def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
@@ -451,18 +452,29 @@ def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
     return forward, tuple(inspect.signature(forward).parameters)[1:]
 
 
-def _have_compiled_code_see_hooks() -> None:
-    """Unless told, ``torch.compile`` takes a model with hooks for the same one without, and goes on without factors."""
-    if torch._dynamo.config.skip_nnmodule_hook_guards:
-        torch._dynamo.config.skip_nnmodule_hook_guards = False
-        torch._dynamo.reset()  # what was compiled before does not look
+# -- caches: keys in them are rotated already ------------------------------------------------------------------------
 
 
-# -- caches ----------------------------------------------------------------------------------------------------------
+class _Stamp:
+    """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
 
+    Each application of factors has one of its own. Compiled code asks whether it is the same object, so that other
+    factors compile nothing anew. A copy of a cache has the same stamp.
 
-def _cache_in(values: tuple) -> Cache | None:
-    return next((value for value in values if isinstance(value, Cache)), None)
+    Args:
+        caches: the caches that were filled under one application of factors, and their copies.
+    """
+
+    def __init__(self, factors: tuple[float, ...] | None, caches: WeakSet[Cache] | None = None) -> None:
+        self.factors = factors
+        self.caches = caches if caches is not None else WeakSet()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
+        self.caches.update([memo[id(cache)] for cache in self.caches if id(cache) in memo])
+        return self
+
+    def __reduce__(self) -> tuple:
+        return _Stamp, (self.factors,)
 
 
 def held_in(cache: Cache) -> int:

@@ -27,6 +27,8 @@ from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
 from search.early_stopping import Race
+from search.engines.exact import ExactEngine
+from search.engines.harness import HarnessEngine
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
@@ -289,7 +291,7 @@ class Evaluator:
             "requests_sha256": identity.sha256([asked, [objective.docs for objective in self.objectives]]),
             "reading": identity.reading(self.lm),
             "model": identity.fingerprint(self.lm.model),
-            "code_sha256": identity.code(type(self.lm), type(self), type(self.engine)),
+            "code_sha256": identity.code(type(self.lm), type(self), ExactEngine, HarnessEngine),
         }
 
     def _describe(self) -> str:

@@ -208,7 +208,7 @@ def load(args: argparse.Namespace) -> Search:
 
 def load_model(args: argparse.Namespace) -> Any:
     """The ``lpes`` model, as lm-eval would make it."""
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
 
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise UserError(

@@ -17,6 +17,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.tasks.manager import Kind
 
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError
@@ -229,7 +230,7 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
                 f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
             ) from None
     matching = manager.match_tasks([name])
-    matching = [match for match in matching if match in manager.all_subtasks] or matching
+    matching = [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)] or matching
     if not matching:
         near = difflib.get_close_matches(name, manager.all_tasks, n=5)
         near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]

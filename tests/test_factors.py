@@ -84,7 +84,7 @@ BAD: dict[str, tuple[object, str]] = {
     "a curve without points": (with_(factors=..., curve={"kind": "bezier"}), "'points'"),
     "an unknown curve": (curved(kind="spline"), "'spline'"),
     "an unknown field in a curve": (curved(degree=3), "'degree'"),
-    "one control point": (curved(points=[[0, 1.0]]), "at least 2"),
+    "one control point": (curved(points=[[0, 1.0]]), "expected 2 to 12"),
     "a control point of three": (curved(points=[[0, 1.0, 2], [1, 1]]), "points[0]"),
     "x that does not rise": (curved(points=[[0, 1.0], [2, 1.1], [2, 1.2]]), "points[2]"),
     "x below zero": (curved(points=[[-1, 1.0], [2, 1.1]]), "points[0]"),

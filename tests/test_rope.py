@@ -13,11 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from lpes_eval import rope
+from lpes_eval import methods, rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
-from lpes_eval.peers.buckets import Buckets
-from lpes_eval.peers.ms_poe import MsPoE, Settings
 
 FACTORS = [1.0, 1.3, 1.7, 1.3]
 SIZES = {
@@ -149,6 +147,10 @@ def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options,
     lpes_eval.remove(first)
     assert torch.equal(logits(first, ids), plain)
     assert torch.equal(logits(second, ids), expected)
+
+
+def halve(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 2
 
 
 def test_a_copy_rotates_by_its_own_frequencies_and_refuses_its_own_caches(model, ids):
@@ -287,70 +289,39 @@ def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch
     assert torch.equal(logits(model, ids), batched)
 
 
-def computed_each_time(monkeypatch, run):
-    with monkeypatch.context() as patch:
-        patch.setattr(rope._Kept, "tables", lambda self, call: None)
-        return run()
-
-
-def test_a_forward_computes_all_tables_in_one_call(model, ids, monkeypatch):
-    calls = []
-    original, names = rope.own_forward(type(model.model.rotary_emb))
+def counted_calls(rotary, monkeypatch):
+    """The shapes of the positions that a rotary module's own code is called with."""
+    calls, original = [], inspect.unwrap(type(rotary).forward)
 
     def counted(self, x, position_ids):
         calls.append(tuple(position_ids.shape))
         return original(self, x, position_ids)
 
-    monkeypatch.setattr(rope, "own_forward", lambda _: (counted, names))
+    monkeypatch.setattr(type(rotary), "forward", counted)
+    return calls
+
+
+@pytest.mark.parametrize("length", [1, 40])
+def test_a_forward_computes_all_tables_in_one_call(model, ids, length, monkeypatch):
     lpes_eval.apply(model, FACTORS)
-    computed_each_time(monkeypatch, lambda: logits(model, ids[:, :1]))
-    assert calls == [(2, 1)]  # the two distinct factors other than 1
-    for length in (1, 40, 3):
-        logits(model, ids[:, :length])
-    assert calls == [(2, 1), (2, 256)]  # once more, for all positions up to 256
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["default", "llama3"])
-def test_tables_that_are_kept_are_those_that_would_be_computed(monkeypatch, dtype, kind):
-    """To the bit; at lengths beside those that processors like, growing, and in another dtype."""
-    llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    parameters = {"rope_type": kind, "rope_theta": 10_000.0} | (llama3 if kind == "llama3" else {})
-    rotary = llama(rope_parameters=parameters).to(dtype).model.rotary_emb
-    model = llama(rope_parameters=parameters)
-    model.model.rotary_emb = rotary
-    lpes_eval.apply(model, [1.0, 1.3, 1.7, 1.31])
-    x = torch.zeros(1, 1, 64, dtype=dtype)
-    for first, length in [(0, 1), (0, 7), (3, 1), (255, 1), (250, 9), (0, 1000), (1999, 1), (17, 300)]:
-        ids = torch.arange(first, first + length)[None]
-        kept = rotary(x, ids)
-        fresh = computed_each_time(monkeypatch, lambda ids=ids: rotary(x, ids))
-        for h in range(4):
-            for a, b in zip(kept.of(h), fresh.of(h), strict=True):
-                assert a.shape == b.shape
-                assert a.dtype == b.dtype == dtype
-                assert torch.equal(a, b)
+    calls = counted_calls(model.model.rotary_emb, monkeypatch)
+    logits(model, ids[:1, :length])
+    assert calls == [(1, length), (2, length)]  # the model's own table, and the two distinct factors other than 1
 
 
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
-def test_positions_in_another_order_get_tables_of_their_own(model, monkeypatch, positions):
-    lpes_eval.apply(model, FACTORS)
+def test_positions_in_any_order_are_divided_one_by_one(model, positions):
+    """Against transformers' own linear interpolation."""
+    linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.5, "rope_theta": 10_000.0})
+    linear.load_state_dict(model.state_dict())
+    lpes_eval.apply(model, 1.5)
     ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
-    logits(model, ids)  # tables are kept now
-    expected = computed_each_time(monkeypatch, lambda: logits(model, ids, position_ids=positions))
-    assert torch.equal(logits(model, ids, position_ids=positions), expected)
-
-
-def test_kept_tables_follow_the_model_into_another_dtype_and_to_other_frequencies(model, ids, monkeypatch):
-    lpes_eval.apply(model, FACTORS)
-    for change in (lambda: None, lambda: model.bfloat16(), lambda: model.float(), lambda: halve(model)):
-        change()
-        expected = computed_each_time(monkeypatch, lambda: logits(model, ids[:1]))
-        assert torch.equal(logits(model, ids[:1]), expected)
+    expected = logits(linear, ids, position_ids=positions)
+    assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["inv_freq", "inv_freq.data", "attention_scaling"])
-def test_kept_tables_see_what_changes_in_place(ids, change):
+def test_what_changes_in_place_in_the_rotary_module_counts(ids, change):
     yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 64}
     model = llama(rope_parameters=yarn)
     lpes_eval.apply(model, FACTORS)
@@ -367,62 +338,18 @@ def test_kept_tables_see_what_changes_in_place(ids, change):
     assert torch.equal(logits(model, ids[:1]), changed)
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype", "decoding"),
-    [
-        ("llama", torch.bfloat16, []),
-        ("olmo2", torch.bfloat16, []),  # its tables are float32 whatever is asked for
-        ("deepseek_v2", torch.float32, [1] * 5),  # complex tables are computed, a row a step, and not kept
-        ("llama4_text", torch.float32, [1] * 5),
-    ],
-)
-def test_a_decoding_step_computes_no_more_than_its_row(family, dtype, decoding, monkeypatch):
-    model, lengths, compute = tiny_model(tiny_config(family)).to(dtype), [], rope._compute
-
-    def counted(rotary, forward, call, *args):
-        lengths.append(call["position_ids"].shape[-1])
-        return compute(rotary, forward, call, *args)
-
-    monkeypatch.setattr(rope, "_compute", counted)
-    lpes_eval.apply(model, [1.1, 1.3, 1.7, 1.5])
-    tokens = torch.arange(3, 15)[None]
-    with torch.no_grad():
-        cache = model(tokens, use_cache=True).past_key_values
-        lengths.clear()
-        for _ in range(5):
-            model(tokens[:, :1], past_key_values=cache)
-    assert lengths == decoding
-
-
 def test_no_positions_have_empty_tables(model):
     lpes_eval.apply(model, FACTORS)
     tables = model.model.rotary_emb(torch.zeros(1, 0, 64), torch.zeros(1, 0, dtype=torch.long))
     assert [part.shape for part in tables.of(1)] == [(1, 0, 16)] * 2
 
 
-def halve(model):
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 2
-
-
-def test_tables_kept_from_inference_mode_serve_training(model, ids):
+def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
     lpes_eval.apply(model, FACTORS)
     with torch.inference_mode():
         model(ids[:1])
     model(ids[:1]).logits.sum().backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
-
-
-def test_what_would_take_much_memory_is_not_kept(model, ids, monkeypatch):
-    lpes_eval.apply(model, FACTORS)
-    expected = logits(model, ids[:1])
-    lpes_eval.remove(model)
-    made = []
-    monkeypatch.setattr(rope, "BATCHED_LIMIT", 2 * 2 * 256 * 16 - 1)  # a number less than two factors' first tables
-    make = rope._Kept._make
-    monkeypatch.setattr(rope._Kept, "_make", lambda *args: made.append(make(*args)) or made[-1])
-    lpes_eval.apply(model, FACTORS)
-    assert torch.equal(logits(model, ids[:1]), expected)
-    assert made == [False]
 
 
 def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatch):
@@ -431,20 +358,20 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatc
     lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
     monkeypatch.setattr(rope, "BATCHED_LIMIT", 1000)
     alive, peak = set(), 0
-    compute = rope._compute
+    rotary = model.model.rotary_emb
+    original = inspect.unwrap(type(rotary).forward)
 
-    def watched(*args):
+    def watched(self, x, position_ids):
         nonlocal peak
-        tables = compute(*args)
-        for cos, _ in tables:
-            alive.add(id(cos))
-            torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
+        cos, sin = original(self, x, position_ids)
+        alive.add(id(cos))
+        torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
         peak = max(peak, len(alive))
-        return tables
+        return cos, sin
 
-    monkeypatch.setattr(rope, "_compute", watched)
+    monkeypatch.setattr(type(rotary), "forward", watched)
     logits(model, torch.ones(1, 600, dtype=torch.long))
-    assert peak <= 2
+    assert peak <= 3  # the model's own, a layer's, and the next one's while it is made
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -762,9 +689,9 @@ def test_wrong_factors_leave_the_model_as_it_was(model, ids):
     assert torch.equal(logits(model, ids), before)
 
 
-@pytest.mark.parametrize("method", [Buckets, lambda model: MsPoE(model, Settings(skip=1))])
-def test_a_model_with_a_peer_method_in_it_is_refused(model, ids, method):
-    there = method(model)
+@pytest.mark.parametrize("method", ["attention_buckets", "ms_poe"])
+def test_a_model_with_another_method_in_it_is_refused(model, ids, method):
+    there = methods.load(method).apply(model)
     expected = logits(model, ids)
     with pytest.raises(UserError, match=r"^the model has (Ms-PoE|Attention Buckets) in it"):
         lpes_eval.apply(model, FACTORS)

@@ -152,7 +152,7 @@ def choose(job: Job) -> dict[str, Any]:
 def _model(pretrained: str) -> Any:
     import logging
 
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return LPES(pretrained=pretrained)
@@ -273,7 +273,7 @@ def evaluated(entries: Sequence[Mapping[str, Any]], examples: int) -> list[tuple
 
 def perplexity(job: Job) -> dict[str, Any]:
     """Nats a token of the answers, text by text, behind contexts of several lengths."""
-    from lpes_eval.models.lpes import LPES
+    from lpes_eval.methods.lpes import LPES
 
     lengths, texts = job.settings["lengths"], job.settings["texts"]
     longest, window = max(lengths), _trained_window(job.model)

@@ -23,7 +23,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, share
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Family, OverPositions, Identity, Model, QuestionId, Results, Task
+    from lpes_eval.compare.results import Family, Identity, Model, OverPositions, QuestionId, Results, Task
     from lpes_eval.compare.statistics import Array, Change, Estimates, RerunChanges
 
 FORMAT = "lpes-eval baseline"
@@ -658,7 +658,7 @@ def _record_to_dict(record: Record, number: Mapping[tuple[QuestionId, ...], int]
 
 
 def _parse(data: Mapping[str, Any]) -> Baseline:
-    from lpes_eval.compare.results import OverPositions, Identity, Model
+    from lpes_eval.compare.results import Identity, Model, OverPositions
 
     tasks = {}
     question_lists = [_unpack_questions(packed) for packed in data["questions"]]

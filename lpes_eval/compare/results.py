@@ -458,5 +458,5 @@ def _family(task: Task) -> Family:
 def _over_positions(task: Task, at_one: Task) -> Iterator[tuple[Measure, OverPositions]]:
     for measure in at_one.reported:
         spread = Measure(f"{measure.metric}_spread", measure.filter)
-        if spread in task.reported:
+        if spread in task.reported and not any(map(math.isnan, (*task.reported[measure], *task.reported[spread]))):
             yield measure, OverPositions(*task.reported[measure], *task.reported[spread])

@@ -253,11 +253,11 @@ def position_summary(
     return summarize(matrix, positions, higher_is_better=higher_is_better, replicates=replicates)
 
 
-def _over_positions(name: str, part: str) -> Callable[[ArrayLike], float]:
-    def aggregate(scores: ArrayLike) -> float:
+def _over_positions(name: str, part: str) -> Callable[[ArrayLike], float | str]:
+    def aggregate(scores: ArrayLike) -> float | str:
         rows = np.asarray(scores, dtype=float)
         found: float = getattr(getattr(summarize(rows, range(rows.shape[1])), name), part)
-        return found
+        return "N/A" if math.isnan(found) else found  # as lm-eval has it of one question
 
     return aggregate
 

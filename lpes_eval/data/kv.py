@@ -181,34 +181,37 @@ def accuracy(answer: str, value: str) -> float:
     return float(value.lower() in answer.lower())
 
 
+def load(**metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+    """The questions of one split.
+
+    Unlike other benchmarks this one is generated for every model, unless its files are asked for: UUIDs are UUIDs.
+    """
+    num_keys, split = metadata["num_keys"], metadata.get("split", "held_out")
+    if not isinstance(num_keys, int) or num_keys < 2:
+        raise DataError(f"num_keys={num_keys!r}: expected a whole number of key-value pairs, at least 2")
+    request = asked({key: metadata[key] for key in ("source", "data_dir") if key in metadata})
+    if request.kind == "generated":
+        drawn = splits.split(POOL, metadata.get("search_seed", 0))
+        questions = [generate(i, num_keys) for i in drawn.indices(split)]
+        name, location = f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}"
+        digest = sha256(json.dumps([question.records for question in questions]).encode()).hexdigest()
+    else:
+        path = _official(request, num_keys)
+        read = read_official(path, num_keys)
+        drawn = splits.split(len(read), metadata.get("search_seed", 0))
+        questions = [read[i] for i in drawn.indices(split)]
+        name = official_name(num_keys).removesuffix(".jsonl.gz")
+        location, digest = str(path), files.sha256(path)
+    source = Source(request.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(questions))
+    return [asdict(question) for question in questions], source
+
+
 class Task(PositionTask):
     """The lm-eval task: ``acc`` at every position."""
 
     METRIC = "acc"
 
-    def load(self, **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
-        """The questions of one split.
-
-        Unlike other benchmarks this one is generated for every model, unless its files are asked for: UUIDs are UUIDs.
-        """
-        num_keys, split = metadata["num_keys"], metadata.get("split", "held_out")
-        if not isinstance(num_keys, int) or num_keys < 2:
-            raise DataError(f"num_keys={num_keys!r}: expected a whole number of key-value pairs, at least 2")
-        request = asked({key: metadata[key] for key in ("source", "data_dir") if key in metadata})
-        if request.kind == "generated":
-            drawn = splits.split(POOL, metadata.get("search_seed", 0))
-            questions = [generate(i, num_keys) for i in drawn.indices(split)]
-            name, location = f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}"
-            digest = sha256(json.dumps([question.records for question in questions]).encode()).hexdigest()
-        else:
-            path = _official(request, num_keys)
-            read = read_official(path, num_keys)
-            drawn = splits.split(len(read), metadata.get("search_seed", 0))
-            questions = [read[i] for i in drawn.indices(split)]
-            name = official_name(num_keys).removesuffix(".jsonl.gz")
-            location, digest = str(path), files.sha256(path)
-        source = Source(request.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(questions))
-        return [asdict(question) for question in questions], source
+    load = staticmethod(load)
 
     def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
         """The prompt, in labelled pieces."""

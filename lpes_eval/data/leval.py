@@ -28,7 +28,6 @@ from lpes_eval.errors import DataError
 from lpes_eval.harness import budget
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
-from lpes_eval.harness.task import PublishedPromptTask
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
 STYLES = ("vicuna", "llama2", "chat")
@@ -288,12 +287,8 @@ def exact_match(prediction: str, reference: str) -> float:
     try:
         return float(float(prediction) == float(reference))
     except ValueError:
-        return float(_squeeze(reference) in _squeeze(prediction))
-
-
-def letters_score(response: str, output: str, several: bool = False) -> float:
-    """The score of one multiple-choice response against its reference ``output``."""
-    return exact_match(predicted_letters(response, several), reference_letters(output))
+        wanted, found = (text.lower().replace(" ", "") for text in (reference, prediction))
+        return float(wanted in found)
 
 
 def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
@@ -337,48 +332,35 @@ def _normalize(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text.translate(_NO_PUNCTUATION)).split())
 
 
-def _squeeze(text: str) -> str:
-    return text.lower().replace(" ", "")
-
-
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
 def _one_letter(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return {"exact_match": letters_score(results[0], doc["output"])}
+    return {"exact_match": exact_match(predicted_letters(results[0]), reference_letters(doc["output"]))}
 
 
 def _several_letters(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return {"exact_match": letters_score(results[0], doc["output"], several=True)}
+    letters = predicted_letters(results[0], several=True)
+    return {"exact_match": exact_match(letters, reference_letters(doc["output"]))}
 
 
 def _two_judgements(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    loyalty, fact = judgement_scores(*results, doc["output"])
+    loyalty, fact = judgement_scores(results[0], results[1], doc["output"])
     return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}
 
 
 _SCORING = {"coursera": _several_letters, "quality": _one_letter, "tpo": _one_letter, "sci_fi": _two_judgements}
 
 
-class Task(PublishedPromptTask):
+class Task(published.ExamTask):
     """The questions of one of the four sets; a document is cut once, for all its questions."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._cut: dict[Any, str] = {}
         subset = config["metadata"]["subset"]
         metrics = ("exact_match", "loyalty", "fact") if subset == "sci_fi" else ("exact_match",)
-        own = {
-            "custom_dataset": load,
-            "doc_to_target": "output",
-            "process_results": _SCORING[subset],
-            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
-        }
-        super().__init__({**published.exam(), **own, **config})
-
-    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the questions."""
-        published.whole_numbers(self.config.metadata, "prompt_tokens")
-        super().download(dataset_kwargs, **kwargs)
+        config = {"doc_to_target": "output", **config}
+        super().__init__(config, load, _SCORING[subset], dict.fromkeys(metrics, "mean"))
 
     def budget(self) -> budget.Budget:
         """What a prompt may measure; by the authors' rule only the window limits it."""
@@ -407,7 +389,7 @@ class Task(PublishedPromptTask):
         """One request a prompt."""
         if isinstance(ctx, str):
             return super().construct_requests(doc, ctx, **kwargs)
-        requests = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
+        requests: list[Any] = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
         for number, request in enumerate(requests):
             request.idx = number
         return requests

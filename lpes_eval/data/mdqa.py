@@ -243,37 +243,40 @@ def _is_document(context: Any) -> bool:
     return isinstance(context, dict) and all(isinstance(context.get(field), str) for field in ("title", "text"))
 
 
+def load(**metadata: Any) -> tuple[list[dict[str, Any]], Source]:
+    """The questions of one split."""
+    from lpes_eval.data import fiction  # builds on this module
+
+    num_documents, split = metadata["num_documents"], metadata.get("split", "held_out")
+    if not isinstance(num_documents, int) or num_documents < 2:
+        raise DataError(f"num_documents={num_documents!r}: expected a whole number of documents, at least 2")
+    request, search_seed = asked(metadata), metadata.get("search_seed", 0)
+    if request.kind == "generated":
+        drawn = splits.split(fiction.POOL, search_seed)
+        examples = [fiction.generate(i, num_documents) for i in drawn.indices(split)]
+        name, location = "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}"
+        digest = sha256(json.dumps([[e.prompt(0), e.answers] for e in examples]).encode()).hexdigest()
+    else:
+        path, name = _file(request, num_documents)
+        if name == DRAWN:
+            read = read_oracle(path)
+            example = drawn_distractors(read, num_documents)
+        else:
+            read = read_official(path, num_documents)
+            example = read.__getitem__
+        drawn = splits.split(len(read), search_seed)
+        examples = [example(i) for i in drawn.indices(split)]
+        location, digest = str(path), files.sha256(path)
+    source = Source(request.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(examples))
+    return [asdict(example) for example in examples], source
+
+
 class Task(PositionTask):
     """The lm-eval task: ``best_subspan_em`` at every position."""
 
     METRIC = "best_subspan_em"
 
-    def load(self, **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
-        """The questions of one split."""
-        from lpes_eval.data import fiction  # builds on this module
-
-        num_documents, split = metadata["num_documents"], metadata.get("split", "held_out")
-        if not isinstance(num_documents, int) or num_documents < 2:
-            raise DataError(f"num_documents={num_documents!r}: expected a whole number of documents, at least 2")
-        request, search_seed = asked(metadata), metadata.get("search_seed", 0)
-        if request.kind == "generated":
-            drawn = splits.split(fiction.POOL, search_seed)
-            examples = [fiction.generate(i, num_documents) for i in drawn.indices(split)]
-            name, location = "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}"
-            digest = sha256(json.dumps([[e.prompt(0), e.answers] for e in examples]).encode()).hexdigest()
-        else:
-            path, name = _file(request, num_documents)
-            if name == DRAWN:
-                read = read_oracle(path)
-                example = drawn_distractors(read, num_documents)
-            else:
-                read = read_official(path, num_documents)
-                example = read.__getitem__
-            drawn = splits.split(len(read), search_seed)
-            examples = [example(i) for i in drawn.indices(split)]
-            location, digest = str(path), files.sha256(path)
-        source = Source(request.kind, name, location, digest, split, drawn.seed(split), drawn.total, len(examples))
-        return [asdict(example) for example in examples], source
+    load = staticmethod(load)
 
     def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
         """The prompt, in labelled pieces."""

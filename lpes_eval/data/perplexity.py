@@ -288,7 +288,8 @@ class Task(BenchmarkTask):
     def build_all_requests(self, *, limit: int | None = None, **kwargs: Any) -> None:
         """Leave out the texts that are shorter than the longest window, and build the requests for the others."""
         self.refuse_without_model()
-        kept, short = [], []
+        kept: list[int] = []
+        short: list[int] = []
         for row, doc in enumerate(self._all):
             if limit is not None and len(kept) >= limit:
                 break
@@ -306,7 +307,7 @@ class Task(BenchmarkTask):
         """Nothing stands around a text, no chat template either: each window is its own context."""
         return ""
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+    def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         """One request a window."""
         kwargs.pop("apply_chat_template", None)
         kwargs.pop("chat_template", None)
@@ -330,17 +331,18 @@ class Task(BenchmarkTask):
     def _cut(self, doc: dict[str, Any]) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
         length, longest = metadata["length"], self._longest
-        tokenizer = getattr(lm, "tokenizer", None)
+        tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
                 f"{self.config.task}: {type(lm).__name__} has no tokenizer that tells where tokens stand in a text; "
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
+            others = f" (max_length={longest} for every length up to the longest)" if longest > length else ""
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args (max_length={longest} for every "
-                "length up to the longest) to measure beyond the trained window"
+                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
+                "trained window"
             )
         text = _read_once(Path(metadata["source"]["location"]))[doc["question_id"]].text
         return windows(

@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.data import source
 from lpes_eval.errors import DataError
+from lpes_eval.harness.task import SPLIT, PublishedPromptTask
 
 WAY_OUT = f"give a folder that holds it (--metadata data_dir=DIR, or {source.ENV})"
 
 
-def exam() -> dict[str, Any]:
-    """The part of a task's configuration that ZeroSCROLLS and L-Eval share: greedy answers of up to 512 tokens."""
-    return {
-        "test_split": "test",
-        "output_type": "generate_until",
-        "num_fewshot": 0,
-        "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": 512},
-    }
+class ExamTask(PublishedPromptTask):
+    """What ZeroSCROLLS and L-Eval share: greedy answers of up to 512 tokens to prompts without examples."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        load: Callable[..., tuple[list[dict[str, Any]], source.Source]],
+        score: Callable[[dict[str, Any], list[str]], dict[str, Any]],
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Fill in the task's configuration.
+
+        Args:
+            config: what the YAML says; it goes before all else.
+            load: loads the rows, and says where they came from.
+            score: row, answers -> metric -> score; a function of a module, because results keep a copy of it.
+            metrics: metric -> aggregation.
+        """
+        own = {
+            "custom_dataset": load,
+            "test_split": SPLIT,
+            "output_type": "generate_until",
+            "num_fewshot": 0,
+            "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": 512},
+            "process_results": score,
+            "metric_list": [
+                {"metric": name, "aggregation": how, "higher_is_better": True} for name, how in metrics.items()
+            ],
+        }
+        super().__init__({**own, **config})
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the rows."""
+        whole_numbers(self.config.metadata, "prompt_tokens")
+        super().download(dataset_kwargs, **kwargs)
 
 
 def asked(metadata: Mapping[str, Any], benchmark: str, file: str) -> source.Asked:
@@ -61,5 +89,5 @@ def whole_numbers(metadata: MutableMapping[str, Any], *names: str) -> None:
     """
     for name in set(names) & set(metadata):
         if not re.fullmatch(r"0*[1-9][0-9]{0,8}(\.0)?", str(metadata[name])):
-            raise DataError(f"{name}={metadata[name]!r}: expected a whole number above 0, as --metadata {name}=256")
+            raise DataError(f"{name}={metadata[name]!r}: expected a whole number above 0 (--metadata {name}=N)")
         metadata[name] = int(float(metadata[name]))

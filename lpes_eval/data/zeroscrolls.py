@@ -29,7 +29,6 @@ from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
-from lpes_eval.harness.task import PublishedPromptTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
@@ -357,7 +356,7 @@ def _percentage(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     return {"exp_similarity": similarity, "score": similarity}
 
 
-class Task(PublishedPromptTask):
+class Task(published.ExamTask):
     """One of the seven sets; its figure on the leaderboard is ``score``."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -369,19 +368,10 @@ class Task(PublishedPromptTask):
             scoring, metrics["f1"] = _answer, "mean"
         else:
             scoring, metrics["exp_similarity"] = _percentage, "mean"
-        own = {
-            "custom_dataset": load,
-            "doc_to_target": "references",
-            "process_results": scoring,
-            "metric_list": [
-                {"metric": name, "aggregation": how, "higher_is_better": True} for name, how in metrics.items()
-            ],
-        }
-        super().__init__({**published.exam(), **own, **config})
+        super().__init__({"doc_to_target": "references", **config}, load, scoring, metrics)
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples; of a file without references only the answers are logged, for a submission."""
-        published.whole_numbers(self.config.metadata, "prompt_tokens")
         super().download(dataset_kwargs, **kwargs)
         if not self._examples[0].references:
             self.override_metric("bypass")
@@ -406,6 +396,6 @@ class Task(PublishedPromptTask):
 
 
 if __name__ == "__main__":  # the command of the submission file, by the name that it has had
-    from lpes_eval.data.zeroscrolls_submission import main
+    import runpy
 
-    raise SystemExit(main())
+    runpy.run_module("lpes_eval.data.zeroscrolls_submission", run_name="__main__")

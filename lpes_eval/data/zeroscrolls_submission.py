@@ -144,3 +144,7 @@ def as_csv(answers: Mapping[str, Predictions]) -> str:
     if [tuple(row) for row in csv.reader(written)] != [COLUMNS, *rows]:
         raise DataError("submission: a prediction cannot be written as CSV without loss")
     return written.getvalue()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

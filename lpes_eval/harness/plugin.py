@@ -3,7 +3,7 @@
 lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
 start-up (``_lpes_eval_hook``, standard library only) that waits for ``lm_eval`` to be imported and then lets the
 functions below extend it. Nothing of lm-eval is imported, and nothing happens, in a Python that does not import it;
-``LPES_EVAL_PLUGIN=0`` turns it off. Newer versions of lm-eval find the models by the entry point ``lm_eval.models``.
+``LPES_EVAL_PLUGIN=0`` turns it off.
 
 Each function takes the module of lm-eval that has just been imported. What is extended, and why:
 
@@ -32,18 +32,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lpes_eval import methods
 from lpes_eval.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-MODELS = {
-    "lpes": "lpes_eval.models.lpes:LPES",
-    "pi": "lpes_eval.models.pi:PI",
-    "attention_buckets": "lpes_eval.models.attention_buckets:AttentionBuckets",
-    "ms_poe": "lpes_eval.models.ms_poe:MsPoE",
-    "moice": "lpes_eval.models.moice:MoICE",
-}
-"""lm-eval model types: name -> where the class is."""
 
 _lm: ContextVar[Any] = ContextVar("lm", default=None)
 
@@ -98,9 +90,9 @@ def extend_models(registry: ModuleType) -> None:
     """``lm_eval.api.registry``: add our model types."""
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
-    for name, target in MODELS.items():
+    for name in methods.names():
         if name not in registry.model_registry:
-            registry.model_registry.register(name, target=target)
+            registry.model_registry.register(name, target=methods.target(name))
 
 
 def extend_tasks(manager: ModuleType) -> None:
@@ -198,7 +190,7 @@ def _check_early(args: Any) -> None:
     """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
     arguments = getattr(args, "model_args", None)
     arguments = arguments if isinstance(arguments, dict) else {}
-    if getattr(args, "model", None) in MODELS and arguments.get("factors") is not None:
+    if getattr(args, "model", None) in methods.names() and arguments.get("factors") is not None:
         from lpes_eval import factors
 
         factors.parse(arguments["factors"])

@@ -31,6 +31,7 @@ SETTINGS = (
     "chat_prompt",
     "cutting",
     "data_dir",
+    "length",
     "longest",
     "max_length",
     "num_documents",

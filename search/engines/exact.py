@@ -120,7 +120,7 @@ class ExactEngine:
         self._ends = set(end if isinstance(end, list) else [] if end is None else [end])
         self._end_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         self._pad = lm.tokenizer.pad_token_id or 0
-        self._repeats = [request.repeats for request in requests]
+        self._repeats = [request.repeats or 1 for request in requests]
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.cut = [prompt.cut for prompt in self._prompts]
         self._groups = share(self._prompts) if share_prefixes else [Group((), [i]) for i in range(len(self._prompts))]

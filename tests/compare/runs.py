@@ -54,6 +54,8 @@ def write_run(
     if not alone and n > 1:
         over = [row[f"{name},none"] for name in metrics[1:]]
         row[f"{metric}_spread,none"], row[f"{metric}_spread_stderr,none"] = max(over) - min(over), 0.02
+        if stderr:
+            row[f"{metric}_stderr,none"] = row[f"{metric}_spread_stderr,none"] = "N/A"
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
             for index in range(n):

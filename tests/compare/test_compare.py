@@ -39,31 +39,18 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
-    (tmp_path / "utils.py").write_text(
-        "import datasets\n"
-        "def load(**metadata):\n"
-        "    rows = [{'question_id': 10 + i, 'q': f'{i} at {metadata[\"position\"]}', 'a': 'x'} for i in range(4)]\n"
-        "    return {'test': datasets.Dataset.from_list(rows)}\n"
-        "def score(doc, answers):\n"
-        "    return {'acc': float(doc['question_id'] % 4 > 0)}\n"
-    )
-    for position in (0, 100):
-        (tmp_path / f"toy_pos_{position}.yaml").write_text(
-            f"task: toy_pos_{position}\ncustom_dataset: !function utils.load\ntest_split: test\n"
-            "output_type: generate_until\ndoc_to_text: '{{q}}'\ndoc_to_target: a\n"
-            "process_results: !function utils.score\n"
-            "metric_list:\n  - {metric: acc, aggregation: mean, higher_is_better: true}\n"
-            f"metadata: {{version: 1.0, position: {position}}}\n"
-        )
-    (tmp_path / "toy.yaml").write_text(
-        "group: toy\ntask: [toy@100, toy@0]\n"
-        "aggregate_metric_list:\n  - {metric: acc}\nmetadata: {version: 1.0}\n"
+    (tmp_path / "kv.yaml").write_text(
+        "task: toy\nclass: !function lpes_eval.data.kv.Task\ntest_split: test\noutput_type: generate_until\n"
+        "metric_list:\n  - {metric: acc, aggregation: mean, higher_is_better: true}\n"
+        "generation_kwargs: {until: [], max_gen_toks: 8}\n"
+        "metadata: {version: 1.0, num_keys: 3, positions: [0, 100]}\n"
     )
     tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
     evaluated = lm_eval.simple_evaluate(
-        model="dummy",
+        model="lpes",
         tasks=["toy"],
         task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        limit=4,
         evaluation_tracker=tracker,
         bootstrap_iters=0,
     )
@@ -77,10 +64,12 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
     assert family.name == "toy"
     assert family.labels == ("0 %", "100 %")
     [measure] = family.measures()
-    expected = {10: 1.0, 11: 1.0, 12: 0.0, 13: 1.0}
-    assert family.scores(measure) == {"toy@0": expected, "toy@100": expected}
-    assert read.model.kind == "dummy"
-    assert results.mismatch(read.tasks["toy@0"].identity, read.tasks["toy@100"].identity) is not None
+    questions = [line["doc"]["question_id"] for line in samples["toy"]]
+    assert {name: set(scores) for name, scores in family.scores(measure).items()} == {
+        "toy@0": set(questions),
+        "toy@100": set(questions),
+    }
+    assert str(read.model).startswith("lpes reference")
 
 
 def test_the_newest_results_in_a_folder_are_read(tmp_path):
@@ -103,32 +92,15 @@ def test_renamed_results_beside_two_sets_of_samples_are_ambiguous(tmp_path):
         results.read(renamed)
 
 
-def regroup(path, groups):
-    data = json.loads(path.read_text())
-    data["group_subtasks"] = groups
-    path.write_text(json.dumps(data))
-    return {family.name: [task.name for task in family.tasks] for family in results.read(path).families}
+def test_positions_of_a_task_are_in_the_order_of_their_numbers(tmp_path):
+    [family] = results.read(write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})).families
+    assert [task.name for task in family.tasks] == ["toy@0", "toy@20", "toy@100"]
 
 
-def test_positions_of_a_group_are_in_order_and_a_group_of_groups_is_none(tmp_path):
-    path = write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})
-    in_order = ["toy@0", "toy@20", "toy@100"]
-    assert regroup(path, {"toy": in_order[::-1], "all": ["toy"]}) == {"toy": in_order}
-
-
-def test_a_size_and_the_name_under_which_it_is_the_default_are_one(tmp_path):
-    path = write_run(tmp_path, {0: [1.0], 20: [1.0]})
-    tasks = ["toy@0", "toy@20"]
-    assert regroup(path, {"toy_50": tasks, "toy": tasks}) == {"toy_50": tasks}
-
-
-def test_a_group_of_anything_but_different_positions_is_no_family(tmp_path):
-    path = write_run(tmp_path, {0: [1.0], 20: [1.0]})
-    data = json.loads(path.read_text())
-    data["configs"]["toy@20"]["metadata"]["position"] = 0
-    path.write_text(json.dumps(data))
-    tasks = ["toy@0", "toy@20"]
-    assert regroup(path, {"toy": tasks}) == {task: [task] for task in tasks}
+def test_a_result_of_one_position_a_task_is_refused(tmp_path):
+    path = write_run(tmp_path, {None: [1.0, 0.0]}, metadata={"position": 0})
+    with pytest.raises(UserError, match="evaluate again"):
+        results.read(path)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def baseline_of(scores, *, paired=True, families=None):
     tasks = {}
     members = {}
     for family, matrix in (families or {"toy": scores}).items():
-        names = [f"{family}_pos_{p}" for p in range(matrix.shape[1])]
+        names = [f"{family}@{p}" for p in range(matrix.shape[1])]
         members[family] = tuple(names)
         for name, line in zip(names, matrix.T, strict=True):
             n = len(line)
@@ -335,7 +335,7 @@ def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
 
 def test_a_drop_fails_with_1_on_request(tmp_path, committed, capsys):
     folder, before = tmp_path / "worse", gate.load(committed).tasks
-    lines = {p: list(before[f"toy_pos_{p}"].scores["acc,none"].by_question) for p in POSITIONS}
+    lines = {p: list(before[f"toy@{p}"].scores["acc,none"].by_question) for p in POSITIONS}
     write_run(folder, {p: [0.0] * 5 + line[5:] for p, line in lines.items()})
     assert call(folder, "--baseline", committed) == 0
     assert call(folder, "--baseline", committed, "--max-drop", "0.01") == 1
@@ -435,7 +435,8 @@ def test_without_samples_the_groups_own_row_is_sharper_than_the_bound(tmp_path, 
         matrix = [record.scores["acc,none"].by_question for record in answers.tasks.values()]
         summary = summarize(np.array(matrix).T).as_results("acc")
         bounded, with_row = json.loads(json.dumps(data)), data
-        with_row["results"]["toy"] = summary
+        bounded["results"]["toy"].pop("acc_spread,none")
+        with_row["results"]["toy"] |= summary
         for samples in (tmp_path / name).glob("samples_*"):
             samples.unlink()
         return [(path.with_name(f"{kind}.json"), run) for kind, run in (("bounded", bounded), ("row", with_row))]
@@ -455,7 +456,7 @@ def test_without_samples_the_groups_own_row_is_sharper_than_the_bound(tmp_path, 
 def test_a_baseline_with_samples_keeps_no_second_copy_of_mean_and_spread(tmp_path):
     path = write_answers(tmp_path / "run")
     data = json.loads(path.read_text())
-    data["results"]["toy"] = {f"acc{part}{kind},none": 0.1 for part in ("", "_spread") for kind in ("", "_stderr")}
+    data["results"]["toy"] |= {f"acc_spread{kind},none": 0.1 for kind in ("", "_stderr")}
     path.write_text(json.dumps(data))
     assert gate.snapshot(results.read(path)).groups == {}
 
@@ -523,10 +524,10 @@ def test_a_task_that_the_baseline_lacks_is_named(tmp_path, committed, capsys):
     path = write_answers(tmp_path / "run")
     data = json.loads(path.read_text())
     for key in ("results", "configs", "versions"):
-        data[key]["new_task"] = data[key]["toy@0"]
+        data[key]["new_task"] = data[key]["toy"]
     path.write_text(json.dumps(data))
     assert call(path, "--baseline", committed) == 0
-    assert "Not in the baseline, not tested: new_task." in capsys.readouterr().out
+    assert "Not in the baseline, not tested: new_task@0" in capsys.readouterr().out
 
 
 def test_another_package_version_is_named_and_does_not_fail(tmp_path, committed, capsys):

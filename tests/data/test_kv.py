@@ -11,6 +11,7 @@ import pytest
 from lpes_eval.data import kv, splits
 from lpes_eval.data.kv import accuracy
 from lpes_eval.errors import DataError
+from lpes_eval.harness.task import gold_index
 from lpes_eval.rng import below, shuffled, stream
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "kv-retrieval-75_keys.jsonl.gz"
@@ -26,25 +27,38 @@ def prompt_by_protocol(records, key):
     return text + '\n\nKey: "' + key + '"\nCorresponding value:'
 
 
-@pytest.mark.parametrize("num_keys", kv.SIZES)
+@pytest.mark.parametrize("num_keys", [2, 50, 300])
 @pytest.mark.parametrize("position", [0, 60, 100])
 def test_the_prompt_equals_the_protocols_to_the_byte(num_keys, position):
-    example = kv.generate(17, num_keys, position)
-    assert example.prompt() == prompt_by_protocol(example.records, example.key)
-    assert json.loads(re.search(r"\{.*\}", example.prompt(), re.S)[0]) == dict(example.records)
+    question = kv.generate(17, num_keys)
+    key, value = question.records[int(position * (num_keys - 1) // 100)]
+    assert question.prompt(position) == prompt_by_protocol(question.records, key)
+    assert question.value(position) == value
+    assert json.loads(re.search(r"\{.*\}", question.prompt(position), re.S)[0]) == dict(question.records)
+
+
+@pytest.mark.parametrize("position", [0, 40, 100])
+def test_segments_are_the_prompt_and_the_gold_one_holds_the_asked_record(position):
+    question = kv.generate(3, 7)
+    segments = question.segments(position)
+    assert "".join(segment.text for segment in segments) == question.prompt(position)
+    assert [s.label for s in segments][0::8] == ["instruction", "question"]
+    [gold] = [segment for segment in segments if segment.label == "gold"]
+    assert question.value(position) in gold.text
+    assert segments.index(gold) == 1 + int(position * 6 // 100)
 
 
 def test_positions_of_a_generated_example_share_all_records_and_differ_in_the_key_asked():
-    examples = [kv.generate(5, 50, p) for p in kv.POSITIONS]
-    assert len({e.records for e in examples}) == 1
-    assert [e.index for e in examples] == [0, 9, 19, 29, 39, 49]
-    prompts = [e.prompt() for e in examples]
+    question = kv.generate(5, 50)
+    asked = [question.at(p)[1] for p in (0, 20, 40, 60, 80, 100)]
+    assert asked == [0, 9, 19, 29, 39, 49]
+    prompts = [question.prompt(p) for p in (0, 20, 40, 60, 80, 100)]
     assert len({p.split("Key: ")[0] for p in prompts}) == 1
     assert len(set(prompts)) == 6
 
 
 def test_keys_and_values_are_distinct_uuid4():
-    records = [text for i in range(20) for record in kv.generate(i, 75, 0).records for text in record]
+    records = [text for i in range(20) for record in kv.generate(i, 75).records for text in record]
     assert len(set(records)) == len(records)
     assert all(UUID(text).version == 4 and str(UUID(text)) == text for text in records)
 
@@ -64,25 +78,25 @@ DIGEST = "f9d5c26df7ac9c9ce2480b9db4e0840027146f4fb83d1866d3f2438604c5db09"
     ("position", "items", "index"), [(0, 10, 0), (25, 10, 2), (50, 10, 4), (75, 10, 6), (100, 10, 9)]
 )
 def test_the_gold_index_is_the_protocols(position, items, index):
-    assert kv.gold_index(position, items) == index
+    assert gold_index(position, items) == index
 
 
 def test_a_position_outside_the_context_is_refused():
     with pytest.raises(DataError, match="101"):
-        kv.gold_index(101, 10)
+        gold_index(101, 10)
 
 
 @pytest.mark.parametrize(("total", "held_out", "search"), [(kv.POOL, 500, 200), (500, 300, 200), (100, 60, 40)])
 def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, search):
-    splits = [splits.split(total, seed) for seed in range(5)]
-    assert len({s.held_out for s in splits}) == 1
-    assert len(set(splits[0].held_out)) == held_out
-    for s in splits:
+    drawn = [splits.split(total, seed) for seed in range(5)]
+    assert len({s.held_out for s in drawn}) == 1
+    assert len(set(drawn[0].held_out)) == held_out
+    for s in drawn:
         assert len(set(s.search)) == len(s.search) == search
         assert not set(s.search) & set(s.held_out)
         assert {*s.search, *s.held_out} <= set(range(total))
     if total > 700:
-        assert len({s.search for s in splits}) == 5
+        assert len({s.search for s in drawn}) == 5
 
 
 @pytest.mark.parametrize("seed", ["one", "", 1.5, None, True, "--5", "1\n", "٣", float("nan")])
@@ -126,9 +140,9 @@ LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", 
 
 def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path):
     question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [LINE, LINE]), 3)
-    orders = {p: [k for k, _ in question.at(p).records] for p in (0, 50, 100)}
+    orders = {p: [k for k, _ in question.at(p)[0]] for p in (0, 50, 100)}
     assert orders == {0: ["b", "a", "c"], 50: ["a", "b", "c"], 100: ["a", "c", "b"]}
-    assert {question.at(p).value for p in (0, 50, 100)} == {"2"}
+    assert {question.value(p) for p in (0, 50, 100)} == {"2"}
 
 
 @needs_sample
@@ -139,7 +153,7 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
         first = json.loads(file.readline())
     records = [r for r in first["ordered_kv_records"] if r[0] != first["key"]]
     records.insert(44, [first["key"], first["value"]])
-    assert questions[0].at(60).prompt() == prompt_by_protocol(records, first["key"])
+    assert questions[0].prompt(60) == prompt_by_protocol(records, first["key"])
 
 
 @pytest.mark.parametrize(
@@ -150,8 +164,9 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
         ([{"key": "b", "value": "2"}], "line 1: the field 'ordered_kv_records' is missing"),
         ([LINE | {"ordered_kv_records": [["a", "1"]]}], "1 records, expected 3"),
         ([LINE | {"ordered_kv_records": [["a", 1], ["b", "2"], ["c", "3"]]}], "pairs of strings"),
-        ([LINE | {"key": "z"}], "stands 0 times"),
-        ([LINE | {"ordered_kv_records": [["b", "2"]] * 3}], "stands 3 times"),
+        ([LINE | {"key": "z"}], "is not in"),
+        ([LINE | {"ordered_kv_records": [["b", "2"], ["a", "1"], ["b", "3"]]}], "key 'b' stands 2 times"),
+        ([{"ordered_kv_records": [["a", "1"], ["b", ""], ["c", "3"]], "key": "b", "value": ""}], "value is empty"),
         ([], "no examples in it; expected one a line and at least two"),
         ([LINE], "1 example in it; expected one a line and at least two"),
     ],
@@ -190,15 +205,13 @@ def test_a_file_that_is_compressed_or_not_against_its_name_is_told_so(tmp_path):
 
 
 def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path):
-    from tasks.kv_retrieval import utils
-
     (tmp_path / "kv-retrieval-3_keys.jsonl").write_text((json.dumps(LINE) + "\n") * 5)
-    rows, source = utils.load(num_keys=3, position=0, data_dir=str(tmp_path))
+    rows, source = kv.load(num_keys=3, data_dir=str(tmp_path))
     assert len(rows) == 3
     assert source.version(1) == "1 folder: kv-retrieval-3_keys"
     assert source.location.endswith(".jsonl")
     official(tmp_path / "kv-retrieval-3_keys.jsonl.gz", [LINE] * 10)  # the benchmark's own form is preferred
-    assert len(utils.load(num_keys=3, position=0, data_dir=str(tmp_path))[0]) == 6
+    assert len(kv.load(num_keys=3, data_dir=str(tmp_path))[0]) == 6
 
 
 @pytest.mark.parametrize(
@@ -213,13 +226,11 @@ def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path):
     ],
 )
 def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, there, said):
-    from tasks.kv_retrieval import utils
-
     for name in there:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"kv-retrieval-50_keys.jsonl.gz is not there") as caught:
-        utils.load(num_keys=50, position=0, data_dir=str(tmp_path))
+        kv.load(num_keys=50, data_dir=str(tmp_path))
     assert said in str(caught.value)
 
 
@@ -227,9 +238,9 @@ def test_the_line_that_the_readme_shows_is_read(tmp_path):
     readme = Path(__file__).resolve().parents[2] / "tasks/kv_retrieval/README.md"
     (shown,) = re.findall(r"^```json\n(.*)\n```$", readme.read_text(), re.M)
     question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [shown] * 2), 3)
-    assert question.at(100).prompt().endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
-    splits = {n: splits.split(n) for n in (2, 10, 833, 834, 5000)}
-    assert {n: len(split.held_out) for n, split in splits.items()} == {2: 1, 10: 6, 833: 499, 834: 500, 5000: 500}
+    assert question.prompt(100).endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
+    drawn = {n: splits.split(n) for n in (2, 10, 833, 834, 5000)}
+    assert {n: len(split.held_out) for n, split in drawn.items()} == {2: 1, 10: 6, 833: 499, 834: 500, 5000: 500}
 
 
 @pytest.mark.parametrize(
@@ -253,14 +264,12 @@ def test_nothing_but_the_end_token_and_the_limit_ends_an_answer():
     from lpes_eval.harness.plugin import tasks_folder
 
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False)
-    task = manager.load(["kv_retrieval_50_pos_000"])["tasks"]["kv_retrieval_50_pos_000"]
+    task = manager.load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
 
 
 @pytest.mark.parametrize(("num_keys", "there"), [(75, True), (50, False)])
 def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch, num_keys, there):
-    from tasks.kv_retrieval import utils
-
     monkeypatch.setenv("LPES_EVAL_DATA", str(tmp_path))
     named = (
         "get it from https://.*kv-retrieval-75"
@@ -268,7 +277,7 @@ def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, 
         else "no official file has 50 pairs; expected one of 75, 140, 300"
     )
     with pytest.raises(DataError, match=rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"):
-        utils.load(num_keys=num_keys, position=0)
+        kv.load(num_keys=num_keys)
     if not there:
         with pytest.raises(DataError, match="no official file"):
-            utils.load(num_keys=num_keys, position=0, source="official")
+            kv.load(num_keys=num_keys, source="official")

@@ -1,7 +1,6 @@
 """Multi-document QA: prompts to the byte, documents that move and nothing else, files in the benchmark's form."""
 
 import gzip
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -15,30 +14,16 @@ from lpes_eval.errors import DataError
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
+POSITIONS = (0, 25, 50, 75, 100)
+STEPS = tuple(range(0, 101, 10))
 needs_oracle = pytest.mark.skipif(
     not (SHARED / mdqa.ORACLE).is_file(), reason=f"{mdqa.ORACLE} is not beside the repository (../shared/data)"
 )
 
 
-def module(name: str):
-    """A Python file of the task's folder."""
-    spec = importlib.util.spec_from_file_location(f"mdqa_pos_{name}", TASKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 @pytest.fixture(autouse=True)
 def no_folder_in_the_environment(monkeypatch):
     monkeypatch.delenv("LPES_EVAL_DATA", raising=False)
-
-
-@pytest.fixture(scope="module")
-def utils():
-    pytest.importorskip("lm_eval")
-    return module("utils")
 
 
 def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
@@ -90,23 +75,22 @@ def test_prompt_is_the_benchmarks_to_the_byte():
 )
 def test_positions_are_those_of_the_benchmark(num_documents, indices):
     example = fiction.generate(0, num_documents)
-    assert [example.gold_index(position) for position in mdqa.POSITIONS] == indices
-    for position, index in zip(mdqa.POSITIONS, indices, strict=True):
+    assert [example.gold_index(position) for position in POSITIONS] == indices
+    for position, index in zip(POSITIONS, indices, strict=True):
         assert example.documents(position)[index] == example.gold
 
 
 def test_the_steps_of_ten_documents_are_eleven_positions():
-    assert mdqa.STEPS == (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
-    assert [fiction.generate(0, 10).gold_index(p) for p in mdqa.STEPS] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [fiction.generate(0, 10).gold_index(p) for p in STEPS] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("num_documents", mdqa.SIZES)
+@pytest.mark.parametrize("num_documents", [10, 20, 30])
 def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_documents):
     for question_id in range(5):
         example = fiction.generate(question_id, num_documents)
         gold = f"](Title: {example.gold.title}) {example.gold.text}"
         frames, distractors = set(), set()
-        for position in mdqa.STEPS:
+        for position in STEPS:
             prompt = example.prompt(position)
             head, rest = prompt.split("\n\n", 1)
             body, tail = rest.split("\n\n", 1)
@@ -150,6 +134,7 @@ def changed(**fields) -> dict:
         (changed(question=" "), "example 2: 'question' is not a text"),
         (changed(answers="x"), "example 2: 'answers' is not a list"),
         (changed(answers=[]), "example 2: 'answers' is not a list"),
+        (changed(answers=["x", " "]), "example 2: 'answers' holds an empty text"),
         (changed(answers=[None]), "example 2: 'answers' is not a list"),
         (changed(ctxs={}), "example 2: 'ctxs' is not a list of documents"),
         (changed(ctxs=[{"title": "t", "text": None}]), "example 2: 'ctxs' is not a list of documents"),
@@ -222,43 +207,33 @@ def test_an_oracle_file_with_distractors_is_refused(tmp_path):
 # -- the task --------------------------------------------------------------------------------------------------------
 
 
-def test_search_and_held_out_questions_are_disjoint_at_every_search_seed(utils):
-    held_out, source = utils.load(num_documents=10, position=0)
+def test_search_and_held_out_questions_are_disjoint_at_every_search_seed():
+    held_out, source = mdqa.load(num_documents=10)
     assert (len(held_out), source.examples, source.total) == (500, 500, fiction.POOL)
     seen = {row["question"] for row in held_out}
     for seed in (0, 1):
-        search, _ = utils.load(num_documents=10, position=0, split="search", search_seed=seed)
+        search, _ = mdqa.load(num_documents=10, split="search", search_seed=seed)
         assert len(search) == 200
         assert seen.isdisjoint(row["question"] for row in search)
         assert {row["question_id"] for row in search}.isdisjoint(row["question_id"] for row in held_out)
 
 
-def documents_of(prompt: str) -> set[str]:
-    return {one.split("]", 1)[1] for one in prompt.split("\n\n")[1].split("\n")}
-
-
-def test_every_position_has_the_same_questions_in_the_same_order(utils):
-    tables = {p: utils.load(num_documents=10, position=p, split="search")[0] for p in mdqa.POSITIONS}
-    for position, rows in tables.items():
-        for row, first in zip(rows, tables[0], strict=True):
-            same = ("question_id", "question", "answers")
-            assert [row[field] for field in same] == [first[field] for field in same]
-            assert row["gold_index"] == position * 9 // 100
-            assert documents_of(row["prompt"]) == documents_of(first["prompt"])
-            assert (row["prompt"] == first["prompt"]) == (position == 0)
-
-
-def test_the_prompt_in_the_table_is_the_examples(utils):
-    rows, source = utils.load(num_documents=20, position=75, split="search")
-    assert [row["prompt"] for row in rows[:9]] == [fiction.generate(r["question_id"], 20).prompt(75) for r in rows[:9]]
-    assert source.kind == source.name == "generated"
+@pytest.mark.parametrize("position", [0, 50, 100])
+def test_segments_are_the_prompt_and_the_gold_one_holds_the_answer(position):
+    example = fiction.generate(4, 10)
+    segments = example.segments(position)
+    assert "".join(segment.text for segment in segments) == example.prompt(position)
+    assert [segments[0].label, segments[-1].label] == ["instruction", "question"]
+    [gold] = [segment for segment in segments if segment.label == "gold"]
+    assert any(answer in gold.text for answer in example.answers)
+    assert segments.index(gold) == 1 + position * 9 // 100
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data/10_total_documents", "qa_data"])
-def test_a_local_folder_is_read_flat_or_as_the_repository_lays_it_out(utils, tmp_path, place):
+def test_a_local_folder_is_read_flat_or_as_the_repository_lays_it_out(tmp_path, place):
     path = write(tmp_path / place / mdqa.official_name(10), [line(n) for n in range(50)])
     write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(50)])  # the benchmark's own distractors are preferred
-    rows, source = utils.load(num_documents=10, position=100, data_dir=str(tmp_path))
+    rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
     held_out = splits.split(50).indices("held_out")
     assert [row["question"] for row in rows] == [f"who is {i}" for i in held_out]
     assert (source.kind, source.name) == ("folder", "nq-open-10_total_documents_gold_at_0")
@@ -266,37 +241,37 @@ def test_a_local_folder_is_read_flat_or_as_the_repository_lays_it_out(utils, tmp
 
 
 @needs_oracle
-def test_a_folder_with_the_gold_paragraphs_alone_says_so_in_the_sets_name(utils):
-    rows, source = utils.load(num_documents=10, position=50, data_dir=str(SHARED))
+def test_a_folder_with_the_gold_paragraphs_alone_says_so_in_the_sets_name():
+    rows, source = mdqa.load(num_documents=10, data_dir=str(SHARED))
     assert len(rows) == 500
     assert source.version(1) == "1 folder: nq-open-oracle+drawn"
     assert source.sha256 == "6a7f72b846f663a133ef952244e5a4e43f06bcf190afe34e8fbe687ce0d1653e"
-    assert all(row["prompt"].count("\nDocument [") == 10 for row in rows)
+    assert all(len(row["distractors"]) == 9 for row in rows)
 
 
-def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(utils, tmp_path):
+def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(tmp_path):
     with pytest.raises(DataError) as error:
-        utils.load(num_documents=20, position=0, data_dir=str(tmp_path))
+        mdqa.load(num_documents=20, data_dir=str(tmp_path))
     for part in (str(tmp_path), mdqa.official_name(20), mdqa.ORACLE, mdqa.official_url(20), "source=generated"):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("place", ["", "8_total_documents/", "qa_data/8_total_documents/"])
-def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(utils, tmp_path, place):
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, place):
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     (tmp_path / place / mdqa.official_name(8)).touch()
     with pytest.raises(DataError) as error:
-        utils.load(num_documents=10, position=0, data_dir=str(tmp_path))
+        mdqa.load(num_documents=10, data_dir=str(tmp_path))
     assert f"there is {mdqa.official_name(8)}: add num_documents=8 to --metadata" in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "documents"), [(mdqa.official_name(3), 3), (mdqa.ORACLE, 1)])
-def test_a_file_may_lie_in_the_folder_uncompressed(utils, tmp_path, name, documents):
+def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path, name, documents):
     path = tmp_path / name.removesuffix(".gz")
     lines = (line(n, documents) | {"answers": [f"number {n}"]} for n in range(10))
     path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
-    rows, source = utils.load(num_documents=3, position=0, data_dir=str(tmp_path))
+    rows, source = mdqa.load(num_documents=3, data_dir=str(tmp_path))
     assert len(rows) == 6
     assert source.location == str(path)
 
@@ -313,72 +288,75 @@ def test_the_line_that_errors_show_is_read(tmp_path):
     assert example.gold.text == "TEXT WITH THE ANSWER"
 
 
-def test_a_file_that_changed_is_read_anew(utils, tmp_path):
+def test_a_file_that_changed_is_read_anew(tmp_path):
     path = tmp_path / mdqa.official_name(10)
     for offset in (0, 100):
         write(path, [line(n + offset) for n in range(20)])
-        rows, _ = utils.load(num_documents=10, position=0, data_dir=str(tmp_path))
+        rows, _ = mdqa.load(num_documents=10, data_dir=str(tmp_path))
         assert {int(row["question"].split()[-1]) // 100 for row in rows} == {offset // 100}
 
 
 @pytest.mark.parametrize("num_documents", [1, "10", None])
-def test_a_wrong_number_of_documents_is_refused(utils, num_documents):
+def test_a_wrong_number_of_documents_is_refused(num_documents):
     with pytest.raises(DataError, match="num_documents="):
-        utils.load(num_documents=num_documents, position=0)
-
-
-def test_the_committed_yaml_is_what_the_generator_writes():
-    files = module("_generate").files()
-    assert {path.name for path in TASKS.glob("*.yaml")} == files.keys()
-    for name, text in files.items():
-        assert (TASKS / name).read_text(encoding="utf-8") == text
+        mdqa.load(num_documents=num_documents)
 
 
 @pytest.fixture(scope="module")
-def loaded(task_manager):
-    """A group of each kind and a tag, loaded by lm-eval."""
-    manager = task_manager()
-    return {name: manager.load([name]) for name in ("mdqa_pos", "mdqa_pos_steps", "mdqa_pos_searched")}
+def task(task_manager):
+    """The task as lm-eval loads it, its requests built for two questions."""
+    found = task_manager().load(["mdqa_pos"])["tasks"]["mdqa_pos"]
+    found.build_all_requests(limit=2)
+    return found
 
 
-def test_groups_and_tags_hold_the_positions_they_promise(loaded):
-    for name, positions in (
-        ("mdqa_pos", mdqa.POSITIONS),
-        ("mdqa_pos_steps", mdqa.STEPS),
-        ("mdqa_pos_searched", (0, 50, 100)),
-    ):
-        tasks = loaded[name]["tasks"]
-        assert sorted(tasks) == sorted(f"mdqa_pos_10_pos_{p:03}" for p in positions)
-        for task in tasks.values():
-            assert task.config.metadata["num_documents"] == 10
-            assert task.config.metadata["position"] in positions
+@pytest.mark.parametrize(("name", "documents"), [("mdqa_pos", 10), ("mdqa_pos_20", 20), ("mdqa_pos_30", 30)])
+def test_a_question_is_an_example_and_its_positions_are_its_requests(task_manager, name, documents):
+    task = task_manager(positions=[100, 0, 50]).load([name])["tasks"][name]
+    task.build_all_requests(limit=2)
+    asked = [(instance.doc_id, instance.idx, instance.args[0]) for instance in task.instances]
+    assert asked == [
+        (number, k, fiction.generate(doc["question_id"], documents).prompt(p))
+        for number, doc in enumerate(list(task.eval_docs)[:2])
+        for k, p in enumerate((0, 50, 100))
+    ]
 
 
-def test_a_task_generates_greedily_100_tokens_at_most_up_to_a_newline(loaded):
-    task = loaded["mdqa_pos"]["tasks"]["mdqa_pos_10_pos_025"]
+@pytest.mark.parametrize("positions", [[], [101], [0, 0], ["a"], "50", [True]])
+def test_positions_that_are_none_are_refused(task_manager, positions):
+    with pytest.raises(DataError, match="positions="):
+        task_manager(positions=positions).load(["mdqa_pos"])
+
+
+def test_a_task_generates_greedily_100_tokens_at_most_up_to_a_newline(task):
     assert task.config.generation_kwargs == {"until": ["\n"], "do_sample": False, "max_gen_toks": 100}
     assert task.OUTPUT_TYPE == "generate_until"
 
 
-def test_what_the_model_is_sent_is_the_prompt_and_nothing_else(loaded):
-    task = loaded["mdqa_pos"]["tasks"]["mdqa_pos_10_pos_025"]
-    task.build_all_requests(limit=2)
-    for instance in task.instances:
-        question_id = instance.doc["question_id"]
-        assert instance.args[0] == fiction.generate(question_id, 10).prompt(25)
-
-
-def test_a_task_scores_the_first_line_against_every_answer(loaded):
-    task = loaded["mdqa_pos"]["tasks"]["mdqa_pos_10_pos_025"]
+def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):
     doc = {"answers": ["14 March 1712", "March 14, 1712"]}
-    assert task.process_results(doc, [" It was March 14 1712."]) == {"best_subspan_em": 1.0}
-    assert task.process_results(doc, ["1712\nMarch 14, 1712"]) == {"best_subspan_em": 0.0}
+    right, wrong = " It was March 14 1712.", "1712\nMarch 14, 1712"
+    metrics = task.process_results(doc, [right, wrong, wrong, right, right])
+    at = {f"best_subspan_em@{p}": score for p, score in zip(POSITIONS, [1, 0, 0, 1, 1], strict=True)}
+    assert {name: metrics[name] for name in at} == at
+    assert metrics["best_subspan_em"] == pytest.approx(0.6)
+    other = task.process_results(doc, [right, right, wrong, wrong, wrong])
+    aggregate = task.aggregation()
+    assert set(aggregate) == set(metrics)
+    over = {name: aggregate[f"best_subspan_em_{name}"] for name in ("worst", "spread", "worst_stderr", "spread_stderr")}
+    rows = [metrics["best_subspan_em_worst"], other["best_subspan_em_worst"]]
+    assert over["worst"](rows) == 0.0  # means 1, 0.5, 0, 0.5, 0.5
+    assert over["spread"](rows) == 1.0
+    assert over["worst_stderr"](rows) >= 0
+    assert {name for name, up in task.higher_is_better().items() if not up} == {
+        "best_subspan_em_spread",
+        "best_subspan_em_spread_stderr",
+    }
 
 
-def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(loaded):
-    task = loaded["mdqa_pos"]["tasks"]["mdqa_pos_10_pos_025"]
+def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(task):
     dumped = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
-    assert task.VERSION == "2 generated"
+    assert task.VERSION == "3 generated"
     assert dumped["kind"] == "generated"
     assert dumped["split"] == "held_out"
     assert dumped["split_seed"] == str(splits.SPLIT_SEED)

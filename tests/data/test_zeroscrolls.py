@@ -24,11 +24,6 @@ PREDICTIONS = ["exact match example", "hello there", "general kenobi"]
 REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]
 """The example in the documentation of the benchmark's metric, with the scores that are printed there."""
 
-ADVERSARIAL = [
-    "", " ", "\n\nsecond line", "the a an", "!?.,", "The U.S. agency's report", "naïve café", "naive cafe",
-    "“quoted”", '"quoted"', "x" * 300, "one one one two", "ONE", "40%", "日本", "½ a mile", "a\u00a0b", "I'm", "I’m",
-]  # fmt: skip
-
 
 @pytest.fixture
 def no_network(monkeypatch):
@@ -56,71 +51,20 @@ def test_published_f1_score(no_network):
     assert round(100 * sum(scores) / 3, 4) == 72.2222
 
 
-def rouge_by_hand(prediction: str, reference: str) -> dict[str, float]:
-    def words(text):
-        return re.findall("[a-z0-9]+", text.lower())
-
-    def f(hits, predicted, wanted):
-        if not predicted or not wanted or not hits:
-            return 0.0
-        p, r = hits / predicted, hits / wanted
-        return 2 * p * r / (p + r)
-
-    x, y, out = words(prediction), words(reference), {}
-    for n in (1, 2):
-        xs, ys = ([tuple(w[i : i + n]) for i in range(len(w) - n + 1)] for w in (x, y))
-        hits = sum(min(xs.count(gram), ys.count(gram)) for gram in set(ys))
-        out[f"rouge{n}"] = f(hits, len(xs), len(ys))
-    row = [0] * (len(y) + 1)
-    for a in x:
-        previous, row = row, [0]
-        for j, b in enumerate(y):
-            row.append(previous[j] + 1 if a == b else max(row[j], previous[j + 1]))
-    out["rougeL"] = f(row[-1], len(x), len(y))
-    return out
-
-
-@pytest.mark.parametrize("prediction", ADVERSARIAL)
-def test_rouge_equals_counting_by_hand_without_stemming(prediction):
-    for reference in [*ADVERSARIAL, "the agencies reported one example, hello"]:
-        expected = rouge_by_hand(prediction, reference)
-        assert zeroscrolls.rouge(prediction, [reference]) == pytest.approx(expected)
-
-
 def test_words_are_not_stemmed():
     assert zeroscrolls.rouge("reports", ["report"])["rouge1"] == 0
 
 
 def test_each_rouge_takes_its_own_best_reference():
     scores = zeroscrolls.rouge("a b c d", ["a b x y z w", "d c b a"])
-    assert scores["rouge1"] == 1.0  # from the second
-    assert scores["rouge2"] == pytest.approx(rouge_by_hand("a b c d", "a b x y z w")["rouge2"])  # from the first
+    # of the second: all words; of the first: "a b", one of 3 and of 5 pairs; of the first: "a b", 2 of 4 and of 6 words
+    assert scores == pytest.approx({"rouge1": 1.0, "rouge2": 2 / (3 + 5), "rougeL": 4 / (4 + 6)})
 
 
 def test_geometric_mean_is_taken_of_the_averages():
     items = [(0.5, 0.0, 0.5), (1.0, 1.0, 1.0)]
     assert zeroscrolls.geometric_mean(items) == pytest.approx((0.75 * 0.5 * 0.75) ** (1 / 3))
     assert zeroscrolls.geometric_mean(items) != pytest.approx((0.0 + 1.0) / 2)
-
-
-def f1_by_hand(prediction: str, reference: str) -> float:
-    def words(text):
-        text = "".join(c for c in text.lower() if c not in r"""!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~""")
-        return zeroscrolls.transliterate(" ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())).split()
-
-    x, y = words(prediction), words(reference)
-    rest, hits = list(y), 0
-    for word in x:
-        if word in rest:
-            rest.remove(word)
-            hits += 1
-    return 2 * hits / (len(x) + len(y)) if hits else 0.0
-
-
-@pytest.mark.parametrize("prediction", ADVERSARIAL)
-def test_f1_equals_counting_by_hand(prediction):
-    for reference in ADVERSARIAL:
-        assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(f1_by_hand(prediction, reference))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +78,9 @@ def test_f1_equals_counting_by_hand(prediction):
         ("“yes”", "yes", 0.0),  # typographic quotes are not among the punctuation that goes
         ("\nyes", "yes", 1.0),
         ("yes yes", "yes", 2 / 3),  # a word counts as often as it is there
+        ("The U.S. agency's report", "us agencys", 0.8),  # 2 words of 3 and of 2
+        ("½ a mile", "1/2 mile", 0.5),  # the fraction is written out after punctuation has gone
+        ("日本", "日本", 1.0),
     ],
 )
 def test_f1_normalisation(prediction, reference, score):
@@ -165,8 +112,6 @@ def test_transliteration_equals_unidecode(text):
         ("40", 0.0),  # no percent sign
         ("40 %", 0.0),
         ("forty percent", 0.0),
-        ("", 0.0),
-        ("%", 0.0),
         (".5%", 0.5**3.5),  # read as 5%
         ("-40%", 1.0),  # the sign is not seen
         ("140%", 0.5**10),

@@ -13,8 +13,8 @@ def toy_lm(tmp_path_factory):
     torch = pytest.importorskip("torch")
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from lpes_eval.models.lpes import LPES
     from benchmarks.reference import tokenizer
+    from lpes_eval.methods.lpes import LPES
 
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder, 1024)
@@ -45,6 +45,11 @@ def task_folder(tmp_path_factory):
             """
             from datasets import Dataset
 
+            from lpes_eval.data import splits
+            from lpes_eval.data.source import Source
+            from lpes_eval.harness.segments import Segment
+            from lpes_eval.harness.task import PositionTask
+
             WORDS = "red blue green black white brown pink grey".split()
 
             def load(**metadata):
@@ -53,7 +58,8 @@ def task_folder(tmp_path_factory):
                     words = [WORDS[(i * 3 + k) % 8] + str(k) for k in range(5 + i % 3)]
                     rows.append({
                         "question_id": i,
-                        "text": f"{' '.join(words)} number {metadata.get('position', 0) * len(words) // 101} is:",
+                        "text": f"{' '.join(words)} number 0 is:",
+                        "words": words,
                         "answer": "c" if i % 2 else "e",
                         "gold": i % 3,
                     })
@@ -64,6 +70,28 @@ def task_folder(tmp_path_factory):
                 shared = len(set(results[0]) & set("0123456789abcdef")) / 16
                 luck = float(sum(map(ord, results[0])) % 2)
                 return {"hits": shared, "misses": 1 - shared, "luck": luck}
+
+            class Toy(PositionTask):
+                METRIC = "hits"
+
+                def load(self, split="held_out", search_seed=0, **metadata):
+                    rows, drawn = list(load()["test"]), splits.split(12, search_seed)
+                    rows = [rows[i] for i in drawn.indices(split)]
+                    source = Source("generated", "toy", "here", "0", split, drawn.seed(split), 12, len(rows))
+                    return rows, source
+
+                def segments(self, doc, position):
+                    words = " ".join(doc["words"])
+                    return [Segment("question", f"{words} number {int(position) * len(doc['words']) // 101} is:")]
+
+                def target(self, doc, position):
+                    return doc["answer"]
+
+                def score(self, doc, position, answer):
+                    return process_results(doc, [answer])[self.METRIC]
+
+            class Lucky(Toy):
+                METRIC = "luck"
             """
         )
     )
@@ -84,10 +112,17 @@ def task_folder(tmp_path_factory):
         metadata: {metadata}
     """
     write = lambda name, content: (folder / f"{name}.yaml").write_text(textwrap.dedent(content))  # noqa: E731
-    for position in (0, 50, 100):
-        name = f"toy_pos_{position}"
-        write(name, text.format(name=name, stop="7", tokens=8, metadata=f"{{version: 1, position: {position}}}"))
-    write("toy", "group: toy\ntask: [toy_pos_0, toy_pos_100]\nmetadata: {version: 1}")
+    by_position = """
+        task: {name}
+        class: !function utils.{kind}
+        test_split: test
+        output_type: generate_until
+        metric_list: [{{metric: {metric}, aggregation: mean, higher_is_better: true}}]
+        generation_kwargs: {{until: ["b", "7"], do_sample: false, max_gen_toks: 8}}
+        metadata: {{version: 1, positions: [0, 50, 100]}}
+    """
+    write("toy", by_position.format(name="toy", kind="Toy", metric="hits"))
+    write("toy_luck", by_position.format(name="toy_luck", kind="Lucky", metric="luck"))
     write("toy_plain", text.format(name="toy_plain", stop="99", tokens=5, metadata="{version: 1}") + "    tag: toy_tag")
     write(
         "toy_choice",

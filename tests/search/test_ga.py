@@ -17,11 +17,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from search.optimizer import CMAES, GeneticAlgorithm, RandomSearch
+
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import PromptTooLong, UserError
 from search import arguments, ga, held_out, report, setup
-from search.optimizer import CMAES, GeneticAlgorithm, RandomSearch
 
 REPOSITORY = Path(__file__).parents[2]
 Layers = namedtuple("Layers", "num_layers")  # of a fitness, what the optimisers but gradient descent need to know
@@ -505,7 +506,6 @@ def test_a_resumed_search_remembers_its_best_and_its_place(command, tmp_path, mo
 
 def test_the_live_display_shows_what_there_is_to_beat_and_the_best_so_far(toy_lm, task_folder):
     from rich.console import Console
-
     from search.fitness import Fitness
     from search.parts import load_parts
 

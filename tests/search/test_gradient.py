@@ -10,15 +10,16 @@ import torch
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from search import ga, setup
-from search.gradient import AnswerLoss, GradientDescent
-from search.optimizer import Space
-from search.parts import load_parts
+from search import ga, run
+from search.answer_loss import AnswerLoss
+from search.optimizers.gradient import GradientConfig, GradientDescent
+from search.space import Space
+from search.tasks import load_tasks
 
 
 @pytest.fixture(scope="module")
 def loss(toy_lm, task_folder):
-    return AnswerLoss(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    return AnswerLoss(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
 
 
 def plain_loss(toy_lm, loss, factors, part, number):
@@ -61,51 +62,75 @@ def test_the_gradient_is_the_slope_of_the_loss(toy_lm, loss):
 
 
 def test_positions_are_drawn_by_their_weights(loss):
-    drawn = [loss.draw(k / 1000, 0.999)[0] for k in range(1000)]
+    drawn = [loss.choose(k / 1000, 0.999)[0] for k in range(1000)]
     assert [drawn.count(part) for part in range(3)] == pytest.approx([200, 300, 500], abs=1)
-    assert loss.draw(0.0, 0.999)[1] == len(loss._examples[0]) - 1
+    assert loss.choose(0.0, 0.999)[1] == len(loss._examples[0]) - 1
 
 
-def test_adam_is_torchs(loss):
-    ours = GradientDescent(Space.free(3, grid=False), loss, learning_rate=0.05)
+class Planned:
+    """A loss whose gradients are given."""
+
+    def __init__(self, gradients):
+        self.num_layers, self.gradients = 3, iter(gradients)
+
+    def choose(self, uniform, other):
+        return 0, 0
+
+    def __call__(self, factors, numbers):
+        return 0.0, next(self.gradients)
+
+
+def descent(loss, generations, monkeypatch, **settings):
+    monkeypatch.setattr("search.answer_loss.AnswerLoss", type(loss))
+    config = GradientConfig(**({"epoch_samples": 2, "gradient_batch": 2, "learning_rate": 0.05} | settings))
+    return GradientDescent(Space.free(3, grid=False), config, generations=generations, model=loss, seed=1)
+
+
+def test_adam_is_torchs(monkeypatch):
+    gradients = [[0.1, -2.0, 0.0], [0.3, 1.0, -0.2], [-0.5, 0.4, 0.1], *[[1.0, -1.0, 0.0]] * 50]
+    ours = descent(Planned(gradients), 53, monkeypatch)
     theirs = torch.tensor([1.5, 1.5, 1.5], dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([theirs], lr=0.05)
-    for gradient in ([0.1, -2.0, 0.0], [0.3, 1.0, -0.2], [-0.5, 0.4, 0.1]):
-        ours._step(gradient)
+    ours.tell([0.0])
+    for gradient in gradients[:3]:
+        [individual] = ours.ask()
         theirs.grad = torch.tensor(gradient, dtype=torch.float64)
         adam.step()
-        assert ours._s == pytest.approx(theirs.tolist(), abs=1e-9)
-    for _ in range(50):
-        ours._step([1.0, -1.0, 0.0])
-    assert ours._s[:2] == [1.0, 2.0]  # the bounds of Eq. 9
+        assert [y for _, y in individual.points] == pytest.approx(theirs.tolist(), abs=1e-9)
+        ours.tell([0.0])
+    while not ours.done:
+        [last] = ours.ask()
+        ours.tell([0.0])
+    assert [y for _, y in last.points][:2] == [1.0, 2.0]  # the bounds of Eq. 9
 
 
-def test_it_goes_on_from_its_state(loss):
-    def make():
-        return GradientDescent(Space.free(3, grid=False), loss, T=3, samples=4, batch=2, learning_rate=0.02, seed=1)
+def test_it_goes_on_from_the_journal_without_descending_again(loss, monkeypatch):
+    def run_to_the_end(history):
+        made = descent(loss, 3, monkeypatch, epoch_samples=4, learning_rate=0.02)
+        made.history = history
+        entries = {}
+        while not made.done:
+            [individual] = made.ask()
+            entries[made.generation] = json.loads(json.dumps(individual.to_dict()))
+            made.tell([0.5])
+        return entries, made.best[0].points
 
-    undisturbed, stopped = make(), make()
-    for number in range(4):
-        undisturbed.tell([0.5 + undisturbed.generation] * len(undisturbed.ask()))
-        if number < 2:
-            stopped.tell([0.5 + stopped.generation] * len(stopped.ask()))
-    resumed = make()
-    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    while not resumed.done:
-        resumed.tell([0.5 + resumed.generation] * len(resumed.ask()))
-    assert resumed.state_dict() == undisturbed.state_dict()
-    points = undisturbed.best[0].points
-    assert [x for x, _ in points] == [0, 1, 2]
+    undisturbed, points = run_to_the_end({})
     assert points != Space.free(3, grid=False).start()
+    asked = []
+    monkeypatch.setattr(AnswerLoss, "__call__", lambda self, *args: asked.append(args))
+    assert run_to_the_end(undisturbed) == (undisturbed, points)
+    assert asked == []
 
 
 def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup, "load_model", lambda args: toy_lm)
-    flags = ["--optimizer", "gradient", "--epochs", "2", "--epoch_samples", "4", "--gradient_batch", "2"]
+    monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
+    flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "4", "--gradient_batch", "2"]
     flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache", "--skip", "1"]
     assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
     journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    found = json.loads((tmp_path / "factors.json").read_text())
+    [file] = [path for path in tmp_path.glob("*.json") if path.name in ("factors.json", "best_effort.json")]
+    found = json.loads(file.read_text())
     assert [entry["origin"] for entry in journal] == ["baseline", "PI", "start", "gradient", "gradient"]
     assert found["origin"]["fitness"]["value"] == journal[-1]["fitness"]  # the last epoch, not the fittest
     assert found["unscaled_layers"] == [0]
@@ -114,20 +139,19 @@ def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_pat
 def test_the_time_and_the_examples_of_the_gradients_are_in_the_plan_and_in_the_seconds(
     toy_lm, task_folder, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(setup, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
     step = GradientDescent._step
     monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
-    flags = ["--optimizer", "gradient", "--epochs", "1", "--epoch_samples", "5", "--gradient_batch", "2"]
+    flags = ["--optimizer", "gradient", "--generations", "1", "--epoch_samples", "5", "--gradient_batch", "2"]
     flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache"]
     assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "and 1 x 4 examples forwards and backwards: an epoch is 2 whole batches of 2" in out
-    assert "the passes for the gradient come on top" in out
+    assert "and 1 x 4 examples forwards and backwards, 2 batches of 2" in out
     journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert journal[-1]["seconds"] > 1
 
 
 def test_it_needs_reference_answers(toy_lm, task_folder):
-    parts = load_parts(toy_lm, ["toy_choice"], include_path=task_folder)
+    parts = load_tasks(toy_lm, ["toy_choice"], include_path=task_folder)
     with pytest.raises(UserError, match="toy_choice"):
         AnswerLoss(toy_lm, parts)

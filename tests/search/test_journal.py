@@ -80,15 +80,6 @@ def test_a_journal_torn_at_any_byte_of_its_last_line_goes_on_to_the_same_end(und
         assert (folder / "factors.json").read_bytes() == (undisturbed / "factors.json").read_bytes()
 
 
-def test_without_its_state_a_search_is_drawn_again_from_the_journal(undisturbed, tmp_path):
-    for name in ("settings.json", "journal.jsonl"):
-        (tmp_path / name).write_bytes((undisturbed / name).read_bytes())
-    (tmp_path / "state.json").write_text('{"gener')
-    assert finish(tmp_path) == (0, "")
-    assert (tmp_path / "journal.jsonl").read_bytes() == (undisturbed / "journal.jsonl").read_bytes()
-    assert (tmp_path / "state.json").read_bytes() == (undisturbed / "state.json").read_bytes()
-
-
 def test_an_individual_whose_line_was_deleted_is_evaluated_again(undisturbed, tmp_path):
     """As the error about a damaged line says, whichever it was: the first generation's, the best one's or the last."""
     lines = (undisturbed / "journal.jsonl").read_bytes().splitlines(keepends=True)
@@ -96,13 +87,11 @@ def test_an_individual_whose_line_was_deleted_is_evaluated_again(undisturbed, tm
     for gone in {0, best, len(lines) - 1}:
         folder = tmp_path / str(gone)
         folder.mkdir()
-        for name in ("settings.json", "state.json"):
-            (folder / name).write_bytes((undisturbed / name).read_bytes())
+        (folder / "settings.json").write_bytes((undisturbed / "settings.json").read_bytes())
         (folder / "journal.jsonl").write_bytes(b"".join(lines[:gone] + lines[gone + 1 :]))
         assert finish(folder) == (0, "")
         assert sorted((folder / "journal.jsonl").read_bytes().splitlines(keepends=True)) == sorted(lines)
-        for name in ("state.json", "factors.json"):
-            assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+        assert (folder / "factors.json").read_bytes() == (undisturbed / "factors.json").read_bytes()
 
 
 def test_the_last_line_of_a_key_counts(tmp_path):
@@ -164,3 +153,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be used"), Journal(tmp_path / "file", {}):
         pass
+
+
+def test_a_folder_that_holds_files_but_no_search_is_refused_and_nothing_in_it_is_touched(tmp_path):
+    for name in ("factors.json", "summary.md", ".movie.mp4.part", ".factors.json.1.part"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match="but no search"), Journal(tmp_path, {}):
+        pass
+    assert (tmp_path / "factors.json").read_text() == (tmp_path / ".movie.mp4.part").read_text() == "mine"
+
+
+def test_of_an_own_folder_only_own_part_files_are_removed(tmp_path):
+    with Journal(tmp_path, {}):
+        pass
+    for name in (".movie.mp4.part", ".factors.json.1.part"):
+        (tmp_path / name).write_text("half")
+    with Journal(tmp_path, {}):
+        assert (tmp_path / ".movie.mp4.part").exists()
+        assert not (tmp_path / ".factors.json.1.part").exists()

@@ -3,37 +3,34 @@
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from search import loop
 from search.journal import Journal
-from search.optimizer import GeneticAlgorithm, Space
+from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
+from search.run import Search
+from search.space import Space
 
 L = 8
 
 
-def factors(individual):
-    return Factors.from_curve("bezier", individual.points, num_layers=L)
+class Toy(Search):
+    """A search whose individuals are measured by a formula."""
 
-
-def key(individual):
-    return factors(individual).digest()
-
-
-def evaluate(individual):
-    time.sleep(0.001)
-    return {"fitness": -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(factors(individual).per_layer()))}
+    def evaluate(self, individual):
+        time.sleep(0.001)
+        return {"fitness": -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(self.factors(individual).per_layer()))}
 
 
 def main(folder, seed):
-    ga = GeneticAlgorithm(Space(L), N_ps=12, N_pa=4, T=8, N_mu=6, N_cr=3, seed=seed)
-    with Journal(folder, {"seed": seed}) as journal:
+    config = GeneticConfig(population=12, parents=4, mutations=6, crossovers=3)
+    ga = GeneticAlgorithm(Space(L), config, generations=8, seed=seed)
+    args = SimpleNamespace(curve="bezier", skip=0)
+    search = Toy(args, None, SimpleNamespace(num_layers=L), ga, {"seed": seed})
+    with Journal(folder, search.settings) as journal:
         print("at work", flush=True)
-        loop.restore(ga, journal, key)
-        for note in journal.notes:
-            print(note, flush=True)
-        best, entry = loop.run(ga, evaluate, journal, key)
+        best, entry = search.run(journal, lambda individual, entry, new: None)
     origin = {"fitness": entry["fitness"], "seed": seed}
     Factors.from_curve("bezier", best.points, num_layers=L, origin=origin).save(Path(folder) / "factors.json")
 

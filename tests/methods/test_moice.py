@@ -8,15 +8,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import transformers  # noqa: E402
+from lpes_eval.peers import moice, router  # noqa: E402
+from lpes_eval.peers.cache import GrowingLayer  # noqa: E402
+from lpes_eval.peers.router import Router, RouterConfig  # noqa: E402
 from peer_checks import TASK, answers, evaluate, slow_weights  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.cache_utils import DynamicCache, DynamicLayer  # noqa: E402
 
 from benchmarks.families import tiny_config, tiny_model  # noqa: E402
 from lpes_eval.errors import UnsupportedModel, UserError  # noqa: E402
-from lpes_eval.peers import moice, router  # noqa: E402
-from lpes_eval.peers.cache import GrowingLayer  # noqa: E402
-from lpes_eval.peers.router import Router, RouterConfig  # noqa: E402
 
 SIZES = {
     "vocab_size": 61,
@@ -409,9 +409,9 @@ def test_it_runs_by_its_name_and_says_which_router_it_used(routed, task_manager)
 
 def test_with_equal_bases_it_answers_and_scores_as_hf(routed, task_manager):
     from lm_eval.models.huggingface import HFLM
+    from lpes_eval.models.moice import MoICE
 
     from lpes_eval import reference
-    from lpes_eval.models.moice import MoICE
 
     hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
     ours = MoICE(router=str(routed / "same.safetensors"), batch_size=4)
@@ -431,7 +431,6 @@ def test_with_equal_bases_it_answers_and_scores_as_hf(routed, task_manager):
 
 def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed, tmp_path, monkeypatch):
     from lm_eval.models.huggingface import HFLM
-
     from lpes_eval.models.moice import MoICE
 
     monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("a model was loaded"))
@@ -460,8 +459,9 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
 def test_the_reference_models_shipped_router_is_used_where_there_is_one(routed, tmp_path, monkeypatch):
     import shutil
 
-    from lpes_eval import reference
     from lpes_eval.models.moice import MoICE
+
+    from lpes_eval import reference
 
     shutil.copytree(reference.path(), tmp_path / "kv", ignore=shutil.ignore_patterns("*.png", "*.jsonl"))
     shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.FILE)

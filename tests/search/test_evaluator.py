@@ -18,11 +18,14 @@ from lm_eval.tasks import TaskManager
 from lpes_eval import rope
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
-from search import fitness as fitness_module
-from search.answering import AHEAD, Answerer, _Prompt, reason_against
-from search.fitness import Fitness, FitnessCache
+from search import evaluator as evaluator_module
+from search.cache import FitnessCache
+from search.engines import reason_against
+from search.engines.exact import ExactEngine
+from search.engines.prompts import AHEAD, Prompt
+from search.evaluator import Cutoff, Evaluator
 from search.identity import fingerprint
-from search.parts import Prompting, load_parts
+from search.tasks import Prompting, load_tasks
 
 
 def individuals(count, layers=3, seed=0):
@@ -35,60 +38,68 @@ def individuals(count, layers=3, seed=0):
         yield factors
 
 
-def by_the_harness(lm, factors, names, folder, metric, **options):
-    """Every example's score by ``simple_evaluate``: task -> example number -> score."""
+def by_the_harness(lm, factors, name, folder, metric, **options):
+    """Every search example's score by ``simple_evaluate``, in the order of the task's examples."""
     rope.apply(lm.model, factors)
-    total = 12
-    samples = {name: sorted(splits.split(total).indices("search")) for name in names}
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata={"split": "search"})
+    ours = name.startswith("toy_") and name != "toy_luck"  # its split is its own otherwise
+    samples = {name: sorted(splits.split(12).indices("search"))} if ours else None
     results = lm_eval.simple_evaluate(
-        model=lm,
-        tasks=list(names),
-        task_manager=TaskManager(include_path=folder, include_defaults=False),
-        samples=samples,
-        bootstrap_iters=0,
-        **options,
+        model=lm, tasks=[name], task_manager=manager, samples=samples, bootstrap_iters=0, **options
     )
-    return {name: {s["doc_id"]: s[metric] for s in results["samples"][name]} for name in names}
+    return [sample[metric] for sample in sorted(results["samples"][name], key=lambda sample: sample["doc_id"])]
+
+
+COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
-    names = [part.name for part in parts]
-    assert names == ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
+    tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
     switches = [
-        {"share_prefixes": share, "draft": draft, "look_up": look_up, "tokens_per_batch": budget}
-        for share, draft, look_up in ((1, 1, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0))
+        {"share_prefixes": share, "look_up": look_up, "tokens_per_batch": budget}
+        for share, look_up in ((1, 1), (0, 1), (1, 0), (0, 0))
         for budget in (40, 4000)
     ]
-    fast = [Fitness(toy_lm, parts, **switch) for switch in switches] + [Fitness(toy_lm, parts, few_logits=False)]
-    assert all(fitness.slow_because is None for fitness in fast)
-    slow = Fitness(toy_lm, parts, fast=False)
-    parent = None
+    fast = [Evaluator(toy_lm, tasks, **switch) for switch in switches]
+    assert all(evaluator.slow_because is None for evaluator in fast)
+    slow = Evaluator(toy_lm, tasks, fast=False)
+    assert list(slow.columns) == COLUMNS
     seen = set()
     for factors in individuals(3):
-        expected = by_the_harness(toy_lm, factors, names, task_folder, "hits")
-        means = [sum(expected[name].values()) / len(expected[name]) for name in names]
-        for fitness in (*fast, slow):
-            measured = fitness(factors, parent)
-            for part in parts:
-                assert measured.examples[part.name] == [expected[part.name][number] for number in part.numbers]
+        expected = {
+            column: by_the_harness(toy_lm, factors, "toy", task_folder, column.replace("toy", "hits"))
+            for column in COLUMNS
+        }
+        means = [sum(values) / len(values) for values in expected.values()]
+        for evaluator in (*fast, slow):
+            measured = evaluator(factors)
+            assert measured.examples == expected
             assert measured.fitness == pytest.approx(0.2 * means[0] + 0.3 * means[1] + 0.5 * means[2], abs=1e-12)
         seen.add(measured.fitness)
-        parent = factors
     assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
 
 
+def test_pi_is_measured_under_its_factor_and_not_as_the_plain_model(toy_lm, task_folder):
+    tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
+    evaluator = Evaluator(toy_lm, tasks)
+    plain = evaluator(Factors.from_uniform(1.0))
+    pi = evaluator(Factors.from_uniform(1.9))
+    assert rope.applied(toy_lm.model) == [1.9] * 3
+    expected = [by_the_harness(toy_lm, [1.9] * 3, "toy", task_folder, f"hits@{p}") for p in (0, 50, 100)]
+    assert list(pi.examples.values()) == expected
+    assert pi.examples != plain.examples
+
+
 def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, task_folder):
-    parts = load_parts(
+    parts = load_tasks(
         toy_lm, ["toy_choice", "toy_plain"], metrics=["acc", "misses"], weights=[3, 1], include_path=task_folder
     )
-    fitness = Fitness(toy_lm, parts)
+    fitness = Evaluator(toy_lm, parts)
     assert fitness.slow_because == "not all requests are for generated text"
     for factors in individuals(2):
         measured = fitness(factors)
         for part, metric in zip(parts, ("acc", "misses"), strict=True):
-            expected = by_the_harness(toy_lm, factors, [part.name], task_folder, metric)[part.name]
-            assert measured.examples[part.name] == [expected[number] for number in part.numbers]
+            assert measured.examples[part.name] == by_the_harness(toy_lm, factors, part.name, task_folder, metric)
         scores = measured.scores
         assert measured.fitness == pytest.approx(0.75 * scores["toy_choice"] - 0.25 * scores["toy_plain"])
 
@@ -110,40 +121,30 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if ad
 )
 def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, task_folder, monkeypatch, options):
     monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
-    names = ["toy_pos_0", "toy_pos_100"]
-    load = lambda **how: load_parts(toy_lm, names, include_path=task_folder, **how)  # noqa: E731
+    load = lambda **how: load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, **how)  # noqa: E731
     asked = lambda parts: [request.args for part in parts for request in part.task.instances]  # noqa: E731
     parts = load(prompting=Prompting(**options))
     assert asked(parts) != asked(load())  # so agreeing below is not a matter of course
-    fitness = Fitness(toy_lm, parts)
+    fitness = Evaluator(toy_lm, parts)
     assert (fitness.slow_because is None) == ("do_sample" not in options.get("gen_kwargs", {}))
     for factors in individuals(2):
-        expected = by_the_harness(toy_lm, factors, names, task_folder, "hits", **options)
-        measured = fitness(factors)
-        for part in parts:
-            assert measured.examples[part.name] == [expected[part.name][number] for number in part.numbers]
+        expected = by_the_harness(toy_lm, factors, "toy_plain", task_folder, "hits", **options)
+        assert fitness(factors).examples["toy_plain"] == expected
 
 
 def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
     def few(include_path, metadata, include_defaults=True):  # lm-eval's own thousands take seconds to list
         return TaskManager(include_path=include_path, metadata=metadata, include_defaults=False)
 
-    monkeypatch.setattr("search.parts.TaskManager", few)
+    monkeypatch.setattr("search.tasks.TaskManager", few)
 
     def named(*tasks, **options):
-        return [part.name for part in load_parts(toy_lm, tasks, include_path=task_folder, **options)]
+        return [part.name for part in load_tasks(toy_lm, tasks, include_path=task_folder, **options)]
 
-    three = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
-    assert named("toy_pos_*") == three  # lambdas as for a group
-    assert named("toy_pos_*", positions=[100], lambdas=[1]) == ["toy_pos_100"]
-    assert named("toy_p*") == ["toy_plain", "toy_pos_0", "toy_pos_100", "toy_pos_50"]  # not all have positions
-    assert named("toy*", positions=None)[0] == "toy_choice"  # fits the group as well, which lm-eval refuses
-    assert named("toy_tag", positions=None) == ["toy_plain"]
+    assert named("toy*") == ["toy", "toy_choice", "toy_luck", "toy_plain"]
+    assert named("toy_tag") == ["toy_plain"]
     assert named(f"{task_folder}/toy_plain.yaml") == ["toy_plain"]
-    assert named(f"{task_folder}/toy.yaml", positions=None) == ["toy_pos_0", "toy_pos_100"]
-    assert named(f"{task_folder}/toy_pos_*.yaml") == three
-    with pytest.raises(UserError, match=r"toy_pos_\[05\]\* has no position 100; it has 0, 50"):
-        named("toy_pos_[05]*")
+    assert named(f"{task_folder}/toy_[cp]*.yaml") == ["toy_choice", "toy_plain"]
     with pytest.raises(
         UserError, match=r"no task, group or tag is called 'toy_plane'; the closest names are toy_plain"
     ):
@@ -154,7 +155,7 @@ def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
 
 def test_another_search_seed_draws_other_examples_of_any_task_and_the_same_held_out_ones(toy_lm, task_folder):
     def numbers(split, seed):
-        (part,) = load_parts(
+        (part,) = load_tasks(
             toy_lm, ["toy_plain"], split=split, metadata={"search_seed": seed}, include_path=task_folder, examples=3
         )
         return part.numbers
@@ -171,8 +172,8 @@ def test_code_that_a_model_writes_is_run_only_on_request(toy_lm, task_folder, mo
 
     monkeypatch.setattr(ConfigurableTask, "UNSAFE_CODE", True, raising=False)
     with pytest.raises(UserError, match="--confirm_run_unsafe_code"):
-        load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
-    assert load_parts(
+        load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
+    assert load_tasks(
         toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(confirm_run_unsafe_code=True)
     )
 
@@ -180,7 +181,7 @@ def test_code_that_a_model_writes_is_run_only_on_request(toy_lm, task_folder, mo
 def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder):
     numbers = {}
     for split in ("search", "held_out"):
-        (part,) = load_parts(toy_lm, ["toy_plain"], split=split, include_path=task_folder)
+        (part,) = load_tasks(toy_lm, ["toy_plain"], split=split, include_path=task_folder)
         numbers[split] = set(part.numbers)
         assert [request.doc["question_id"] for request in part.task.instances] == part.numbers
         assert part.divided
@@ -189,75 +190,8 @@ def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder):
     assert not numbers["search"] & numbers["held_out"]
 
 
-def test_answers_are_those_of_the_harness_however_they_are_found(toy_lm, task_folder):
-    """Every switch alone and all together, over factors that change the answers."""
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
-    requests = [request for part in parts for request in part.task.instances]
-    answerers = [
-        Answerer(toy_lm, requests, share_prefixes=share, draft=draft, look_up=look_up, tokens_per_batch=budget)
-        for share, draft, look_up in ((1, 1, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0), (0, 0, 0))
-        for budget in (1, 100, 10_000)
-    ]
-    before = None
-    for factors in individuals(4, seed=3):
-        rope.apply(toy_lm.model, factors)
-        expected = toy_lm.generate_until(requests, disable_tqdm=True)
-        assert len(set(expected)) > len(requests) // 3
-        for answerer in answerers:
-            texts, before_next = answerer.answer(before)
-            assert texts == expected
-        before = before_next
-
-
-def test_drafts_save_steps_and_shared_prefixes_save_prefill(toy_lm, task_folder):
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
-    requests = [request for part in parts for request in part.task.instances]
-    rope.apply(toy_lm.model, [1.0, 1.1, 1.2])
-
-    one_by_one = Answerer(toy_lm, requests, draft=False, look_up=False, share_prefixes=False)
-    one_by_one.answer()
-    one_by_one.answer()
-    assert one_by_one.count.steps == one_by_one.count.tokens
-    assert one_by_one.count.shared == 0
-
-    drafted = Answerer(toy_lm, requests)
-    drafted.answer()
-    drafted.answer()  # the same answers again: one step each
-    assert drafted.count.tokens == one_by_one.count.tokens
-    assert drafted.count.steps <= one_by_one.count.tokens // 2 + len(requests)
-    assert drafted.count.shared > 0
-    assert drafted.count.prefilled + drafted.count.shared == one_by_one.count.prefilled
-
-
-def test_a_wrong_draft_changes_nothing(toy_lm, task_folder):
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
-    requests = part.task.instances
-    rope.apply(toy_lm.model, [1.0, 1.0, 1.0])
-    expected = toy_lm.generate_until(requests, disable_tqdm=True)
-    answerer = Answerer(toy_lm, requests)
-    rng = random.Random(0)
-    for length in (1, 2, 5):
-        nonsense = [tuple(rng.randrange(2, 700) for _ in range(length)) for _ in requests]
-        assert answerer.answer(nonsense)[0] == expected
-    _, right = answerer.answer()
-    endless = [tokens[:-1] + tokens[-1:] * 40 for tokens in right]  # an answer that did not end where it has to
-    assert Answerer(toy_lm, requests).answer(endless)[0] == expected
-    half_right = [tokens[: len(tokens) // 2] + (5,) * (len(tokens) - len(tokens) // 2) for tokens in right]
-    assert answerer.answer(half_right)[0] == expected
-
-
-def test_an_answer_is_drafted_from_the_parent_then_the_past():
-    prompt = _Prompt((5, 6, 7, 8), [], [], max_new=10)
-    assert prompt.recall((), None) == ()
-    assert prompt.recall((), (1, 2)) == (1, 2)
-    prompt.past += [(6, 7, 3), (6, 7, 4)]
-    assert prompt.recall((6, 7), None) == (4,)
-    assert prompt.recall((6, 7), (6, 7, 3)) == (3,)
-    assert prompt.recall((6, 8), None) == ()
-
-
-def test_then_from_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
-    prompt = _Prompt((5, 6, 7, 8, 9, 6, 7, 1, 2), [], [], max_new=10)
+def test_a_draft_is_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
+    prompt = Prompt((5, 6, 7, 8, 9, 6, 7, 1, 2), [], [], max_new=10)
     assert prompt.look_up(()) == prompt.look_up((6,)) == ()
     assert prompt.look_up((6, 7))[:2] == (1, 2)  # its last mention
     assert prompt.look_up((7, 8))[:5] == (9, 6, 7, 1, 2)
@@ -267,35 +201,41 @@ def test_then_from_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
     assert prompt.look_up((4, 3, 4, 3)) == (4, 3, 4, 3, 4, 3)  # round and round, no more than may be answered
     assert prompt.look_up((3, 3)) == ()  # the only mention is what is asked about
     assert prompt.look_up((3, 3, 3)) == (3,) * 7
-    assert len(_Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == AHEAD
+    assert len(Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == AHEAD
 
 
 def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
     """Some factors let the toy answer in loops, others do not: steps are saved over all, and nowhere added."""
-    parts = load_parts(
+    parts = load_tasks(
         toy_lm,
         ["toy_plain"],
         include_path=task_folder,
         prompting=Prompting(gen_kwargs={"max_gen_toks": 60, "until": ["never"]}),
     )
     requests = parts[0].task.instances
-    with_it, without = (Answerer(toy_lm, requests, draft=False, look_up=look_up) for look_up in (True, False))
+    with_it, without = (ExactEngine(toy_lm, requests, look_up=look_up) for look_up in (True, False))
     for factors in individuals(6):
         rope.apply(toy_lm.model, factors)
-        answers = with_it.answer()[0]
-        assert answers == without.answer()[0] == toy_lm.generate_until(requests, disable_tqdm=True)
+        answers = texts(with_it)
+        assert answers == texts(without) == toy_lm.generate_until(requests, disable_tqdm=True)
         assert without.count.steps == without.count.tokens == with_it.count.tokens
         assert with_it.count.steps <= without.count.steps
         assert with_it.count.forwards <= without.count.forwards
     assert with_it.count.steps < without.count.steps
 
 
+def texts(engine):
+    """The first response to every request, in their order."""
+    found = {i: responses[0] for batch in engine.answer() for i, responses in batch.items()}
+    return [found[i] for i in sorted(found)]
+
+
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, monkeypatch):
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
     requests = [request for part in parts for request in part.task.instances]
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    expected = Answerer(toy_lm, requests).answer()[0]
-    answerer = Answerer(toy_lm, requests, tokens_per_batch=10_000)
+    expected = texts(ExactEngine(toy_lm, requests))
+    answerer = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
     forward, refused = answerer._forward, []
 
     def small_memory(rows, ahead, buffer):
@@ -305,7 +245,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, m
         return forward(rows, ahead, buffer)
 
     monkeypatch.setattr(answerer, "_forward", small_memory)
-    assert answerer.answer()[0] == expected
+    assert texts(answerer) == expected
     assert refused
     assert answerer.tokens_per_batch < 10_000
 
@@ -314,22 +254,22 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, m
 
     monkeypatch.setattr(answerer, "_forward", no_memory)
     with pytest.raises(UserError, match="not even one prompt"):
-        answerer.answer()
+        texts(answerer)
 
 
 def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_folder, tmp_path, monkeypatch):
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
     factors = [1.0, 1.5, 1.2]
-    first = Fitness(toy_lm, parts, cache=FitnessCache(tmp_path))(factors)
-    again = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder), cache=FitnessCache(tmp_path))
-    monkeypatch.setattr(again, "_answers", lambda *_: pytest.fail("was asked again"))
+    first = Evaluator(toy_lm, parts, cache=FitnessCache(tmp_path))(factors)
+    again = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder), cache=FitnessCache(tmp_path))
+    monkeypatch.setattr(again.engine, "answer", lambda *_: pytest.fail("was asked again"))
     assert again(Factors.from_list(factors)).examples == first.examples
     with pytest.raises(pytest.fail.Exception):
         again([1.0, 1.5, 1.3])
-    fewer = Fitness(
-        toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder, examples=3), cache=FitnessCache(tmp_path)
+    fewer = Evaluator(
+        toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder, examples=3), cache=FitnessCache(tmp_path)
     )
-    monkeypatch.setattr(fewer, "_answers", lambda *_: pytest.fail("was asked again"))
+    monkeypatch.setattr(fewer.engine, "answer", lambda *_: pytest.fail("was asked again"))
     with pytest.raises(pytest.fail.Exception):  # other examples are another fitness
         fewer(factors)
 
@@ -356,7 +296,7 @@ def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path
     (folder / "answer.txt").write_text("c")
     with (folder / "toy_plain.yaml").open("a") as plain:
         plain.write(f"\nrepeats: 1\n{filters}\n")
-    load = lambda: Fitness(toy_lm, load_parts(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
+    load = lambda: Evaluator(toy_lm, load_tasks(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
     described = load().describe()
     assert load().describe() == described
     text = (folder / file).read_text()
@@ -371,7 +311,7 @@ def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path
 def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
     toy_lm, task_folder, monkeypatch, name, value
 ):
-    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
     before = fitness.describe()
     owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
     monkeypatch.setattr(owner, name, value)
@@ -379,7 +319,7 @@ def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
 
 
 def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
-    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
     before = fitness.describe()
     with monkeypatch.context() as patch:
         patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
@@ -392,20 +332,20 @@ def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monke
     assert fitness.describe()["reading"] != before["reading"]
 
 
-@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/answering.py"])
+@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
 def test_so_is_other_code_of_this_package(toy_lm, task_folder, monkeypatch, file):
-    fitness = Fitness(toy_lm, load_parts(toy_lm, ["toy"], include_path=task_folder))
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
     before, read = fitness.describe(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
     assert fitness.describe()["code_sha256"] != before["code_sha256"]
 
 
 def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
-    parts = load_parts(toy_lm, ["toy"], include_path=task_folder)
+    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
     switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
     described = []
     for switch in switches:
-        fitness = Fitness(toy_lm, parts, **switch)
+        fitness = Evaluator(toy_lm, parts, **switch)
         described.append(fitness.describe())
         fitness([1.0, 1.5, 1.2])
         described.append(fitness.describe())
@@ -414,12 +354,12 @@ def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy
 
 def test_a_cache_folder_that_cannot_be_used_is_said_once_and_ends_nothing(toy_lm, task_folder, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
-    fitness = Fitness(toy_lm, [part], cache=FitnessCache(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING, "search.fitness"):
+    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
+    fitness = Evaluator(toy_lm, [part], cache=FitnessCache(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "search.cache"):
         first, second = fitness([1.0, 1.5, 1.2]), fitness([1.0, 1.5, 1.3])
     assert first.examples.keys() == second.examples.keys() == {"toy_plain"}
-    said = [record.getMessage() for record in caplog.records if record.name == "search.fitness"]
+    said = [record.getMessage() for record in caplog.records if record.name == "search.cache"]
     assert len(said) == 1
     assert "cannot be kept for other searches" in said[0]
 
@@ -439,10 +379,10 @@ def test_no_examples_are_refused_and_not_taken_for_all(toy_lm, task_folder, tmp_
     for tasks, options in ((["toy_plain"], {"include_path": task_folder}), (["kv_retrieval"], {})):
         for examples in (0, -1):
             with pytest.raises(UserError, match=f"{examples} examples: expected 1 or more"):
-                load_parts(toy_lm, tasks, split=split, examples=examples, **options)
+                load_tasks(toy_lm, tasks, split=split, examples=examples, **options)
     lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
     with pytest.raises(UserError, match="toy_plain has no two questions"):
-        load_parts(toy_lm, ["toy_plain"], split=split, include_path=lonely)
+        load_tasks(toy_lm, ["toy_plain"], split=split, include_path=lonely)
 
 
 def edited(task_folder, tmp_path, before, after):
@@ -455,108 +395,99 @@ def edited(task_folder, tmp_path, before, after):
     return str(folder)
 
 
-def test_a_question_is_in_one_split_only_at_whatever_position_it_stands(toy_lm, task_folder, tmp_path):
+def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
     folder = edited(task_folder, tmp_path, '"question_id": i,', '"question_id": "abcd"[i % 4],')
     questions, numbers = {}, {}
     for split in ("search", "held_out"):
-        parts = load_parts(toy_lm, ["toy"], split=split, include_path=folder)
-        assert len({tuple(part.questions) for part in parts}) == 1
-        questions[split], numbers[split] = set(parts[0].questions), set(parts[0].numbers)
+        (task,) = load_tasks(toy_lm, ["toy_plain"], split=split, include_path=folder)
+        questions[split], numbers[split] = set(task.questions), set(task.numbers)
     assert questions["search"] | questions["held_out"] == set("abcd")
     assert not questions["search"] & questions["held_out"]
     assert numbers["search"] | numbers["held_out"] == set(range(12))
-    (few,) = load_parts(toy_lm, ["toy_plain"], include_path=folder, examples=2)
-    assert len(few.docs) == 2
     nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=nameless)
-    assert part.questions == part.numbers == sorted(splits.split(12).search)
+    (task,) = load_tasks(toy_lm, ["toy_plain"], include_path=nameless)
+    assert task.questions == task.numbers == sorted(splits.split(12).search)
 
 
 def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):
     """toy_choice has a test split only, so lm-eval would take its examples from there."""
     with pytest.raises(UserError, match=r"toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"):
-        load_parts(toy_lm, ["toy_choice"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
-    held_out = load_parts(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+        load_tasks(toy_lm, ["toy_choice"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    held_out = load_tasks(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
+    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
     prompts = [request.args[0] for request in part.task.instances]
     assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
 def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitness_module, "BOUNDED", {"luck"})
-    parts = load_parts(toy_lm, ["toy"], metrics=["luck"], include_path=task_folder)
+    monkeypatch.setattr(evaluator_module, "BOUNDED", {"luck"})
+    tasks = load_tasks(toy_lm, ["toy_luck"], include_path=task_folder)
     ways = [
         {},
         {"tokens_per_batch": 1},
         {"tokens_per_batch": 300},
-        {"share_prefixes": False, "tokens_per_batch": 1},
         {"share_prefixes": False},
         {"cache": FitnessCache(tmp_path / "known")},
         {"cache": FitnessCache(tmp_path / "new")},
     ]
-    fitnesses = [Fitness(toy_lm, parts, **way) for way in ways]
+    evaluators = [Evaluator(toy_lm, tasks, **way) for way in ways]
     tried = list(individuals(12, seed=4))
-    measured = [fitnesses[-2](factors) for factors in tried]
+    measured = [evaluators[-2](factors) for factors in tried]
     best = max(measured, key=lambda one: one.fitness)
-    rivals = [(best.fitness, best.examples)]
-    rivals += [(share, {name: [share] * len(scores) for name, scores in best.examples.items()}) for share in (0.6, 0.8)]
+    cutoffs = [Cutoff(best.fitness, best.examples, 0.4)]
+    for share in (0.6, 0.8):
+        cutoffs.append(Cutoff(share, {name: [share] * len(v) for name, v in best.examples.items()}, 0.4))
     decided = set()
     for factors, full in zip(tried, measured, strict=True):
-        for floor, rival in rivals:
-            runs = [fitness(factors, None, floor, rival, 0.4) for fitness in fitnesses]
+        for cutoff in cutoffs:
+            runs = [evaluator(factors, cutoff) for evaluator in evaluators]
             outcomes = [(run.stopped_after, run.fitness, run.scores, run.examples) for run in runs]
             assert all(outcome == outcomes[0] for outcome in outcomes)
             if not runs[0].stopped_after:
                 assert runs[0].examples == full.examples
             decided.add(runs[0].stopped_after)
-    assert len(decided) > 2  # some given up, at different times, and some not
+    assert len(decided) > 1  # some given up and some not
     assert 0 in decided
-    again = Fitness(toy_lm, parts, cache=FitnessCache(tmp_path / "new"))
-    monkeypatch.setattr(again, "_answers", lambda *_: pytest.fail("was asked again"))
-    for factors, full in zip(tried, measured, strict=True):  # one batch had answered them all
-        assert again(factors).examples == full.examples
 
 
-def test_the_examples_of_a_question_are_a_unit_at_all_positions_whoever_shares_a_prefix(toy_lm, task_folder):
-    parts = load_parts(toy_lm, ["toy", "toy_plain"], include_path=task_folder)
-    units = [
-        [[(part.name, order) for part, order in unit] for unit in Fitness(toy_lm, parts, share_prefixes=share).units]
-        for share in (True, False)
-    ]
-    assert units[0] == units[1]
-    positions = ["toy_pos_0", "toy_pos_50", "toy_pos_100"]
-    n = len(parts[0].docs)
-    assert units[0] == [[(name, k) for name in positions] for k in range(n)] + [[("toy_plain", k)] for k in range(n)]
+def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, task_folder, monkeypatch):
+    monkeypatch.setattr(evaluator_module, "BOUNDED", {"luck"})
+    evaluator = Evaluator(toy_lm, load_tasks(toy_lm, ["toy_luck"], include_path=task_folder), tokens_per_batch=1)
+    stopped = 0
+    for factors in individuals(8, seed=2):
+        full, early = evaluator(factors), evaluator(factors, Cutoff(0.7))
+        if early.stopped_after:
+            stopped += 1
+            assert full.fitness <= early.fitness < 0.7
+        else:
+            assert early.fitness == full.fitness
+    assert stopped
+
+
+def test_the_examples_of_a_question_are_taken_together(toy_lm, task_folder):
+    tasks = load_tasks(toy_lm, ["toy", "toy_plain"], include_path=task_folder)
+    questions = [[(task.name, number) for task, number in q] for q in Evaluator(toy_lm, tasks).questions]
+    assert questions == [[(task.name, k)] for task in tasks for k in range(len(task.docs))]
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
     toy_lm, task_folder, monkeypatch, caplog
 ):
-    at_positions = load_parts(toy_lm, ["toy"], include_path=task_folder)
-    elsewhere = load_parts(toy_lm, ["toy_plain", "toy_choice"], include_path=task_folder)
-    for fast in (True, False):
-        assert Fitness(toy_lm, elsewhere, fast=fast).cut == Fitness(toy_lm, elsewhere[:1], fast=fast).cut == {}
+    at_positions = load_tasks(toy_lm, ["toy"], include_path=task_folder)
+    elsewhere = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
     lengths = sorted(len(toy_lm.tok_encode(request.args[0])) for request in elsewhere[0].task.instances)
     assert lengths[0] < lengths[-1]
     monkeypatch.setattr(toy_lm, "_max_length", lengths[-1] + 5 - 1)  # its answers have up to 5 tokens
     too_long = sum(length == lengths[-1] for length in lengths)
     for fast in (True, False):
         caplog.clear()
-        fitness = Fitness(toy_lm, elsewhere[:1], fast=fast)
-        assert fitness.cut == {"toy_plain": too_long}
+        evaluator = Evaluator(toy_lm, elsewhere, fast=fast)
         assert f"toy_plain: {too_long} of {len(lengths)} prompts do not fit" in caplog.text
-        with pytest.raises(PromptTooLong, match=r"toy_pos_0: . of 5 prompts do not fit the model's .* tokens"):
-            Fitness(toy_lm, at_positions, fast=fast)
-    expected = by_the_harness(toy_lm, [1.0, 1.2, 1.4], ["toy_plain"], task_folder, "hits")["toy_plain"]
-    found = Fitness(toy_lm, elsewhere[:1])([1.0, 1.2, 1.4]).examples["toy_plain"]
-    assert found == [expected[number] for number in elsewhere[0].numbers]
-    monkeypatch.setattr(toy_lm, "_max_length", lengths[0])  # the choices are words behind the prompts
-    assert Fitness(toy_lm, elsewhere[1:]).cut["toy_choice"] > 0
-    monkeypatch.setattr(toy_lm, "_max_length", 5)
-    for fast in (True, False):
-        with pytest.raises(UserError, match=r"max_gen_toks=5: .* leave the prompt no room"):
-            Fitness(toy_lm, elsewhere[:1], fast=fast)
+        with pytest.raises(PromptTooLong, match=r"toy: \d+ of \d+ prompts do not fit the model's .* tokens"):
+            Evaluator(toy_lm, at_positions, fast=fast)
+    expected = by_the_harness(toy_lm, [1.0, 1.2, 1.4], "toy_plain", task_folder, "hits")
+    assert evaluator([1.0, 1.2, 1.4]).examples["toy_plain"] == expected
 
 
 @pytest.mark.parametrize(("task", "metric"), [("toy_plain", "hits"), ("toy_choice", "acc")])
@@ -566,12 +497,11 @@ def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkey
     monkeypatch.setattr(HFLM, "_detect_batch_size", lambda self, *args: tried.append(args) or detect(self, *args))
     for name, value in (("batch_size_per_gpu", "auto"), ("batch_schedule", 1), ("max_batch_size", 4)):
         monkeypatch.setattr(toy_lm, name, value, raising=False)
-    fitness = Fitness(toy_lm, load_parts(toy_lm, [task], include_path=task_folder), fast=False)
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, [task], include_path=task_folder), fast=False)
     measured = [fitness(factors) for factors in individuals(3)]
     assert len(tried) == 1
     for factors, one in zip(individuals(3), measured, strict=True):
-        expected = by_the_harness(toy_lm, factors, [task], task_folder, metric)[task]
-        assert one.examples[task] == [expected[number] for number in fitness.parts[0].numbers]
+        assert one.examples[task] == by_the_harness(toy_lm, factors, task, task_folder, metric)
     assert len(tried) == 4  # simple_evaluate tries as ever
 
 
@@ -593,14 +523,14 @@ def test_another_weight_is_another_model(toy_lm):
 def test_a_model_that_does_not_decode_plainly_is_left_to_the_harness(
     toy_lm, task_folder, monkeypatch, setting, value, reason
 ):
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
+    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
     assert reason_against(toy_lm, part.task.instances) is None
     monkeypatch.setattr(toy_lm.model.generation_config, setting, value)
     assert reason in reason_against(toy_lm, part.task.instances)
 
 
 def test_positions_that_depend_on_the_length_are_left_to_the_harness(toy_lm, task_folder, monkeypatch):
-    (part,) = load_parts(toy_lm, ["toy_plain"], include_path=task_folder)
+    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
     monkeypatch.setattr(toy_lm.model.config, "rope_parameters", {"rope_type": "dynamic", "factor": 2.0})
     assert "dynamic" in reason_against(toy_lm, part.task.instances)
 
@@ -609,7 +539,7 @@ def test_positions_that_depend_on_the_length_are_left_to_the_harness(toy_lm, tas
     ("arguments", "message"),
     [
         ({"tasks": []}, "no task"),
-        ({"tasks": ["toy"], "positions": (0, 30, 100)}, "no position 30; it has 0, 50, 100"),
+        ({"tasks": ["toy"], "positions": (0, 130, 100)}, "positions="),
         ({"tasks": ["toy"], "lambdas": (0.5, 0.5)}, "3 positions, but 2 lambdas"),
         ({"tasks": ["toy"], "lambdas": (0, 0, 0)}, "not all 0"),
         ({"tasks": ["toy"], "weights": (1, 2)}, "2 weights for 1 task"),
@@ -619,27 +549,26 @@ def test_positions_that_depend_on_the_length_are_left_to_the_harness(toy_lm, tas
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(toy_lm, task_folder, arguments, message):
     with pytest.raises(UserError, match=message) as refused:
-        load_parts(toy_lm, include_path=task_folder, **arguments)
+        load_tasks(toy_lm, include_path=task_folder, **arguments)
     assert "\n" not in str(refused.value)
 
 
 def test_an_unknown_metric_is_named_with_those_there_are(toy_lm, task_folder):
     with pytest.raises(UserError, match="no metric 'f1'; it has hits, misses, luck"):
-        load_parts(toy_lm, ["toy_plain"], metrics=["f1"], include_path=task_folder)
+        load_tasks(toy_lm, ["toy_plain"], metrics=["f1"], include_path=task_folder)
 
 
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
-    parts = load_parts(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
-    assert [(part.position, part.weight, part.metric) for part in parts] == [
-        (0, 0.2, "acc"),
-        (50, 0.3, "acc"),
-        (100, 0.5, "acc"),
+    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
+    assert [(column.position, column.weight, column.metric) for column in task.columns] == [
+        (0, 0.2, "acc@0"),
+        (50, 0.3, "acc@50"),
+        (100, 0.5, "acc@100"),
     ]
-    assert parts[0].questions == parts[1].questions == parts[2].questions
-    assert not any(part.divided for part in parts)  # the task itself hands out a split
-    held_out = load_parts(
+    assert not task.divided  # the task itself hands out a split
+    (held_out,) = load_tasks(
         toy_lm, ["kv_retrieval"], split="held_out", positions=None, metadata={"num_keys": 4}, examples=2
     )
-    assert [part.position for part in held_out] == [0, 20, 40, 60, 80, 100]
-    assert {part.weight for part in held_out} == {1 / 6}
-    assert not set(parts[0].questions) & set(held_out[0].questions)
+    assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
+    assert {column.weight for column in held_out.columns} == {1 / 6}
+    assert not set(task.questions) & set(held_out.questions)

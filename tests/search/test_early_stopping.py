@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.stopping import Bet, Race
+from search.early_stopping import Bet, Race
 
 ERROR = 0.05
 Z = statistics.NormalDist().inv_cdf(ERROR)

@@ -6,7 +6,7 @@ import lm_eval
 import torch
 
 LENGTH, PADDING = 20, 5
-TASK = "kv_retrieval_50_pos_020"
+TASK = "kv_retrieval"
 
 
 def inputs(rows=2, length=LENGTH, padding=PADDING):
@@ -29,23 +29,23 @@ def distance(a, b):
     return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
 
 
-def evaluate(model, task_manager, arguments="", tasks=(TASK,), limit=4):
+def evaluate(model, task_manager, arguments="", limit=2, **metadata):
     """Results of the harness, with samples, on contexts of eight records."""
     return lm_eval.simple_evaluate(
         model,
         model_args=arguments,
-        tasks=list(tasks),
+        tasks=[TASK],
         limit=limit,
         batch_size=4,
-        task_manager=task_manager(num_keys=8),
+        task_manager=task_manager(**{"num_keys": 8, "positions": [0, 100]} | metadata),
         log_samples=True,
         bootstrap_iters=0,
     )
 
 
 def answers(results):
-    """Every answer of a run, by task."""
-    return {name: [sample["resps"] for sample in samples] for name, samples in results["samples"].items()}
+    """Every answer of a run."""
+    return [(sample["doc_id"], sample["arguments"], sample["resps"]) for sample in results["samples"][TASK]]
 
 
 def slow_weights(q, w1, w2, w3, k):

@@ -9,16 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from lpes_eval.peers import moice  # noqa: E402
+from lpes_eval.peers import router as routers  # noqa: E402
+from lpes_eval.peers import train_router as training  # noqa: E402
+from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
 from peer_checks import slow_weights  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from lpes_eval import reference  # noqa: E402
 from lpes_eval.data import fiction, kv  # noqa: E402
 from lpes_eval.errors import UserError  # noqa: E402
-from lpes_eval.peers import moice  # noqa: E402
-from lpes_eval.peers import router as routers  # noqa: E402
-from lpes_eval.peers import train_router as training  # noqa: E402
-from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
 
 
 def config(**changes):
@@ -401,7 +401,7 @@ def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none
     evaluated = set()
     for i in range(kv.POOL):
         if task == "kv_retrieval":
-            evaluated.update(key for record in kv.generate(i, size, 0).records for key in record)
+            evaluated.update(key for record in kv.generate(i, size).records for key in record)
         elif i < 300:
             evaluated.add(fiction.generate(i, size).gold.text)
     golds = set()

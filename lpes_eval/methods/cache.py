@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from lpes_eval.peers.attention import Call
+from lpes_eval.methods.attention import Call
 
 
 class GrowingLayer(DynamicLayer):

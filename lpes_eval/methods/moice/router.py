@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
-from lpes_eval.peers.attention import PUBLISHED_BASES
+from lpes_eval.methods.tables import PUBLISHED_BASES
 
 BASES = PUBLISHED_BASES
 """Those of Attention Buckets (arXiv 2312.04455), which MoICE takes over. The router sees the query of the first."""
@@ -59,6 +59,9 @@ class RouterConfig:
         model: the model's name or folder, as it was given for training.
         weights_sha256: checksum of the model's weights, where they are small enough to be read for it.
         training: the settings of the training, and the last loss.
+
+    Raises:
+        UserError: what cannot be.
     """
 
     layers: int
@@ -91,21 +94,19 @@ class RouterConfig:
     @classmethod
     def from_json(cls, text: str, source: str) -> RouterConfig:
         """Read what ``to_json`` wrote; ``UserError`` names ``source``."""
+        reason = ""
         try:
             data = json.loads(text)
-            version = data.pop("version")
-        except (ValueError, AttributeError, KeyError, TypeError):
-            raise UserError(f"{source}: its {METADATA!r} entry is not a router's; train one anew") from None
-        if version != VERSION:
-            raise UserError(f"{source}: version {version} of the router format, expected {VERSION}; update lpes-eval")
-        try:
+            if (version := data.pop("version")) != VERSION:
+                reason = f" (version {version} of the format, expected {VERSION}: update lpes-eval)"
+                raise ValueError
             config = cls(**data | {"bases": tuple(map(float, data["bases"]))})
             counts = (config.layers, config.heads, config.head_dim, config.top_k)
             if not all(type(count) is int for count in counts) or not isinstance(config.training, dict):
                 raise TypeError
             return config
-        except (TypeError, ValueError, KeyError) as error:
-            reason = f" ({error})" if isinstance(error, UserError) else ""
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = reason or (f" ({error})" if isinstance(error, UserError) else "")
             raise UserError(f"{source}: its {METADATA!r} entry is not a router's{reason}; train one anew") from None
 
 
@@ -134,15 +135,16 @@ class Router(nn.Module):
         self.w2 = normal(layers, count, count)
         self.w3 = normal(layers, size, count)
 
-    def scores(self, layer: int, query: Tensor) -> Tensor:
-        """Scores of all bases, (..., N), in the parameters' dtype, for queries (..., D) rotated with the first base."""
+    def forward(self, layer: int, query: Tensor) -> Tensor:
+        """Weights of all bases, (..., N), at most k of them above 0, summing to 1.
+
+        Args:
+            layer: number of the layer.
+            query: (..., D), rotated with the first base.
+        """
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
-        return (functional.silu(query @ w1) * (query @ w3)) @ w2
-
-    def forward(self, layer: int, query: Tensor) -> Tensor:
-        """Weights of all bases, (..., N), at most k of them above 0, summing to 1, for queries (..., D)."""
-        scores = self.scores(layer, query)
+        scores = (functional.silu(query @ w1) * (query @ w3)) @ w2
         if self.seen is not None:
             self.seen.append(scores)
         return top_k_softmax(scores, self.config.top_k)
@@ -176,7 +178,7 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
 
 
 def write(router: Router, file: str | Path) -> None:
-    """Save ``router`` so that whoever reads finds the old file or the new one; the same router gives the same bytes."""
+    """Save ``router``, whole or not at all; the same router gives the same bytes."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in router.named_parameters()}
     write_atomically(file, save(tensors, metadata={METADATA: router.config.to_json()}))
 
@@ -188,7 +190,7 @@ def find(path: str | Path) -> Path:
     if not file.is_file():
         raise UserError(
             f"router={path}: no such file{f' ({file})' if file != given else ''}; "
-            "train one with python -m lpes_eval.peers.train_router"
+            "train one with python -m lpes_eval.methods.moice.train"
         )
     return file
 
@@ -208,21 +210,19 @@ def read_config(file: Path) -> RouterConfig:
 def read(file: Path) -> Router:
     """The router in ``file``; ``UserError`` where it is damaged."""
     router = Router(read_config(file))
-    with safe_open(file, framework="pt") as stored:
+    with safe_open(file, framework="pt") as stored, torch.no_grad():
         names = set(stored.keys())
         for name, weight in router.named_parameters():
             found = tuple(stored.get_slice(name).get_shape()) if name in names else "none"
             if found != tuple(weight.shape):
                 raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
-            value = stored.get_tensor(name)
-            if not bool(value.isfinite().all()):
+            weight.copy_(stored.get_tensor(name))
+            if not bool(weight.isfinite().all()):
                 raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
-            with torch.no_grad():
-                weight.copy_(value)
     return router.requires_grad_(False)
 
 
-def check(config: RouterConfig, source: str | Path, model: RouterConfig) -> None:
+def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
     """Refuse a router that was made for another model.
 
     Args:
@@ -233,29 +233,32 @@ def check(config: RouterConfig, source: str | Path, model: RouterConfig) -> None
     Raises:
         UserError: other sizes, or other weights where both checksums are known; names both models.
     """
-    way_out = "train a router for this model with python -m lpes_eval.peers.train_router"
+
+    def refuse(made_for: str, found: str) -> UserError:
+        return UserError(
+            f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
+            f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
+        )
+
     if config.shape != model.shape:
-        raise UserError(
-            f"router={source}: made for {config.model or 'a model'} with {config.shape}, "
-            f"but {model.model or 'the model'} has {model.shape}; {way_out}"
-        )
-    if None not in (config.weights_sha256, model.weights_sha256) and config.weights_sha256 != model.weights_sha256:
-        raise UserError(
-            f"router={source}: made for {config.model or 'a model'} with weights {str(config.weights_sha256)[:12]}, "
-            f"but {model.model or 'the model'} has weights {str(model.weights_sha256)[:12]}; {way_out}"
-        )
+        raise refuse(config.shape, model.shape)
+    mine, theirs = config.weights_sha256, model.weights_sha256
+    if mine is not None and theirs is not None and mine != theirs:
+        raise refuse(f"weights {mine[:12]}", f"weights {theirs[:12]}")
 
 
-def describe(model_config: Any, name: str | None, **options: Any) -> RouterConfig:
-    """The sizes of a transformers model with the configuration ``model_config``, as a router for it must have them.
+def describe(config: Any, **options: Any) -> RouterConfig:
+    """The sizes of a transformers model with the configuration ``config``, as a router for it must have them.
 
-    ``name`` is its folder or its name on the Hub; ``options`` are further fields of :class:`RouterConfig`.
+    Its name and its weights' checksum are those of the folder that the configuration was read from. ``options`` are
+    further fields of :class:`RouterConfig`.
     """
-    text = model_config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    name = getattr(config, "_name_or_path", None) or None
     digest = weights_digest(name) if name is not None else None
-    return RouterConfig(text.num_hidden_layers, heads, size, model=name, weights_sha256=digest, **options)
+    return RouterConfig(text.num_hidden_layers, heads, size, **{"model": name, "weights_sha256": digest} | options)
 
 
 def weights_digest(folder: str) -> str | None:

@@ -10,11 +10,12 @@ from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
 from benchmarks.families import tiny_config, tiny_model
-from lpes_eval import rope
-from lpes_eval.models.lpes import LPES
 from benchmarks.reference import tokenizer
-from search import answering
-from search.answering import AHEAD, Answerer, reason_against
+from lpes_eval import rope
+from lpes_eval.methods.lpes import LPES
+from search.engines import exact, reason_against
+from search.engines.exact import ExactEngine
+from search.engines.kv_buffer import Buffer
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 
@@ -38,7 +39,7 @@ def watched(monkeypatch):
     """The buffers that are made: how many rows and lanes each has, and how many rows are dropped while others go on."""
     seen = []
 
-    class Watched(answering._Buffer):
+    class Watched(Buffer):
         def __init__(self, config, rows, prefix, behind, lanes):
             super().__init__(config, rows, prefix, behind, lanes)
             self.made, self.dropped_early = (rows, prefix, behind, lanes), 0
@@ -48,8 +49,14 @@ def watched(monkeypatch):
             super().drop(row)
             self.dropped_early += self.place.rows > 0
 
-    monkeypatch.setattr(answering, "_Buffer", Watched)
+    monkeypatch.setattr(exact, "Buffer", Watched)
     return seen
+
+
+def texts(engine):
+    """The first response to every request, in their order."""
+    found = {i: responses[0] for batch in engine.answer() for i, responses in batch.items()}
+    return [found[i] for i in sorted(found)]
 
 
 FAMILIES = {  # what differs in how keys, positions and masks reach attention
@@ -76,9 +83,8 @@ def test_prompts_that_share_a_row_are_answered_as_each_alone(family, attention, 
     expected = lm.generate_until(requests, disable_tqdm=True)
     assert len(set(expected)) > len(requests) / 3
     for budget in (10_000, 400):
-        answerer = Answerer(lm, requests, tokens_per_batch=budget)
-        assert answerer.answer()[0] == expected
-        assert answerer.answer()[0] == expected  # drafted
+        answerer = ExactEngine(lm, requests, tokens_per_batch=budget)
+        assert texts(answerer) == expected
     assert max(buffer.lanes for buffer in watched) > 1
     assert any(buffer.dropped_early for buffer in watched)
 
@@ -93,41 +99,9 @@ def test_so_they_are_in_half_precision(dtype, tmp_path):
     rope.apply(lm.model, [1.0 + 0.3 * h for h in range(config.num_hidden_layers)])
     same = [
         ours == theirs
-        for ours, theirs in zip(Answerer(lm, requests).answer()[0], lm.generate_until(requests, True), strict=True)
+        for ours, theirs in zip(texts(ExactEngine(lm, requests)), lm.generate_until(requests, True), strict=True)
     ]
     assert sum(same) >= 0.8 * len(same)  # but for ties, which rounding decides
-
-
-def test_decoding_goes_on_behind_a_draft_that_was_rejected_anywhere(toy_lm):
-    """Each prompt's draft differs from its answer at a place of its own, so the next tokens overwrite what is wrong."""
-    requests = questions(tokens=30)
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    expected = toy_lm.generate_until(requests, disable_tqdm=True)
-    _, right = Answerer(toy_lm, requests).answer()
-    assert sum(len(answer) > 12 for answer in right) > len(right) / 3  # long enough to be cut somewhere
-    rng = random.Random(0)
-    for look_up in (True, False):
-        for _ in range(3):
-            drafts = []
-            for answer in right:
-                cut = rng.randrange(len(answer))
-                drafts.append((*answer[:cut], *(rng.randrange(2, 700) for _ in range(rng.randrange(40)))))
-            answerer = Answerer(toy_lm, requests, look_up=look_up)
-            texts, tokens = answerer.answer(drafts)
-            assert texts == expected
-            assert tokens == right
-            assert answerer.count.steps < answerer.count.tokens  # what was right in the drafts was taken
-
-
-def test_a_right_draft_is_checked_a_piece_at_a_time(toy_lm):
-    requests = questions(tokens=40)
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    answerer = Answerer(toy_lm, requests, look_up=False)
-    _, right = answerer.answer()
-    assert max(map(len, right)) > 2 * AHEAD
-    before = answerer.count.steps
-    assert answerer.answer(right)[1] == right
-    assert answerer.count.steps - before == sum(-(-len(answer) // AHEAD) for answer in right)
 
 
 @pytest.mark.parametrize("longer", [(), (90,)])
@@ -138,34 +112,13 @@ def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, 
     requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ("", " red", " red 1")]
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     expected = toy_lm.generate_until(requests, disable_tqdm=True)
-    assert Answerer(toy_lm, requests).answer()[0] == expected
-    assert Answerer(toy_lm, requests[-3:]).answer()[0] == expected[-3:]
-
-
-def test_an_answer_ends_where_a_past_one_did(toy_lm):
-    answerer = Answerer(toy_lm, questions())
-    prompt, end = answerer._prompts[0], next(iter(answerer._ends))
-    prompt.past.append((40, end))
-    assert answerer._extend(prompt, (40,), (end, 41)) == ((40, end), True)
-
-
-def test_what_one_prompt_of_a_row_answers_is_nothing_to_the_others(toy_lm, watched):
-    """The same question thrice in a row, each time with another draft: what one was fed must not reach the next."""
-    first = questions(beginnings=(60,), asked_of_each=1)
-    text = max((request.args[0] for request in first), key=len)
-    requests = [Instance("generate_until", {}, (text + end, first[0].args[1]), n) for n, end in enumerate("abc")]
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    expected = toy_lm.generate_until(requests, disable_tqdm=True)
-    for odd in range(3):
-        drafts = [tuple(range(20, 30)) if n == odd else () for n in range(3)]
-        assert Answerer(toy_lm, requests).answer(drafts)[0] == expected
-    assert {buffer.made[0] for buffer in watched} == {1}  # one row
-    assert {buffer.lanes for buffer in watched} == {3}
+    assert texts(ExactEngine(toy_lm, requests)) == expected
+    assert texts(ExactEngine(toy_lm, requests[-3:])) == expected[-3:]
 
 
 def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
     requests = questions(beginnings=(60, 60), asked_of_each=3)
-    answerer = Answerer(toy_lm, requests)
+    answerer = ExactEngine(toy_lm, requests)
     tokens = dict.fromkeys(range(3), 0)
     hooks = [
         layer.mlp.register_forward_hook(
@@ -174,7 +127,7 @@ def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
         for h, layer in enumerate(toy_lm.model.model.layers)
     ]
     try:
-        answerer.answer()
+        texts(answerer)
     finally:
         for hook in hooks:
             hook.remove()
@@ -187,7 +140,7 @@ def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):
     requests = questions(beginnings=(60, 61, 48, 20, 33, 70), asked_of_each=6)
     for budget in (600, 1500):
         watched.clear()
-        Answerer(toy_lm, requests, tokens_per_batch=budget).answer()
+        texts(ExactEngine(toy_lm, requests, tokens_per_batch=budget))
         made = [buffer.made for buffer in watched]
         assert any(rows > 1 for rows, *_ in made)
         for rows, prefix, behind, lanes in made:
@@ -202,8 +155,8 @@ def test_many_prompts_behind_one_prefix_share_its_prefill_and_not_one_row(toy_lm
     """As with examples in front of every question: the row would be longer than what they share."""
     requests = questions(beginnings=(40,), asked_of_each=20)
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    answerer = Answerer(toy_lm, requests)
-    assert answerer.answer()[0] == toy_lm.generate_until(requests, disable_tqdm=True)
+    answerer = ExactEngine(toy_lm, requests)
+    assert texts(answerer) == toy_lm.generate_until(requests, disable_tqdm=True)
     shared = max(len(group.prefix) for group in answerer._groups)
     assert answerer.count.shared == 19 * shared
     (buffer,) = watched

@@ -1,4 +1,4 @@
-"""The ``pi`` model type: Position Interpolation (arXiv 2306.15595), one factor for all layers.
+"""Position Interpolation (arXiv 2306.15595), one factor for all layers; the model type ``pi``.
 
 lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tasks kv_retrieval
 """
@@ -13,8 +13,8 @@ from torch import nn
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.factors import MAX_LAYERS, Factors
-from lpes_eval.models.base import count, real
-from lpes_eval.models.lpes import LPES
+from lpes_eval.methods.base import count, real
+from lpes_eval.methods.lpes import LPES, LayerFactors
 
 FACTOR = 1.5
 """The middle of the range that is searched, and every layer's factor in the search's first individual (Eq. 8)."""
@@ -37,18 +37,43 @@ class PI(LPES):
         UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
     """
 
+    title = "Position Interpolation"
+    paper = "2306.15595"
+    published_time = None
+
     def __init__(self, pretrained: Any = None, factor: Any = FACTOR, skip: Any = 0, **kwargs: Any) -> None:
         if "factors" in kwargs:
             raise UserError("pi takes factor=NUMBER for all layers; factors=FILE is for lpes")
-        value = real("factor", factor)
         self.skip = count("skip", skip)
-        left_alone = tuple(range(min(self.skip, MAX_LAYERS)))
-        uniform = Factors.from_dict({"uniform": value}, source=f"factor={factor}")
-        super().__init__(pretrained, factors=replace(uniform, unscaled_layers=left_alone), **kwargs)
+        super().__init__(pretrained, factors=uniform(factor, self.skip), **kwargs)
         self._factors_given = factor
+
+    @classmethod
+    def apply(cls, model: nn.Module, factor: Any = FACTOR, skip: Any = 0) -> LayerFactors:  # type: ignore[override]
+        """Put the factor into a transformers model, until ``detach``."""
+        check_skip(model, count("skip", skip))
+        return LayerFactors(model, uniform(factor, count("skip", skip)))
+
+    @classmethod
+    def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
+        """The defaults."""
+        return {}
 
     def check(self, skeleton: nn.Module) -> None:
         """Check that there are layers left after those that are skipped."""
-        depth = len(rope.find_decoder(skeleton).layers)
-        if self.skip >= depth:
-            raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")
+        check_skip(skeleton, self.skip)
+
+
+def uniform(factor: Any, skip: int) -> Factors:
+    """One factor for all layers but the first ``skip``."""
+    factors = Factors.from_dict({"uniform": real("factor", factor)}, source=f"factor={factor}")
+    return replace(factors, unscaled_layers=tuple(range(min(skip, MAX_LAYERS))))
+
+
+def check_skip(model: nn.Module, skip: int) -> None:
+    """Raise ``UserError`` where the model has no more layers than the first ``skip``."""
+    if skip >= (depth := len(rope.find_decoder(model).layers)):
+        raise UserError(f"skip={skip}: the model has {depth} layers, of which none would be left")
+
+
+Method = PI

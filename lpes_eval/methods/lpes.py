@@ -1,4 +1,4 @@
-"""The ``lpes`` model type: lm-eval's ``hf`` with layer factors.
+"""Layer factors: every decoder layer has its own factor; the model type ``lpes``.
 
 lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factors.json --tasks kv_retrieval
 """
@@ -13,7 +13,23 @@ from torch import nn
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import FactorsError, UserError
-from lpes_eval.models.base import RotaryLM
+from lpes_eval.methods.base import RotaryLM
+
+
+class LayerFactors:
+    """Layer factors inside a model (``lpes_eval.apply``), until ``detach``."""
+
+    def __init__(self, model: nn.Module, factors: Any) -> None:
+        rope.apply(model, factors)
+        self._model = model
+
+    def describe(self) -> dict[str, Any]:
+        """The factors, one a layer."""
+        return {"factors": rope.applied(self._model)}
+
+    def detach(self) -> None:
+        """Leave the model exactly as it was."""
+        rope.remove(self._model)
 
 
 class LPES(RotaryLM):
@@ -32,6 +48,10 @@ class LPES(RotaryLM):
         UserError: no ``factors``, and a model that is handed over loaded has some in it.
     """
 
+    title = "Layer factors"
+    paper = "2606.27705"
+    published_time = 1.0
+
     def __init__(self, pretrained: Any = None, factors: Any = None, **kwargs: Any) -> None:
         if "factor" in kwargs:
             raise UserError(f"factor={kwargs['factor']}: lpes takes factors=, which may be one number for all layers")
@@ -42,15 +62,27 @@ class LPES(RotaryLM):
                 "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
                 "or give factors="
             )
-        self._by_default = pretrained is None and not (self.factors is not None and "model" in self.factors.origin)
-        if pretrained is None:
-            pretrained, revision = _model_of(self.factors)
-            if revision is not None:
-                kwargs.setdefault("revision", revision)
+        origin = self.factors.origin.get("model") if self.factors is not None else None
+        self._by_default = pretrained is None and origin is None
+        if pretrained is None and origin is not None:
+            pretrained = origin if isinstance(origin, str) else origin["name"]
+            if not isinstance(origin, str) and origin.get("revision") is not None:
+                kwargs.setdefault("revision", origin["revision"])
         super().__init__(pretrained=pretrained, **kwargs)
         if self.factors is not None:
             self.check(self.model)
             rope.apply(self.model, self.factors)
+
+    @classmethod
+    def apply(cls, model: nn.Module, factors: Any) -> LayerFactors:
+        """Put the factors into a transformers model, until ``detach``."""
+        return LayerFactors(model, factors)
+
+    @classmethod
+    def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
+        """All factors different, from above 1 to 1.8: the most expensive."""
+        depth = len(rope.find_decoder(model).layers)
+        return {"factors": [1.0 + 0.8 * (h + 1) / depth for h in range(depth)]}
 
     def set_factors(self, factors: Any) -> None:
         """Put other factors in force, without loading anything anew; None for the plain model."""
@@ -69,7 +101,7 @@ class LPES(RotaryLM):
     @property
     def cache_key(self) -> str | None:
         """What sets this model's answers apart from the same model's with other factors, for ``--use_cache``."""
-        return self.factors.digest(self._depth())[:16] if self.factors is not None else None
+        return self.factors.digest(len(self.layer_factors or ()))[:16] if self.factors is not None else None
 
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, and the factors, their hash and their origin."""
@@ -80,13 +112,10 @@ class LPES(RotaryLM):
             "factors": {
                 "given": str(self._factors_given),
                 "per_layer": self.layer_factors,
-                "sha256": self.factors.digest(self._depth()),
+                "sha256": self.factors.digest(len(self.layer_factors or ())),
                 "origin": dict(self.factors.origin),
             }
         }
-
-    def _depth(self) -> int:
-        return len(self.layer_factors or ())
 
     def needs_check(self) -> bool:
         """Only with factors: any model that ``hf`` takes runs without."""
@@ -105,11 +134,4 @@ class LPES(RotaryLM):
             raise FactorsError(f"{source}: {error}{default if self._by_default else ''}") from None
 
 
-def _model_of(factors: factors_file.Factors | None) -> tuple[str, str | None]:
-    """The model, and its revision, that factors were made for; the shipped one where none is named."""
-    origin = factors.origin.get("model") if factors is not None else None
-    if origin is None:
-        return "reference", None
-    if isinstance(origin, str):
-        return origin, None
-    return origin["name"], origin.get("revision")
+Method = LPES

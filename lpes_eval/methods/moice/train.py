@@ -1,4 +1,4 @@
-"""Train MoICE's router: ``python -m lpes_eval.peers.train_router --model MODEL --text FILE --out DIR``.
+"""Train MoICE's router: ``python -m lpes_eval.methods.moice.train --model MODEL --text FILE --out DIR``.
 
 Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
 script (github.com/p1nksnow/MoICE, ``train.sh``): 7 steps of 128 sequences of up to 4,608 tokens, AdamW at a constant
@@ -8,7 +8,7 @@ line.
 
 Instead of a text, ``--task kv_retrieval``, ``mdqa_pos`` or both make prompts of these benchmarks in turn, with the gold
 item anywhere and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the
-answer alone: the rest of such a prompt is drawn at random, and nothing could foretell it.
+answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
 
 A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
 ``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
@@ -35,9 +35,10 @@ from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
-from lpes_eval.peers import attention, moice
-from lpes_eval.peers import router as routers
-from lpes_eval.peers.router import Router, RouterConfig
+from lpes_eval.methods import attention, moice
+from lpes_eval.methods.moice import router as routers
+from lpes_eval.methods.moice.router import Router, RouterConfig
+from lpes_eval.methods.tables import bases_for, own_base, parse_bases
 from lpes_eval.rng import below, shuffled, stream
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -86,7 +87,7 @@ class Tokens:
     first: int
 
 
-Draw = Callable[[int], Tokens]
+Sequences = Callable[[int], Tokens]
 """Sequence number i of a run."""
 
 
@@ -95,21 +96,16 @@ Draw = Callable[[int], Tokens]
 
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     """Prompt and answer of training example ``number`` of a task; the gold item stands anywhere with equal chance."""
-    rng = stream("moice router", task, seed, number)
+    index = below(size, stream("moice router", task, seed, number))
+    position = min(100.0, 100 * (index + 0.5) / (size - 1))  # a percentage at which that item stands
     if task == "kv_retrieval":
         records = kv.generate(number, size, seed=TRAINING_SEED + seed)
-        position = _position(below(size, rng), size)
         return records.prompt(position), f' "{records.value(position)}"'
     question = fiction.generate(number, size, seed=TRAINING_SEED + seed)
-    return question.prompt(_position(below(size, rng), size)), f" {question.answers[0]}"
+    return question.prompt(position), f" {question.answers[0]}"
 
 
-def _position(index: int, size: int) -> float:
-    """A percentage at which item ``index`` of ``size`` stands."""
-    return min(100.0, 100 * (index + 0.5) / (size - 1))
-
-
-def draw_from_tasks(settings: Settings, tokenizer: Any) -> Draw:
+def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
     """Sequences of prompts of ``settings.tasks`` with their answers."""
 
     def one(number: int) -> Tokens:
@@ -127,17 +123,16 @@ def draw_from_tasks(settings: Settings, tokenizer: Any) -> Draw:
     return one
 
 
-def draw_from_text(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Draw:
+def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequences:
     """Pieces of at most ``settings.length`` tokens of the texts, all of them in a drawn order, then all again.
 
     No more texts are read than the run needs.
     """
-    needed = settings.steps * settings.batch
     pieces: list[list[int]] = []
     for number in shuffled(range(len(texts)), stream("moice texts", settings.seed)):
         ids = tokenizer(texts[number]).input_ids + _end(tokenizer)
         pieces += [ids[start : start + settings.length] for start in range(0, len(ids), settings.length)]
-        if len(pieces) >= needed:
+        if len(pieces) >= settings.steps * settings.batch:
             break
     pieces = [piece for piece in pieces if len(piece) > 1]
     if not pieces:
@@ -157,7 +152,7 @@ def _end(tokenizer: Any) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
-# -- loss --------------------------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -171,40 +166,32 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
     start = int(firsts.min()) - 1
     options = {} if start == 0 else {"logits_to_keep": ids.shape[1] - start}
     mask = None if bool(real.all()) else real
-    partial = router.config.top_k < len(router.config.bases)
-    router.seen = [] if partial else None
+    top_k, count = router.config.top_k, len(router.config.bases)
+    router.seen = [] if top_k < count else None
     try:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits[:, :-1]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if partial:
-            balance = routers.load_balance(
-                [s[real[:, None].expand(s.shape[:3])] for s in router.seen or ()], router.config.top_k
-            )
-        else:
-            balance = logits.new_tensor(float(len(router.config.bases)))  # whatever the router does
+        balance = logits.new_tensor(float(count))  # with all bases, whatever the router does
+        if router.seen is not None:
+            balance = routers.load_balance([s[real[:, None].expand(s.shape[:3])] for s in router.seen], top_k)
     finally:
         router.seen = None
-    targets = ids[:, start + 1 :]
     asked = (real & (place >= firsts[:, None]))[:, start + 1 :]
-    each = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    each = functional.cross_entropy(logits.transpose(1, 2), ids[:, start + 1 :], reduction="none")
     return (each * asked).sum(1) / asked.sum(1), balance
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def train(
     model: Any,
     config: RouterConfig,
     settings: Settings,
-    one: Draw,
+    one: Sequences,
     out: Path,
     *,
     micro_batch: int = 1,
     save_every: int = 1,
-    stop_after: int | None = None,
     quiet: bool = False,
-) -> Path | None:
+) -> Path:
     """Train a router for ``model``, or go on with it, and return its file.
 
     Args:
@@ -216,7 +203,6 @@ def train(
         micro_batch: sequences that are computed together; changes the loss by rounding alone, except for the balance
             loss of fewer than all bases, which is that of a micro batch.
         save_every: steps between checkpoints.
-        stop_after: leave off after that many steps, as a kill would; nothing is returned.
         quiet: no progress bar.
 
     Raises:
@@ -229,30 +215,25 @@ def train(
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in frozen:
         weight.requires_grad_(False)
-    interception = moice.apply(model, router)
+    method = moice.MoICE.apply(model, router=router)
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
-    log, lines = out / LOG, []
-    bar = None
+    log, batch = out / LOG, settings.batch
     try:
-        done = _resume(out / CHECKPOINT, router, optimizer, settings)
-        if log.exists():
-            lines = [line for line in log.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= done]
-        bar = tqdm(total=settings.steps * settings.batch, initial=done * settings.batch, unit="seq", disable=quiet)
+        if done := steps_done(out / CHECKPOINT, config, settings):
+            checkpoint.restore(out / CHECKPOINT, router, optimizer)
+        logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+        logged = [entry for entry in logged if entry["step"] <= done]
+        bar = tqdm(total=settings.steps * batch, initial=done * batch, unit="seq", disable=quiet)
         for step in range(done, settings.steps):
-            if stop_after is not None and step >= stop_after:
-                return None
             loss = balance = 0.0
-            for start in range(0, settings.batch, micro_batch):
-                numbers = range(
-                    step * settings.batch + start, step * settings.batch + min(start + micro_batch, settings.batch)
-                )
+            for start in range(step * batch, (step + 1) * batch, micro_batch):
+                numbers = range(start, min(start + micro_batch, (step + 1) * batch))
                 each, of_balance = losses(model, router, [one(number) for number in numbers])
-                share = len(numbers) / settings.batch
-                total = each.sum() / settings.batch + settings.balance * share * of_balance
-                (scale * total).backward()
-                loss += each.sum().item() / settings.batch
-                balance += share * of_balance.item()
+                of_balance = of_balance * len(numbers) / batch
+                (scale * (each.sum() / batch + settings.balance * of_balance)).backward()
+                loss += each.sum().item() / batch
+                balance += of_balance.item()
                 bar.update(len(numbers))
             for weight in router.parameters():
                 assert weight.grad is not None
@@ -266,53 +247,44 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
             bar.set_postfix(loss=f"{loss:.4f}")
-            entry = {"step": step + 1, "loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
-            lines.append(json.dumps(entry))
+            entry = {"loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
+            logged.append({"step": step + 1} | entry)
             if (step + 1) % save_every == 0 or step + 1 == settings.steps:
-                write_atomically(log, "".join(line + "\n" for line in lines))
-                run = {"step": step + 1, "settings": _settings_of(router.config, settings)}
+                write_atomically(log, "".join(json.dumps(entry) + "\n" for entry in logged))
+                run = {"step": step + 1, "settings": _fixed(config, settings)}
                 checkpoint.save(out / CHECKPOINT, router, optimizer, run=run)
+        bar.close()
     finally:
-        if bar is not None:
-            bar.close()
-        interception.detach()
+        method.detach()
         for weight in frozen:
             weight.requires_grad_(True)
-    notes = asdict(settings)
-    if lines:
-        notes |= {"first_loss": json.loads(lines[0])["loss"], "last_loss": json.loads(lines[-1])["loss"]}
-    router.config = replace(config, training={k: v for k, v in notes.items() if v not in (None, ())})
+    notes = {name: value for name, value in asdict(settings).items() if value not in (None, ())}
+    if logged:
+        notes |= {"first_loss": logged[0]["loss"], "last_loss": logged[-1]["loss"]}
+    router.config = replace(config, training=notes)
     routers.write(router, out / routers.FILE)
     return out / routers.FILE
 
 
-def _settings_of(config: RouterConfig, settings: Settings) -> dict[str, Any]:
+def _fixed(config: RouterConfig, settings: Settings) -> dict[str, Any]:
     """What must not change between a run and its continuation, the model included, as JSON gives it back."""
     return json.loads(config.to_json()) | json.loads(json.dumps(asdict(settings)))
 
 
-def _done(file: Path, config: RouterConfig, settings: Settings) -> int:
+def steps_done(file: Path, config: RouterConfig, settings: Settings) -> int:
     """How many steps a checkpoint has behind it, if it is one of this run; 0 if there is none.
 
     Raises:
-        UserError: it is one of other settings, or none at all.
+        UserError: it is one of other settings, or no checkpoint.
     """
     if not file.exists():
         return 0
     (run,) = checkpoint.notes(file, "run")
-    if changed := checkpoint.changes(run["settings"], _settings_of(config, settings)):
+    if changed := checkpoint.changes(run["settings"], _fixed(config, settings)):
         raise UserError(
             f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose another --out"
         )
     return int(run["step"])
-
-
-def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: Settings) -> int:
-    """Put the checkpoint's weights and moments in place, and return how many steps are done."""
-    step = _done(file, router.config, settings)
-    if step:
-        checkpoint.restore(file, router, optimizer)
-    return step
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -320,19 +292,18 @@ def _resume(file: Path, router: Router, optimizer: torch.optim.AdamW, settings: 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
         _run(given)
     except UserError as error:
-        print(f"train_router: error: {error}", file=sys.stderr)
+        print(f"moice.train: error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.peers.train_router",
+        prog="python -m lpes_eval.methods.moice.train",
         description="Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings.",
     )
     defaults = Settings()
@@ -346,24 +317,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TASK[:SIZE]",
         help=f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}",
     )
-    for name, kind, words in (
-        ("length", at_least(2), "most tokens of a sequence"),
-        ("steps", at_least(1), "optimizer steps"),
-        ("batch", at_least(1), "sequences a step"),
-        ("rate", positive, "learning rate"),
-        ("balance", amount, "weight of the balance loss"),
-        ("seed", whole, "of the router's first weights and of the data"),
+    for name, kind, default, words in (
+        ("length", at_least(2), defaults.length, "most tokens of a sequence"),
+        ("steps", at_least(1), defaults.steps, "optimizer steps"),
+        ("batch", at_least(1), defaults.batch, "sequences a step"),
+        ("rate", positive, defaults.rate, "learning rate"),
+        ("balance", amount, defaults.balance, "weight of the balance loss"),
+        ("seed", whole, defaults.seed, "of the router's first weights and of the data"),
+        ("micro_batch", at_least(1), 1, "sequences computed together"),
+        ("save_every", at_least(1), 1, "steps between checkpoints"),
     ):
-        default = getattr(defaults, name)
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
-    parser.add_argument(
-        "--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if there are fewer)"
-    )
-    parser.add_argument(
-        "--bases", help="such as 10000:17500; default: the published ones times the model's own / 10000"
-    )
-    for name, words in (("micro_batch", "sequences computed together"), ("save_every", "steps between checkpoints")):
-        parser.add_argument(f"--{name}", type=at_least(1), default=1, metavar="N", help=f"{words} (1)")
+    parser.add_argument("--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if fewer)")
+    parser.add_argument("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's"
     )
@@ -376,28 +342,25 @@ def _run(given: argparse.Namespace) -> None:
     settings = Settings(
         **{name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     )
-    texts: list[str] = []
+    name = str(reference.path()) if given.model == "reference" else given.model
     if given.task is not None:
         settings = replace(settings, tasks=tuple(map(_task, given.task)))
+        config, tokenizer, bases = _look_at(name)
+        one = from_tasks(settings, tokenizer)
     else:
         texts = [found.text for found in perplexity.read(given.text)]
         settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
-
-    name = str(reference.path()) if given.model == "reference" else given.model
-    config, tokenizer, bases = _look_at(name)
+        config, tokenizer, bases = _look_at(name)
+        one = from_texts(settings, tokenizer, texts)
     if given.bases is not None:
-        try:
-            bases = tuple(float(base) for base in given.bases.split(":"))
-        except ValueError:
-            raise UserError(f"--bases {given.bases}: expected numbers with ':' between them") from None
+        bases = parse_bases("--bases", given.bases)
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
-    described = replace(routers.describe(config, name, bases=bases, top_k=top_k), model=given.model)
-    one = draw_from_tasks(settings, tokenizer) if settings.tasks else draw_from_text(settings, tokenizer, texts)
+    described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
     for number in range(max(1, len(settings.tasks))):
         one(number)
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
-    done = _done(given.out / CHECKPOINT, described, settings)
+    done = steps_done(given.out / CHECKPOINT, described, settings)
     learnt = sum(weight.numel() for weight in Router(described).parameters())
     source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
     print(
@@ -414,7 +377,6 @@ def _run(given: argparse.Namespace) -> None:
 
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
-    assert file is not None
     notes = routers.read_config(file).training
     print(f"{file}: loss {notes.get('first_loss')} in the first step, {notes.get('last_loss')} in the last", flush=True)
 
@@ -438,8 +400,8 @@ def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:
         raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
-    attention.check(skeleton, moice.NAME)
-    return config, tokenizer, moice.default_bases(skeleton)
+    attention.check(skeleton, moice.Mixture.name)
+    return config, tokenizer, bases_for(own_base(skeleton, moice.Mixture.name), None)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,15 @@ import math
 
 import pytest
 import torch
-from peer_checks import LENGTH, PADDING, distance, generated, inputs
+from checks import LENGTH, PADDING, TASK, answers, distance, evaluate, generated, inputs
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import UserError
-from lpes_eval.peers.ms_poe import MsPoE, Settings
+from lpes_eval.methods.ms_poe import MsPoE
 
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3_text", "stablelm", "glm")
-SETTINGS = Settings(threshold=1.5)
+SETTINGS = {"threshold": 1.5}
 """Over a few random tokens no attention is three times its mean; the factors and the layers are the paper's."""
 
 
@@ -21,8 +21,8 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def slow_llama(model, tokens, settings, end):
-    """A Llama's logits under Ms-PoE in float64, head by head and key by key, and the heads in their order by layer."""
+def slow_llama(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8, skip=2):
+    """A Llama's logits under Ms-PoE in float64, head by head and key by key, and each head's factor by layer."""
     config, weights = model.config, {name: p.double() for name, p in model.state_dict().items()}
     heads, key_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
@@ -40,7 +40,7 @@ def slow_llama(model, tokens, settings, end):
         return out
 
     x = weights["model.embed_tokens.weight"][tokens]
-    orders = {}
+    chosen = {}
     for h in range(config.num_hidden_layers):
         layer = {
             n.removeprefix(f"model.layers.{h}."): w for n, w in weights.items() if n.startswith(f"model.layers.{h}.")
@@ -49,18 +49,21 @@ def slow_llama(model, tokens, settings, end):
         q, k, v = ((inner @ layer[f"self_attn.{name}_proj.weight"].T).split(width, dim=-1) for name in "qkv")
         group = heads // key_heads
         factors = [1.0] * heads
-        if h >= settings.skip:
+        if h >= skip:
             awareness = []
             for head in range(heads):
                 scores = [float(q[head][end] @ k[head // group][key]) / math.sqrt(width) for key in range(end + 1)]
                 total = sum(math.exp(score) for score in scores)
                 attention = [math.exp(score) / total for score in scores]
                 mean = sum(attention) / len(attention)
-                awareness.append(sum(a >= settings.threshold * mean for a in attention) / len(attention))
-            order = sorted(range(heads), key=lambda head: -awareness[head])  # stable: equal heads keep their order
-            orders[h] = order
-            for rank, head in enumerate(order):
-                factors[head] = settings.min + (settings.max - settings.min) * rank / (heads - 1)
+                awareness.append(sum(a >= threshold * mean for a in attention) / len(attention))
+            head_order = sorted(range(heads), key=lambda head: -awareness[head])  # stable
+            for i in range(heads):
+                if order == "paper":  # the i-th head of those sorted by awareness has the i-th factor (section 3.3)
+                    factors[head_order[i]] = least + (greatest - least) * i / (heads - 1)
+                else:  # the code: ratios = min + (max - min) * arange(H) / H; ratio of head i = ratios[head_order][i]
+                    factors[i] = least + (greatest - least) * head_order[i] / heads
+            chosen[h] = factors
         out = []
         for head in range(heads):
             query, key = turn(q[head], factors[head]), turn(k[head // group], factors[head])
@@ -72,25 +75,42 @@ def slow_llama(model, tokens, settings, end):
         gate = inner @ layer["mlp.gate_proj.weight"].T
         inner = gate * gate.sigmoid() * (inner @ layer["mlp.up_proj.weight"].T)
         x = x + inner @ layer["mlp.down_proj.weight"].T
-    return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T, orders
+    return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T, chosen
 
 
+@pytest.mark.parametrize("order", ["paper", "authors"])
 @pytest.mark.parametrize("end", [LENGTH - 1, 11])
-def test_ranking_and_logits_are_those_of_a_slow_implementation(end):
+def test_factors_and_logits_are_those_of_a_slow_implementation(end, order):
     model = tiny_model(tiny_config("llama"))
     tokens = inputs()["input_ids"][1]
-    expected, orders = slow_llama(model, tokens, SETTINGS, end)
-    method = MsPoE(model, SETTINGS)
+    expected, factors = slow_llama(model, tokens, end, order)
+    method = MsPoE.apply(model, order=order, **SETTINGS)
     with torch.no_grad(), method.prompt_ends_at(end):
         logits = model(tokens[None]).logits[0]
-    found = {h: ranks[0].argsort().tolist() for h, ranks in method.ranks.items()}
-    assert found == orders
-    assert set(orders) == {2, 3}
-    assert any(order != sorted(order) for order in orders.values())
+    assert set(factors) == {2, 3}
+    for h, expected_factors in factors.items():
+        steps = method.settings.factors(len(expected_factors))
+        assert [steps[rank] for rank in method.ranks[h][0]] == pytest.approx(expected_factors)
+    assert any(each != sorted(each) for each in factors.values())
     assert (logits.double() - expected).abs().max() < 1e-4
     method.detach()
     with torch.no_grad():
         assert (model(tokens[None]).logits[0].double() - expected).abs().max() > 1e-2
+
+
+def test_the_two_orders_are_inverse_permutations_and_the_authors_never_reach_the_greatest_factor():
+    model = tiny_model(tiny_config("llama", num_attention_heads=8))
+    ranks = {}
+    for order in ("paper", "authors"):
+        method = MsPoE.apply(model, order=order, **SETTINGS)
+        model(**inputs())
+        ranks[order] = method.ranks[2]  # the layers after it have other inputs
+        method.detach()
+    assert torch.equal(ranks["authors"], ranks["paper"].argsort(-1))
+    assert not torch.equal(ranks["authors"], ranks["paper"])
+    assert method.settings.factors(3) == pytest.approx([1.2, 1.4, 1.6])
+    with pytest.raises(UserError, match="order=code: expected paper or authors"):
+        MsPoE.apply(model, order="code")
 
 
 def test_attention_that_just_reaches_the_threshold_counts():
@@ -101,22 +121,23 @@ def test_attention_that_just_reaches_the_threshold_counts():
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight[last * width :] = 0
-        for threshold, rank in ((1.0, 0), (1.001, last)):
-            method = MsPoE(model, Settings(threshold=threshold))
+        for threshold, order, rank in ((1.0, "paper", 0), (1.001, "paper", last), (1.0, "authors", 0)):
+            method = MsPoE.apply(model, threshold=threshold, order=order)
             model(tokens)
-            assert [ranks[0, last].item() for ranks in method.ranks.values()] == [rank, rank]
+            found = [ranks[0] if order == "paper" else ranks[0].argsort() for ranks in method.ranks.values()]
+            assert [ranks[last].item() == 0 for ranks in found] == [rank == 0 and order == "paper"] * 2
             method.detach()
 
 
 def test_every_layer_is_taken_where_none_is_to_be_left_out():
-    method = MsPoE(tiny_model(tiny_config("llama")), Settings(skip=0))
+    method = MsPoE.apply(tiny_model(tiny_config("llama")), skip=0)
     assert method.layers == (0, 1, 2, 3)
 
 
 def test_one_factor_for_all_heads_is_position_interpolation_in_these_layers(model):
     with torch.no_grad():
         plain = model(**inputs()).logits
-        method = MsPoE(model, Settings(1.5, 1.5))
+        method = MsPoE.apply(model, min=1.5, max=1.5)
         found = model(**inputs()).logits, generated(model)
         method.detach()
         assert torch.equal(model(**inputs()).logits, plain)
@@ -131,7 +152,7 @@ def test_one_factor_for_all_heads_is_position_interpolation_in_these_layers(mode
 def test_nearly_one_factor_is_position_interpolation_by_the_general_way(model):
     """The shortcut for equal factors is not taken, keys are rotated head by head, and heads are ranked."""
     with torch.no_grad():
-        method = MsPoE(model, Settings(1.5, 1.5 + 1e-6))
+        method = MsPoE.apply(model, min=1.5, max=1.5 + 1e-6)
         found = model(**inputs()).logits
         assert set(method.ranks) == set(method.layers)
         method.detach()
@@ -143,7 +164,7 @@ def test_nearly_one_factor_is_position_interpolation_by_the_general_way(model):
 
 
 def test_the_choice_stands_with_a_cache_and_without_one(model):
-    method = MsPoE(model, SETTINGS)
+    method = MsPoE.apply(model, **SETTINGS)
     try:
         with method.prompt_ends_at(LENGTH - 1):
             cached = generated(model)
@@ -158,7 +179,7 @@ def test_the_choice_stands_with_a_cache_and_without_one(model):
 
 def test_a_prompt_in_chunks_is_refused_where_the_program_says_where_it_ends():
     model = tiny_model(tiny_config("llama"))
-    method = MsPoE(model, SETTINGS)
+    method = MsPoE.apply(model, **SETTINGS)
     with (
         pytest.raises(UserError, match="the prompt ends in column 19, and the first pass has 7 columns; run the whole"),
         method.prompt_ends_at(torch.tensor([11, LENGTH - 1])),
@@ -169,7 +190,7 @@ def test_a_prompt_in_chunks_is_refused_where_the_program_says_where_it_ends():
 
 
 def test_each_row_of_a_padded_batch_is_ranked_as_if_alone(model):
-    method = MsPoE(model, SETTINGS)
+    method = MsPoE.apply(model, **SETTINGS)
     try:
         batch, ranks = generated(model), dict(method.ranks)
         for row, start in ((0, PADDING), (1, 0)):
@@ -184,7 +205,7 @@ def test_padding_at_the_right_is_not_the_prompts_end():
     model = tiny_model(tiny_config("llama"))
     given = inputs()
     flipped = {"input_ids": given["input_ids"], "attention_mask": given["attention_mask"].flip(1)}
-    method = MsPoE(model, SETTINGS)
+    method = MsPoE.apply(model, **SETTINGS)
     with torch.no_grad():
         both = model(**flipped).logits[0, : LENGTH - PADDING]
         ranks = dict(method.ranks)
@@ -194,9 +215,54 @@ def test_padding_at_the_right_is_not_the_prompts_end():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="min=2,max=1: expected 0 < min <= max"):
-        Settings(2, 1)
-    with pytest.raises(UserError, match="skip=-1"):
-        Settings(skip=-1)
-    with pytest.raises(UserError, match="the model has 4 layers, of which none would be left"):
-        MsPoE(tiny_model(tiny_config("llama")), Settings(skip=4))
+    model = tiny_model(tiny_config("llama"))
+    for settings, reason in (
+        ({"min": 2, "max": 1}, "min=2,max=1: expected 0 < min <= max"),
+        ({"min": "a"}, "min=a: expected a number"),
+        ({"threshold": 0}, "threshold=0: expected more than 0"),
+        ({"skip": -1}, "skip=-1: expected a whole number"),
+        ({"skip": 4}, "skip=4: the model has 4 layers, of which none would be left"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            MsPoE.apply(model, **settings)
+
+
+# -- the model type
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return MsPoE(min=2, max=20, skip=0, threshold=2, batch_size=3)
+
+
+def score_alone(lm, context, continuation):
+    """Log-likelihood with heads ranked on the context's last token, one request at a time, without a batch."""
+    with torch.no_grad(), lm.method.prompt_ends_at(len(context) - 1):
+        logits = lm.model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]
+    return logits.log_softmax(-1)[range(len(continuation)), continuation].sum().item()
+
+
+def test_likelihoods_rank_heads_on_the_last_token_of_the_context(lm):
+    texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
+    requests = [
+        (("", ""), text[:cut], text[cut:end])
+        for text, cut, end in zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
+    ]
+    requests.append((("", ""), [*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
+    requests.append((("", ""), texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
+    found = lm._loglikelihood_tokens(requests, disable_tqdm=True)
+    expected = [score_alone(lm, context, continuation) for _, context, continuation in requests]
+    assert [score for score, _ in found] == pytest.approx(expected, abs=1e-3)
+    assert abs(found[0][0] - score_alone(lm, texts[0][:60], texts[0][60:90])) > 1e-3
+
+
+def test_generation_ranks_heads_on_the_last_token_of_the_prompt(lm, task_manager):
+    found = evaluate(lm, task_manager, positions=[20])
+    sample = found["samples"][TASK][0]
+    tokens = torch.tensor([lm.tok_encode(sample["arguments"][0][0])])
+    with lm.method.prompt_ends_at(tokens.shape[1] - 1):
+        anew = lm.model.generate(tokens, max_new_tokens=12, do_sample=False, use_cache=False)[0, tokens.shape[1] :]
+    answer = sample["resps"][0][0]
+    assert answer
+    assert lm.tok_decode(anew.tolist()).startswith(answer[:8])
+    assert answers(evaluate("lpes", task_manager, positions=[20])) != answers(found)

@@ -1,0 +1,44 @@
+"""The methods: layer factors and what they are compared with, one file or folder each.
+
+The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is the
+one thing that other code needs: a :class:`lpes_eval.methods.base.RotaryLM`. A new file here is a new method: the model
+types, the efficiency benchmark and the documentation's test take their lists from ``names()``.
+
+    >>> from lpes_eval import methods
+    >>> method = methods.load("ms_poe").apply(model, max=2)
+    >>> model.generate(**inputs)
+    >>> method.detach()                                  # bit for bit the plain model again
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+SHARED = ("attention", "base", "cache", "tables")
+"""Modules in this package that are no methods: what several methods use."""
+
+
+def names() -> list[str]:
+    """The names of all methods, in alphabetical order; nothing is imported for it."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED]
+
+
+def target(name: str) -> str:
+    """Where the class of a method is, as ``module:attribute``."""
+    return f"lpes_eval.methods.{name}:Method"
+
+
+def load(name: str) -> Any:
+    """The class of a method, a subclass of :class:`lpes_eval.methods.base.RotaryLM`.
+
+    Raises:
+        UserError: there is no method of this name.
+    """
+    if name not in names():
+        from lpes_eval.errors import UserError
+
+        raise UserError(f"{name}: no such method; expected one of {', '.join(names())}")
+    module, _, attribute = target(name).partition(":")
+    return getattr(import_module(module), attribute)

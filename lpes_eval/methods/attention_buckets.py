@@ -1,0 +1,256 @@
+"""Attention Buckets (arXiv 2312.04455): the model under N RoPE bases, their next-token distributions combined.
+
+lm_eval --model attention_buckets --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
+
+Each base gives a distribution p_j over the next token; the prediction is ``sum_j a_j p_j`` with weights by confidence,
+``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. That is how the
+authors' code computes the weights (github.com/AlibabaResearch/DAMO-ConvAI, ``attention-buckets/modeling_llama.py``);
+it then adds up the *logits* with them, where the paper's Figure 2 adds up the distributions. ``combine`` says which;
+the paper's is the default.
+
+The N bases are N rows of one batch for every row of the input, each with cosines and sines of its own, and N rows of
+the cache. A first pass that does not fit into the GPU's memory is done again in parts, with as few bases a part as it
+takes, and their caches are then joined. With one base, the model's own, it is the plain model bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from lpes_eval import rope
+from lpes_eval.errors import CacheError, UserError
+from lpes_eval.methods.attention import claim
+from lpes_eval.methods.base import MethodLM, one_of
+from lpes_eval.methods.tables import bases_for, own_base, parse_bases, table_of
+
+NAME = "Attention Buckets"
+
+
+@dataclass
+class Settings:
+    """Which bases, and how their predictions are combined.
+
+    Attributes:
+        bases: RoPE bases, as a list or ``10000:17500:25000``. None: the seven of the paper, which are for models whose
+            own base is 10000, multiplied by the model's own base / 10000.
+        combine: ``probabilities`` as in the paper, or ``logits`` as in its authors' code.
+
+    Raises:
+        UserError: bases that are not numbers > 1, or another way to combine.
+    """
+
+    bases: Any = None
+    combine: str = "probabilities"
+
+    def __post_init__(self) -> None:
+        """Read what a user wrote."""
+        if self.bases is not None:
+            self.bases = parse_bases("bases", self.bases)
+        one_of("combine", self.combine, ("probabilities", "logits"))
+
+
+class Buckets:
+    """Attention Buckets inside a model, until ``detach``: its forward answers with the combined prediction.
+
+    Args:
+        model: a transformers causal language model with default rotary embeddings, with its weights.
+        settings: the paper's by default.
+
+    Attributes:
+        bases, combine: the settings.
+        parts: into how many parts a first pass is divided; it grows by itself where memory runs out.
+
+    Raises:
+        UnsupportedModel: with the reason.
+        UserError: layer factors or another method are in the model already.
+
+    What the forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
+    model's own logits). Everything else that it returns has N rows for each row of the input, base by base.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
+        self._theta = own_base(model, NAME)
+        self.bases, self.combine = bases_for(self._theta, settings.bases), settings.combine
+        self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        claim(self._model, NAME)
+        self._part: Sequence[float] = ()
+        self.parts = 1
+        (rotary,) = rope.find_decoder(model).rotaries
+        self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
+        self._shadowed = self._model.__dict__.get("forward")
+        self._original = self._model.forward
+        forward: Any = functools.partial(self._forward)  # no closure: a copy of the model runs its own
+        forward.__wrapped__ = self._original  # whose signature generation looks at
+        self._model.forward = forward
+
+    @staticmethod
+    def check(model: nn.Module, settings: Settings) -> None:
+        """Refuse a model without a base of its own."""
+        own_base(model, NAME)
+
+    def describe(self) -> dict[str, Any]:
+        """The bases, and how their predictions are combined."""
+        return {"bases": self.bases, "combine": self.combine}
+
+    def detach(self) -> None:
+        """Leave the model exactly as it was. A cache with N rows for each row of the input is of no use to it."""
+        self._handle.remove()
+        self._model.__dict__.pop(rope.METHOD, None)
+        if self._shadowed is None:
+            self._model.__dict__.pop("forward", None)
+        else:
+            self._model.forward = self._shadowed
+
+    # -- one forward
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's forward: the combined prediction."""
+        call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
+        if call.get("labels") is not None:
+            raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
+        cache = call.get("past_key_values")
+        if isinstance(cache, Cache) and rope.held_in(cache) > 0:
+            self._check_rows(cache, call)
+            return self._in_parts(call, 1)
+        while True:
+            try:
+                return self._in_parts(call, self.parts)
+            except torch.OutOfMemoryError:
+                if self.parts >= len(self.bases):
+                    raise
+                if isinstance(cache, Cache):
+                    cache.reset()
+            torch.cuda.empty_cache()  # outside the handler, whose traceback holds on to what did not fit
+            self.parts = min(2 * self.parts, len(self.bases))
+
+    def _in_parts(self, call: dict[str, Any], parts: int) -> Any:
+        """The model on N rows for each row of the input, a few bases at a time; afterwards the cache has all rows."""
+        given = call.get("past_key_values")
+        size = -(-len(self.bases) // parts)
+        mixed, caches, output = None, [], None
+        for start in range(0, len(self.bases), size):
+            self._part = self.bases[start : start + size]
+            own = copy.deepcopy(given) if parts > 1 and isinstance(given, Cache) else given
+            try:
+                output = self._original(**_repeated(call | {"past_key_values": own}, len(self._part)))
+                if len(self.bases) > 1:
+                    for logits in output.logits.unflatten(0, (len(self._part), -1)):  # (B, T, V)
+                        mixed = _mixed(mixed, logits.float(), self.combine)
+                    output.logits = None
+            finally:
+                self._part = ()
+            caches.append(output.past_key_values)
+        assert output is not None
+        if mixed is not None:
+            output.logits = mixed[0]
+        if parts > 1 and isinstance(caches[0], Cache):
+            output.past_key_values = _joined(given if isinstance(given, Cache) else caches[0], caches)
+        return output
+
+    def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+        """Cosines and sines of every row's own base, (N * B, T, d)."""
+        if not self._part or tuple(self._part) == (self._theta,):
+            return output
+        table = table_of(rotary, args, kwargs, output)
+        rows = table.call["x"].shape[0] // len(self._part)
+        ids = table.call["position_ids"]  # (N * B or 1, T), or with three axes in front
+        own = max(1, ids.shape[-2] // len(self._part))
+        table.call["position_ids"] = ids[..., :own, :]  # they are the same for every base
+        table.own = output[0][:own], output[1][:own]
+        tables = table.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
+        return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
+
+    def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
+        rows = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
+        keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
+        held = next((each for each in keys if each is not None and each.numel() > 0), None)
+        if held is not None and held.shape[0] != len(self.bases) * rows.shape[0]:
+            raise CacheError(
+                f"the key-value cache holds {held.shape[0]} rows, and {NAME} with {len(self.bases)} bases needs "
+                f"{len(self.bases) * rows.shape[0]}; start with an empty cache, without beam search"
+            )
+
+
+def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
+    """The arguments of a forward with all rows ``count`` times, block after block."""
+    if count == 1:
+        return call
+
+    def repeat(value: Any, rows: int) -> Any:
+        if isinstance(value, dict):
+            return {name: repeat(each, rows) for name, each in value.items()}
+        return torch.cat([value] * count, dim=rows) if torch.is_tensor(value) and value.ndim > 1 else value
+
+    names = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0}
+    names["position_ids"] = -2  # (B, T), or (3, B, T) where positions have several axes
+    return {name: repeat(value, names[name]) if name in names else value for name, value in call.items()}
+
+
+def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:
+    """One more base in the confidence-weighted mean of predictions; nothing of a base is kept but its share.
+
+    Args:
+        so_far: the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm of
+            their weight, (B, T, 1).
+        logits: the base's, (B, T, V), float32.
+        combine: ``probabilities`` or ``logits``.
+    """
+    confidence = logits.amax(-1, keepdim=True)
+    each = logits.log_softmax(-1) if combine == "probabilities" else logits
+    if so_far is None:
+        return each, confidence
+    mean, weight = so_far
+    total = torch.logaddexp(weight, confidence)
+    if combine == "probabilities":
+        return torch.logaddexp(mean + (weight - total), each + (confidence - total)), total
+    return mean * (weight - total).exp() + each * (confidence - total).exp(), total
+
+
+def _joined(target: Cache, parts: list[Any]) -> Cache:
+    """One cache with the rows of all, in ``target``."""
+    layers = parts[0].layers
+    for h, layer in enumerate(layers):
+        if getattr(layer, "keys", None) is None:
+            raise CacheError(f"{NAME} cannot join this model's caches; use a smaller batch")
+        for name in ("keys", "values"):
+            setattr(layer, name, torch.cat([getattr(part.layers[h], name) for part in parts]))
+            for part in parts[1:]:
+                setattr(part.layers[h], name, None)
+    target.layers = layers
+    return target
+
+
+class AttentionBuckets(MethodLM):
+    """``hf`` with Attention Buckets; its arguments are those of ``hf`` and the fields of ``Settings``.
+
+    Raises:
+        UserError: bases that are not numbers > 1, or beam search.
+        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
+    """
+
+    title = NAME
+    paper = "2312.04455"
+    published_time = 4.76
+    Settings = Settings
+    Inside = Buckets
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
+        if (options.get("num_beams") or 1) > 1:
+            raise UserError(
+                f"num_beams={options['num_beams']}: attention_buckets keeps a row for each base, which beam search "
+                "would mix up; use num_beams=1"
+            )
+        return super()._model_generate(context, max_length, stop, **options)
+
+
+Method = AttentionBuckets

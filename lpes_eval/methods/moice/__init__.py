@@ -1,0 +1,180 @@
+"""MoICE (arXiv 2406.19598): every head attends under all N rotary bases, and a trained router mixes what comes out.
+
+lm_eval --model moice --model_args pretrained=lmsys/vicuna-7b-v1.5,router=DIR_OR_FILE --tasks kv_retrieval
+
+For base b and head h, with query and key rotated by b's angles, ``A_b = softmax(q_b k_b^T / sqrt(D))``. The head's
+output for a token is ``sum_b w_b A_b v``, where the weights w of this token and head are the router's
+(:mod:`lpes_eval.methods.moice.router`). Values carry no position, so they are the same for all bases.
+
+The bases are further heads of one attention call of the model's own kernel, as long as its inputs stay below
+``BATCHED_BYTES``; above, and where each head has a learnt sink, base after base. The cache holds every key N times,
+rotated by each base when it came, and every value once: (N + 1) / 2 times the memory of the plain model's cache, 4
+times for 7 bases. Un-rotated keys would need no more memory than the plain model's, but all of them would have to be
+rotated N times again for every token (docs/methods.md has the times).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lpes_eval import files, reference
+from lpes_eval.errors import UserError
+from lpes_eval.methods import attention
+from lpes_eval.methods.attention import Call, Interception
+from lpes_eval.methods.base import MethodLM
+from lpes_eval.methods.cache import grow_in_place
+from lpes_eval.methods.moice import router as routers
+from lpes_eval.methods.moice.router import Router
+from lpes_eval.methods.tables import bases_for, own_base
+
+BATCHED_BYTES = 1 << 30
+"""Queries, keys and values of all bases may take this much memory a layer before the bases are computed in turns."""
+
+
+@dataclass
+class Settings:
+    """Which router.
+
+    Attributes:
+        router: one, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote.
+
+    Raises:
+        UserError: no router, or a damaged one.
+    """
+
+    router: Any = None
+
+    def __post_init__(self) -> None:
+        """Read the router from its file."""
+        self.file: Path | None = None
+        if self.router is None:
+            raise UserError(
+                "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
+                "python -m lpes_eval.methods.moice.train"
+            )
+        if not isinstance(self.router, Router):
+            self.file = routers.find(self.router)
+            self.router = routers.read(self.file)
+
+
+class Mixture(Interception):
+    """MoICE inside a model, until ``detach``.
+
+    Args:
+        model: a transformers causal language model with default rotary embeddings, loaded.
+        settings: a router for this model; it is moved to the model's device.
+
+    Raises:
+        UnsupportedModel: a model with another kind of rotary embedding, or attention that cannot be reached.
+        UserError: a router for another model; layer factors or another method are in the model already.
+
+    Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
+    are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
+    """
+
+    name = "MoICE"
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self.check(model, settings)
+        self.router = settings.router.to(next(model.parameters()).device)
+        self._file, self._theta = settings.file, own_base(model, self.name)
+        super().__init__(model)
+
+    @staticmethod
+    def check(model: nn.Module, settings: Settings) -> None:
+        """Refuse a model without a base of its own, and one that the router was not made for."""
+        own_base(model, Mixture.name)
+        attention.check(model, Mixture.name)
+        routers.check(settings.router.config, settings.file, routers.describe(model.config))
+
+    def describe(self) -> dict[str, Any]:
+        """The router: where it is from, its checksum, and how it was trained."""
+        config = self.router.config
+        return {
+            "router": str(self._file) if self._file else None,
+            "sha256": files.sha256(self._file) if self._file else None,
+            "bases": config.bases,
+            "top_k": config.top_k,
+            "model": config.model,
+            "training": dict(config.training),
+        }
+
+    def attend(self, call: Call) -> Tensor:
+        """The weighted sum of the attention's outputs under all bases."""
+        bases = self.router.config.bases
+        cos, sin = call.table.by_bases(bases, self._theta)  # (N, B or 1, T, d)
+        count, (batch, key_heads, length, _) = len(bases), call.key.shape
+
+        def every(first: int, last: int) -> tuple[Tensor, Tensor]:
+            """Queries and keys rotated by some of the bases, (B, K, n, G, T, D) and (B, K, n, T, D)."""
+            n = last - first
+            inputs = (x.expand(n, *x.shape).flatten(0, 1) for x in (call.query, call.key))
+            tables = (t[first:last].expand(-1, batch, -1, -1).flatten(0, 1) for t in (cos, sin))
+            query, key = (x.unflatten(0, (n, batch)) for x in call.rotate(*inputs, *tables))
+            return query.unflatten(2, (key_heads, -1)).permute(1, 2, 0, 3, 4, 5), key.permute(1, 2, 0, 3, 4)
+
+        value, cached = call.value, None
+        small = length == 1 or count * (call.query.nbytes + 2 * value.nbytes) <= BATCHED_BYTES
+        by_head = any(call.options.get(name) is not None for name in ("s_aux", "position_bias"))  # no further heads
+        query, key = every(0, count) if small or call.cache is not None else every(0, 1)
+        weights = self.router(call.layer, query[:, :, 0].flatten(1, 2))  # (B, H, T, N)
+        if call.cache is not None:
+            grow_in_place(call)
+            cached, value = call.cached(key.flatten(1, 2), value)  # (B, K * N, S, D), (B, K, S, D_v)
+            key = cached.unflatten(1, (key_heads, count))
+        if small and not by_head:
+            out = call.compute(query.flatten(1, 3), key.flatten(1, 2), value).unflatten(2, (key_heads, count, -1))
+            mix = weights.unflatten(1, (key_heads, -1)).permute(0, 3, 1, 4, 2)[..., None]  # (B, T, K, N, G, 1)
+            return (out * mix.to(out.dtype)).sum(3).flatten(2, 3)
+        total: Any = 0
+        for n in range(count):
+            one, own = every(n, n + 1)
+            out = call.compute(one.flatten(1, 3), own[:, :, 0] if cached is None else key[:, :, n], value)
+            total = total + out * weights[..., n].transpose(1, 2)[..., None].to(out.dtype)  # (B, T, H, D_v)
+        return total
+
+
+class MoICE(MethodLM):
+    """``hf`` with MoICE; everything that ``hf`` takes means the same.
+
+    Args:
+        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
+        router: as in ``Settings``. May be left out for the reference model where a router for it is shipped.
+        **kwargs: what ``hf`` takes.
+
+    Raises:
+        UserError: no router, a damaged one, or one for another model; before any weight is loaded, except for a model
+            that is handed over loaded.
+        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
+    """
+
+    title = Mixture.name
+    paper = "2406.19598"
+    published_time = 2.42
+    Settings = Settings
+    Inside = Mixture
+
+    def __init__(self, pretrained: Any = None, router: Any = None, **kwargs: Any) -> None:
+        name = pretrained or "reference"
+        if router is None and isinstance(name, str) and name in reference.NAMES:
+            shipped = reference.path(reference.NAMES[name]) / routers.FILE
+            router = shipped if shipped.is_file() else None
+        super().__init__(pretrained, router=router, **kwargs)
+
+    @classmethod
+    def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
+        """A new router: what it has learnt does not change its cost."""
+        return {"router": new_router(model)}
+
+
+def new_router(model: nn.Module, seed: int = 0) -> Router:
+    """An untrained router for a model, which may be without weights, with the published settings."""
+    bases = bases_for(own_base(model, Mixture.name), None)
+    return Router(routers.describe(model.config, bases=bases), seed=seed)
+
+
+Method = MoICE

@@ -1,0 +1,262 @@
+"""Ms-PoE (arXiv 2403.04797): positions divided by a factor of each head's own, chosen on the prompt.
+
+lm_eval --model ms_poe --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
+
+In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
+least ``threshold`` times its mean, in the attention of the prompt's last token. It is computed from *un-rotated*
+queries and keys. The factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least
+factor, the least aware one the greatest (section 3.3). Heads with the same share keep their order. The choice stands
+until the answer is complete; the first ``skip`` layers stay as they are.
+
+The authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``) assigns factors in another way, which
+``order=authors`` follows: head i gets the factor whose number is the head at rank i (``cos[head_order]``), the inverse
+of the permutation of section 3.3; the factors are ``min + (max - min) i / H``, so that ``max`` is never reached; and
+attention counts above the threshold, not from it on.
+
+Keys are rotated once for every query head. (The authors' code lets the query heads of a group share a key of another
+rotation than theirs, which is no rotation by a distance any more.) So the key cache of a model with grouped queries is
+as large as that of one without. The ranking looks at one query a layer; the keys in the cache are rotated and stay so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpes_eval import rope
+from lpes_eval.errors import UserError
+from lpes_eval.methods import attention
+from lpes_eval.methods.attention import Call, Interception
+from lpes_eval.methods.base import MethodLM, count, one_of, real
+from lpes_eval.methods.cache import grow_in_place
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+@dataclass
+class Settings:
+    """Ms-PoE's settings, with the paper's values.
+
+    Attributes:
+        min, max: the least and the greatest factor.
+        skip: so many layers at the beginning are left alone; 2 as in the authors' scripts, 0 as in Algorithm 1.
+        threshold: attention counts for a head's awareness from so many times its mean on (the paper's alpha).
+        order: ``paper``, or ``authors`` for what the authors' code does.
+
+    Raises:
+        UserError: settings that are not numbers in order.
+    """
+
+    min: float = 1.2
+    max: float = 1.8
+    skip: int = 2
+    threshold: float = 3.0
+    order: str = "paper"
+
+    def __post_init__(self) -> None:
+        """Read what a user wrote, and refuse what makes no sense."""
+        self.min, self.max, self.skip = real("min", self.min), real("max", self.max), count("skip", self.skip)
+        self.threshold = real("threshold", self.threshold)
+        one_of("order", self.order, ("paper", "authors"))
+        if not 0 < self.min <= self.max < float("inf"):
+            raise UserError(f"min={self.min:g},max={self.max:g}: expected 0 < min <= max")
+        if not self.threshold > 0:
+            raise UserError(f"threshold={self.threshold:g}: expected more than 0")
+
+    def factors(self, heads: int) -> list[float]:
+        """The factors of so many heads, ascending."""
+        steps = max(heads - 1, 1) if self.order == "paper" else heads
+        return [self.min + number * (self.max - self.min) / steps for number in range(heads)]
+
+
+class HeadFactors(Interception):
+    """Ms-PoE inside a model, until ``detach``.
+
+    Args:
+        model: a transformers causal language model with rotary position embeddings, with its weights.
+        settings: the paper's by default.
+
+    Attributes:
+        ranks: by layer, the number of each head's factor in the last prompt, (B, H); 0 is the least factor.
+
+    Raises:
+        UnsupportedModel: with the reason.
+        UserError: no layer is left, or layer factors or another method are in the model already.
+    """
+
+    name = "Ms-PoE"
+
+    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.check(model, self.settings)
+        self.ranks: dict[int, Tensor] = {}
+        self._end: tuple[Tensor, int] | None = None  # columns, and the furthest of them
+        super().__init__(model, range(self.settings.skip, len(rope.find_decoder(model).layers)))
+
+    @staticmethod
+    def check(model: nn.Module, settings: Settings) -> None:
+        """Raise what the constructor would raise, where that can be seen without weights."""
+        found = attention.check(model, HeadFactors.name)
+        depth = len(rope.find_decoder(model).layers)
+        if settings.skip >= depth or not any(h >= settings.skip for h in found):
+            raise UserError(f"skip={settings.skip}: the model has {depth} layers, of which none would be left")
+
+    def describe(self) -> dict[str, Any]:
+        """The settings."""
+        return asdict(self.settings)
+
+    @contextmanager
+    def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
+        """Rank heads on the token in this column, or in one column a row, of whatever is run without a filled cache.
+
+        Otherwise it is each row's last token that is not padding, of whatever the first pass has: of the prompt and
+        the answer so far without a cache, of the prompt and the first guesses in speculative decoding, and of the first
+        chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
+        heads can only be ranked on a prompt that is there as a whole.
+        """
+        self._end = torch.as_tensor(column), int(torch.as_tensor(column).max())
+        try:
+            yield
+        finally:
+            self._end = None
+
+    def attend(self, call: Call) -> Tensor:
+        """Attention with each head's own rotation, and keys rotated once for every query head."""
+        heads, key_heads, batch = call.query.shape[1], call.key.shape[1], len(call.query)
+        settings = self.settings
+        if settings.min == settings.max:  # nothing to choose, and key heads need not be told apart
+            cos, sin = (t[0] for t in call.table.by_factors([settings.min]))
+            query, key = call.rotate(call.query, call.key, cos, sin)
+            return call.compute(query, *call.cached(key, call.value))
+        if "ranks" not in call.state:
+            call.state["ranks"] = self.ranks[call.layer] = self._rank(call)
+        tables = call.table.by_factors(settings.factors(heads))  # (H, B or 1, T, d)
+        rows = torch.arange(batch, device=call.query.device)[:, None]
+        ranks = call.state["ranks"].to(call.query.device)
+        cos, sin = (t.expand(-1, batch, -1, -1)[ranks, rows].flatten(0, 1) for t in tables)  # (B * H, T, d)
+        key = call.key
+        if heads != key_heads:
+            key = key.repeat_interleave(heads // key_heads, dim=1)
+            grow_in_place(call)  # so many keys more are not to be copied for every token
+        turned = call.rotate(call.query.flatten(0, 1)[:, None], key.flatten(0, 1)[:, None], cos, sin)
+        query, key = (x.view(batch, heads, *x.shape[2:]) for x in turned)
+        return call.compute(query, *call.cached(key, call.value))
+
+    def _rank(self, call: Call) -> Tensor:
+        """The number of each head's factor, (B, H): its rank by position-awareness, or the authors' way."""
+        last = self._last(call).to(call.query.device)  # (B,)
+        rows = torch.arange(len(call.query), device=last.device)
+        query = call.query[rows, :, last].float().unflatten(1, (call.key.shape[1], -1))  # (B, H_kv, G, D)
+        scores = torch.matmul(query, call.key.float().transpose(-1, -2)).flatten(1, 2) * call.scale  # (B, H, T)
+        if (cap := call.options.get("softcap")) is not None:
+            scores = torch.tanh(scores / cap) * cap
+        visible = _visible(call, last)
+        weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
+        least = self.settings.threshold / visible.sum(-1)[:, None, None]
+        authors = self.settings.order == "authors"
+        awareness = ((weights > least) if authors else (weights >= least)).sum(-1)  # keys, the same number for all
+        order = awareness.argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
+        return order if authors else order.argsort(dim=-1)
+
+    def _last(self, call: Call) -> Tensor:
+        """The column of each row's last token of the prompt, (B,)."""
+        batch, _, length, _ = call.query.shape
+        if self._end is not None:
+            columns, furthest = self._end
+            if furthest >= length:
+                raise UserError(
+                    f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
+                    "the whole prompt in one pass (leave out prefill_chunk_size)"
+                )
+            return columns.expand(batch)
+        if self.padding is None:
+            return torch.full((batch,), length - 1)
+        return length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)
+
+
+def _visible(call: Call, last: Tensor) -> Tensor:
+    """Which of the prompt's keys the layer lets each row's last token see, (B, T)."""
+    batch, _, length, _ = call.query.shape
+    columns = torch.arange(length, device=last.device)
+    causal = columns <= last[:, None]
+    if call.mask is None or call.mask.ndim == 2:  # causal, or flash attention: padding alone
+        window = call.options.get("sliding_window")
+        if window is not None:
+            causal = causal & (columns > last[:, None] - window)
+        return causal if call.mask is None else causal & call.mask[:, :length].bool()
+    mask = call.mask.expand(batch, -1, -1, -1)[torch.arange(batch, device=last.device), 0, last, :length]
+    return causal & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+
+
+class MsPoE(MethodLM):
+    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the fields of ``Settings``.
+
+    Heads are ranked on the last token of the prompt: in generation the last token before the answer, in likelihood
+    scoring the last token of the context. The windows of rolling likelihood (perplexity) have a context of one token,
+    which ranks all heads alike, so that they keep their order.
+
+    Raises:
+        UserError: settings that are not numbers in order.
+        UnsupportedModel: a model whose attention cannot be given other rotations; where possible before any weight is
+            loaded.
+    """
+
+    title = HeadFactors.name
+    paper = "2403.04797"
+    published_time = 1.45
+    Settings = Settings
+    Inside = HeadFactors
+
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        super().__init__(pretrained, **kwargs)
+        self._contexts: dict[tuple[int, ...], int] = {}
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
+        with self.method.prompt_ends_at(context.shape[1] - 1):
+            return super()._model_generate(context, max_length, stop, **options)
+
+    # -- likelihood scoring: where does each row's context end?
+
+    def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        """As ``hf``, in as many rounds as there are contexts that make the same input with different continuations.
+
+        ``hf`` hands ``_model_call`` the inputs alone, padded with 0 at the right. The length of each one's context is
+        looked up by its tokens; two requests with the same tokens and different contexts go into different rounds.
+        """
+        answers: dict[int, tuple[float, bool]] = {}
+        waiting = dict(enumerate(requests))
+        while waiting:
+            self._contexts, now = {}, {}
+            for number, (_, context, continuation) in waiting.items():
+                tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
+                end = len(tokens) - len(continuation)
+                if self._contexts.setdefault(_without_zeros(tokens), end) == end:
+                    now[number] = waiting[number]
+            try:
+                scored = super()._loglikelihood_tokens(list(now.values()), *args, **kwargs)
+            finally:
+                self._contexts = {}
+            answers |= dict(zip(now, scored, strict=True))
+            waiting = {number: request for number, request in waiting.items() if number not in now}
+        return [answers[number] for number in range(len(requests))]
+
+    def _model_call(self, inps: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        ends = [self._contexts.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
+        with self.method.prompt_ends_at(torch.tensor(ends, device=inps.device)):
+            return super()._model_call(inps, *args, **kwargs)
+
+
+def _without_zeros(tokens: list[int]) -> tuple[int, ...]:
+    """The tokens without the zeros at the end, which cannot be told from padding."""
+    end = len(tokens)
+    while end and tokens[end - 1] == 0:
+        end -= 1
+    return tuple(tokens[:end])
+
+
+Method = MsPoE

@@ -1,0 +1,165 @@
+"""Rotary tables for other factors and other bases, from the model's own rotary module."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpes_eval import rope
+from lpes_eval.errors import UnsupportedModel, UserError
+
+PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
+"""The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
+
+
+@dataclass
+class Table:
+    """What a rotary module answered in one forward, and how to ask it for other rotations of the same positions.
+
+    Attributes:
+        rotary: the model's rotary module.
+        call: the arguments it was called with, by name.
+        own: the cosines and sines that it answered, (B, T, d) each.
+    """
+
+    rotary: nn.Module
+    call: dict[str, Any]
+    own: tuple[Tensor, Tensor]
+    _made: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def identity(self) -> tuple[Tensor, Tensor]:
+        """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
+        one = self.own[0].new_ones(1, 1, self.own[0].shape[-1])
+        return self._once("identity", lambda: (one, torch.zeros_like(one)))
+
+    def by_factors(self, factors: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
+        ids = self.call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
+
+        def make() -> tuple[Tensor, Tensor]:
+            divided = ids.unsqueeze(-3) / _divisors(tuple(factors), ids.device)
+            cos, sin = self._ask(divided.flatten(-3, -2))
+            return cos.unflatten(0, (len(factors), -1)), sin.unflatten(0, (len(factors), -1))
+
+        return self._once(("factors", *factors), make)
+
+    def by_bases(self, bases: Sequence[float], theta: float) -> tuple[Tensor, Tensor]:
+        """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            cos, sin = zip(*(self.own if base == theta else self._at(base) for base in bases), strict=True)
+            return torch.stack(cos), torch.stack(sin)
+
+        return self._once(("bases", *bases), make)
+
+    def moved(self, own: tuple[Tensor, Tensor]) -> Table:
+        """The same on the device of ``own``."""
+        device = own[0].device
+        return Table(self.rotary, {k: v.to(device) if torch.is_tensor(v) else v for k, v in self.call.items()}, own)
+
+    def _once(self, key: Any, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _at(self, base: float) -> tuple[Tensor, Tensor]:
+        rotary: Any = self.rotary
+        own = rotary.inv_freq
+        rotary.inv_freq = frequencies(base, own)
+        try:
+            return self._ask(self.call["position_ids"])
+        finally:
+            rotary.inv_freq = own
+
+    @torch.no_grad()
+    def _ask(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
+        call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
+        return inspect.unwrap(type(self.rotary).forward)(self.rotary, **call)
+
+
+def table_of(rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
+    """The table of a call of a rotary module, from what a forward hook is given."""
+    call = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+    return Table(rotary, call, output)
+
+
+@functools.lru_cache(maxsize=64)
+def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """Factors shaped to divide positions, (U, 1, 1); kept, for a copy to a GPU at every token would wait for it."""
+    return torch.tensor(factors, dtype=torch.float32, device=device)[:, None, None]
+
+
+def frequencies(base: float, like: Tensor) -> Tensor:
+    """The inverse frequencies ``base ** (-2 i / d)`` of default RoPE, as many as ``like`` has, of its dtype."""
+    dimension = 2 * like.numel()
+    exponents = torch.arange(0, dimension, 2, dtype=torch.float32, device=like.device) / dimension
+    return (1.0 / base**exponents).to(like.dtype)
+
+
+def own_base(model: nn.Module, method: str) -> float:
+    """The RoPE base of a model for which ``method`` is defined by its base; works without weights.
+
+    Raises:
+        UnsupportedModel: more than one rotary table, or frequencies that are not ``base ** (-2 i / d)``.
+    """
+    decoder = rope.find_decoder(model)
+    config: Any = model.config
+    parameters = config.get_text_config(decoder=True).rope_parameters or {}
+
+    def refuse(found: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{config.model_type}: {found}; {method} replaces the base of default RoPE, the only kind that has one "
+            "base and nothing else (docs/methods.md)"
+        )
+
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise refuse("it has rotary tables of its own for each kind of attention")
+    if (kind := parameters.get("rope_type", "default")) != "default":
+        raise refuse(f"its rotary embedding is of type {kind}")
+    theta = parameters.get("rope_theta")
+    if theta is None or decoder.own or len(decoder.rotaries) != 1:
+        raise refuse("it has no single rotary module with a rope_theta")
+    rotary: Any = decoder.rotaries[0]
+    inv_freq = getattr(rotary, "inv_freq", None)
+    if inv_freq is None:
+        raise refuse("its rotary module keeps no inverse frequencies")
+    if inv_freq.is_meta:
+        return float(theta)
+    nowhere = torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)
+    if torch.is_tensor(rotary(inv_freq.new_zeros(1, 1, 1), nowhere)):
+        raise refuse("its rotary tables are complex numbers")
+    exact, kept = frequencies(theta, inv_freq.float()), torch.finfo(inv_freq.dtype)
+    # model.to(torch.bfloat16) rounds buffers, too
+    if not torch.allclose(inv_freq.float(), exact, rtol=max(kept.eps, 1e-5), atol=max(kept.tiny * kept.eps, 1e-8)):
+        raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
+    return float(theta)
+
+
+def bases_for(theta: float, bases: Sequence[float] | None) -> tuple[float, ...]:
+    """The given bases, or the published ones times ``theta / 10000``, so that the first is always the model's own."""
+    if bases is None:
+        return tuple(base * theta / PUBLISHED_BASES[0] for base in PUBLISHED_BASES)
+    return tuple(float(base) for base in bases)
+
+
+def parse_bases(name: str, given: Any) -> tuple[float, ...]:
+    """RoPE bases as a user may write them for the argument ``name``: a list, one number, or ``10000:17500:25000``.
+
+    Raises:
+        UserError: something else.
+    """
+    parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
+    try:
+        bases = tuple(float(part) for part in parts)
+    except (TypeError, ValueError):
+        bases = ()
+    if not bases or not all(1 < base < float("inf") for base in bases):
+        raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
+    return bases

@@ -1,1 +1,0 @@
-"""lm-eval model types: ``lpes``, and the methods it is compared with."""

@@ -1,1 +1,0 @@
-"""The methods that layer factors are compared with, inside a transformers model; ``models/`` has their model types."""

@@ -1,0 +1,260 @@
+"""The model types lpes and pi on the shipped reference model, and what every model type refuses before it loads."""
+
+import json
+from pathlib import Path
+
+import lm_eval
+import pytest
+import torch
+from checks import TASK, answers, evaluate
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import lpes_eval
+from lpes_eval import methods, reference
+from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
+from lpes_eval.factors import Factors
+from lpes_eval.methods.lpes import LPES
+from lpes_eval.methods.pi import PI
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def lpes():
+    return LPES(batch_size=4)
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch):
+    monkeypatch.setattr(HFLM, "_create_model", lambda *_, **__: pytest.fail("weights were loaded"))
+
+
+def gpt2(path):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=2000))
+    model.save_pretrained(path)
+    AutoTokenizer.from_pretrained(reference.path()).save_pretrained(path)
+    return model
+
+
+def test_without_factors_it_is_hf_sample_by_sample(lpes, task_manager):
+    hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
+    plain, other = evaluate(lpes, task_manager, limit=4), evaluate(hf, task_manager, limit=4)
+    assert answers(plain) == answers(other)
+    assert plain["results"] == other["results"]
+    assert plain["results"][TASK]["acc,none"] > 0.5  # the reference model does read eight pairs
+
+
+def test_factors_change_the_answers_and_leave_no_trace_when_taken_back(lpes, task_manager):
+    before = evaluate(lpes, task_manager)
+    lpes.set_factors(Factors.from_uniform(6.0))
+    assert answers(evaluate(lpes, task_manager)) != answers(before)
+    lpes.set_factors(None)
+    assert answers(evaluate(lpes, task_manager)) == answers(before)
+
+
+def test_factors_that_are_put_in_force_later_are_the_ones_reported(lpes):
+    lpes.set_factors(1.2)
+    assert lpes.get_model_info()["factors"]["given"] == "1.2"
+    with pytest.raises(FactorsError, match="99 layers"):
+        lpes.set_factors([1.1] * 99)
+    assert lpes.get_model_info()["factors"]["per_layer"] == lpes.layer_factors == [1.2] * len(lpes.layer_factors)
+    lpes.set_factors(None)
+    assert lpes.get_model_info()["factors"] is None
+
+
+def test_results_record_the_factors_their_hash_and_their_origin(tmp_path):
+    made = Factors.from_curve("linear", [(0, 1.0), (1, 1.4)], num_layers=6, origin={"task": "kv_retrieval"})
+    made.save(tmp_path / "f.json")
+    info = json.loads(json.dumps(LPES(factors=str(tmp_path / "f.json")).get_model_info(), default=str))["factors"]
+    assert info == {
+        "given": str(tmp_path / "f.json"),
+        "per_layer": made.per_layer(),
+        "sha256": made.digest(),
+        "origin": {"task": "kv_retrieval"},
+    }
+
+
+def test_the_model_is_the_one_the_factors_name(tmp_path):
+    origin = {"model": {"name": str(tmp_path / "elsewhere")}}
+    with pytest.raises(UserError, match="elsewhere: no such folder"):
+        LPES(factors=Factors.from_uniform(1.2, origin=origin))
+    assert LPES(factors=Factors.from_uniform(1.2, origin={"model": "reference"})).layer_factors[0] == 1.2
+
+
+def test_a_loaded_model_that_has_factors_is_not_taken_for_the_plain_one():
+    loaded = LPES(factors=1.5)
+    with pytest.raises(UserError, match=r"^pretrained: the model has layer factors in it; take them back"):
+        LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
+    other = LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=1.2)
+    assert other.get_model_info()["factors"]["per_layer"] == [1.2] * 6
+    lpes_eval.remove(loaded.model)
+    assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer).get_model_info()["factors"] is None
+
+
+def test_factors_for_another_depth_are_refused_and_the_default_model_is_named_as_such():
+    loaded = LPES()
+    with pytest.raises(FactorsError, match=r"^factors: the factors are for 99 layers, the model has 6"):
+        LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=Factors.from_list([1.0] * 99))
+    factors = Factors.from_list([1.0] * 32)
+    with pytest.raises(FactorsError, match=r"the model has 6; .*no pretrained= was given: add pretrained=YOUR_MODEL$"):
+        LPES(factors=factors)
+    for given in (
+        {"pretrained": "reference", "factors": factors},
+        {"factors": Factors.from_list([1.0] * 32, origin={"model": "reference"})},
+    ):
+        with pytest.raises(FactorsError, match=r"made for this model$"):
+            LPES(**given)
+
+
+def test_any_model_that_hf_takes_runs_without_factors(tmp_path):
+    gpt2(tmp_path)
+    assert LPES(pretrained=str(tmp_path)).layer_factors is None
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
+    for model in (LPES(max_length=300), HFLM(pretrained=str(reference.path()), device="cpu", max_length=300)):
+        with pytest.raises(PromptTooLong, match=r"kv_retrieval.*: \d+ prompt tokens, at most 200"):
+            evaluate(model, task_manager, num_keys=20)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the sample of the official files is not here")
+def test_the_official_files_of_75_pairs_are_evaluated_from_a_folder(lpes, task_manager):
+    manager = task_manager(data_dir=str(SHARED), positions=[40])
+    results = lm_eval.simple_evaluate(
+        lpes, tasks=["kv_retrieval_75"], limit=1, task_manager=manager, log_samples=True, bootstrap_iters=0
+    )
+    (sample,) = results["samples"]["kv_retrieval_75"]
+    assert sample["arguments"][0][0].count('": "') == 75
+    source = results["configs"]["kv_retrieval_75"]["metadata"]["source"]
+    assert (source["total"], source["examples"], len(source["sha256"])) == (500, 300, 64)
+
+
+def test_it_takes_what_hf_takes():
+    model = LPES(
+        dtype="bfloat16", batch_size="auto", max_batch_size=4, max_length=512, add_bos_token=False, factors=1.1
+    )
+    assert (str(model.model.dtype), model.max_length) == ("torch.bfloat16", 512)
+    assert model.layer_factors == [1.1] * model.model.config.num_hidden_layers
+
+
+def test_pi_is_lpes_with_one_factor_and_transformers_linear_scaling():
+    config = AutoConfig.from_pretrained(reference.path())
+    config.rope_parameters = {"rope_type": "linear", "factor": 1.3, "rope_theta": 10000.0}
+    linear = AutoModelForCausalLM.from_pretrained(reference.path(), config=config).eval()
+    tokens = torch.arange(20, 320)[None]
+    with torch.no_grad():
+        found = PI(factor=1.3).model(tokens).logits
+        expected = linear(tokens).logits
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        assert torch.equal(found, LPES(factors=1.3).model(tokens).logits)
+    assert PI(factor="1.3", skip="1").layer_factors == [1.0, *[1.3] * 5]
+    loaded = PI(pretrained="reference-kv")
+    assert loaded.layer_factors == [1.5] * 4
+    assert loaded.get_model_info()["factors"]["given"] == "1.5"
+    with pytest.raises(UserError, match=r"^skip=6: the model has 4 layers"):
+        PI(pretrained=loaded.model, tokenizer=loaded.tokenizer, skip=6)
+
+
+# -- what is refused before any weight is loaded
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_factors_and_numbers_that_cannot_be():
+    for kind, arguments, error, words in (
+        (LPES, {"factors": "none.json"}, FactorsError, "no such file"),
+        (LPES, {"factor": 1.2}, UserError, r"^factor=1.2: lpes takes factors="),
+        (LPES, {"factors": Factors.from_list([1.0] * 99)}, FactorsError, r"for 99 layers, the model has \d+"),
+        (PI, {"factors": 1.2}, UserError, "factors=FILE is for lpes"),
+        (PI, {"factor": "x"}, UserError, "^factor=x: expected a number"),
+        (PI, {"factor": 0}, FactorsError, "factor=0: .* expected a number from 0.001"),
+        *(
+            (PI, {"skip": skip}, UserError, f"^skip={skip}: expected a whole number")
+            for skip in ("some", -3, 1.7, True)
+        ),
+        *(
+            (PI, {"skip": skip}, UserError, f"^skip={skip}: the model has 6 layers, of which none")
+            for skip in (6, 10**9)
+        ),
+        (LPES, {"dtype": "flaot16"}, UserError, "^dtype=flaot16: no type of PyTorch's; expected auto, float32"),
+        (LPES, {"dtype": "nn"}, UserError, "^dtype=nn: "),
+        (LPES, {"device": "gpu"}, UserError, "^device=gpu: no device of PyTorch's; expected cpu, cuda"),
+    ):
+        with pytest.raises(error, match=words):
+            kind(**arguments)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(UserError, match=rf"^device={device}: PyTorch .* finds no GPU here; leave it out"):
+            LPES(device=device)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"^device=cuda:2: there are 2 GPUs, .* take cuda:0 to cuda:1$"):
+        LPES(device="cuda:2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the default is the GPU here")
+def test_the_device_that_lm_eval_names_when_nobody_did_is_the_processor_where_there_is_no_gpu():
+    assert LPES(device="cuda:0").device.type == "cpu"
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_a_name_or_folder_without_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^pretrained=nothere: no folder, and not on the Hub \(.+\); give a model's"):
+        LPES(pretrained="nothere")
+    with pytest.raises(UserError, match=rf"^pretrained={tmp_path}: no config.json in this folder"):
+        LPES(pretrained=str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=rf"^pretrained={tmp_path}: its configuration cannot be read \(.+\); give"):
+        LPES(pretrained=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_model_without_rotary_positions_is_refused_by_every_method(name, tmp_path, nothing_is_loaded):
+    model = gpt2(tmp_path)
+    arguments = {"lpes": {"factors": 1.5}, "moice": {"router": str(reference.path())}}.get(name, {})
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        methods.load(name)(pretrained="./nowhere", **arguments)
+    for pretrained in (str(tmp_path), model):
+        with pytest.raises(UnsupportedModel, match="gpt2: no decoder layers with rotary"):
+            methods.load(name)(pretrained=pretrained, tokenizer=str(reference.path()), **arguments)
+
+
+# -- in the harness
+
+
+@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", methods.names())
+def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
+    results = evaluate(name, task_manager, "factors=1.2" if name == "lpes" else "", limit=1)
+    assert set(results["results"][TASK]) >= {"acc,none", "acc_worst,none", "acc_spread,none"}
+    config = json.loads(json.dumps(results["config"], default=str))
+    if name in ("lpes", "pi"):
+        assert config["factors"]["per_layer"] == [{"lpes": 1.2, "pi": 1.5}[name]] * 6
+    else:
+        assert config["method"]["name"] == name
+
+
+def test_answers_of_other_settings_are_cached_apart():
+    keys = [
+        methods.load(name)(**settings).cache_key
+        for name, settings in (
+            ("lpes", {"factors": 1.3}),
+            ("pi", {}),
+            ("pi", {"factor": 1.2}),
+            ("ms_poe", {}),
+            ("ms_poe", {"max": 2}),
+            ("ms_poe", {"order": "authors"}),
+            ("attention_buckets", {}),
+            ("attention_buckets", {"combine": "logits"}),
+            ("attention_buckets", {"bases": 10000}),
+            ("moice", {}),
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[3] == methods.load("ms_poe")().cache_key
