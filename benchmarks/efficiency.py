@@ -124,50 +124,28 @@ class Method:
 
 def methods(names: list[str]) -> dict[str, Method]:
     """The methods by name. What one has found out about memory, it keeps for the next round."""
-    from lpes_eval import rope
-    from lpes_eval.peers import moice
-    from lpes_eval.peers.buckets import Buckets
-    from lpes_eval.peers.ms_poe import MsPoE, Settings
-    from lpes_eval.peers.router import Router, RouterConfig
+    from lpes_eval import methods as known
 
     parts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-    def layer_factors(model: Any) -> Callable[[], None]:
-        depth = model.config.num_hidden_layers
-        rope.apply(model, [1.0 + 0.8 * (layer + 1) / depth for layer in range(depth)])  # all different: the dearest
-        return lambda: rope.remove(model)
+    def put(name: str) -> Callable[[Any], Callable[[], None]]:
+        def into(model: Any) -> Callable[[], None]:
+            kind = known.load(name)
+            method = kind.apply(model, **kind.benchmark_settings(model))
+            if not hasattr(method, "parts"):
+                return method.detach
+            method.parts = parts.get(model, 1)  # Attention Buckets: how often memory ran out
 
-    def interpolation(model: Any) -> Callable[[], None]:
-        rope.apply(model, 1.5)
-        return lambda: rope.remove(model)
+            def take_out() -> None:
+                parts[model] = method.parts
+                method.detach()
 
-    def mixture(model: Any) -> Callable[[], None]:
-        config = model.config
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        router = RouterConfig(
-            config.num_hidden_layers, config.num_attention_heads, size, bases=moice.default_bases(model)
-        )
-        return moice.apply(model, Router(router)).detach
+            return take_out
 
-    def buckets(model: Any) -> Callable[[], None]:
-        method = Buckets(model)
-        method.parts = parts.get(model, 1)
+        return into
 
-        def take_out() -> None:
-            parts[model] = method.parts
-            method.detach()
-
-        return take_out
-
-    known = {
-        "plain": Method(lambda model: lambda: None, {}),
-        "lpes": Method(layer_factors, {"factors": "a different one in every layer, 1 to 1.8"}),
-        "pi": Method(interpolation, {"factor": 1.5}),
-        "ms_poe": Method(lambda model: MsPoE(model).detach, vars(Settings())),
-        "moice": Method(mixture, {"bases": 7, "top_k": 7}),
-        "attention_buckets": Method(buckets, {"bases": 7}),
-    }
-    return {name: known[name] for name in names}
+    plain = Method(lambda model: lambda: None, {})
+    return {name: plain if name == "plain" else Method(put(name), {"settings": "benchmark_settings"}) for name in names}
 
 
 # -- one measurement ---------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(told
     assert capsys.readouterr().err.startswith("lm_eval: error: ")
     assert (ran, told()) == ([], [])
     module.HarnessCLI().execute(SimpleNamespace(model=["no", "name"], model_args={}))  # not hashable
-    assert len(ran) == len(told()) == 1
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize(

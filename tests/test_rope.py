@@ -306,7 +306,7 @@ def test_a_forward_computes_all_tables_in_one_call(model, ids, length, monkeypat
     lpes_eval.apply(model, FACTORS)
     calls = counted_calls(model.model.rotary_emb, monkeypatch)
     logits(model, ids[:1, :length])
-    assert calls == [(1, length), (2, length)]  # the model's own table, and the two distinct factors other than 1
+    assert calls == [(3, length)]  # the three distinct factors
 
 
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])

@@ -1,17 +1,19 @@
 """The model types lpes and pi on the shipped reference model, and what every model type refuses before it loads."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import lm_eval
 import pytest
 import torch
-from checks import TASK, answers, evaluate
+from checks import TASK, answers, distance, evaluate, generated
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
 from lpes_eval import methods, reference
+from lpes_eval.data import kv
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.methods.lpes import LPES
@@ -229,7 +231,6 @@ def test_a_model_without_rotary_positions_is_refused_by_every_method(name, tmp_p
 
 
 @pytest.mark.parametrize("name", methods.names())
-@pytest.mark.parametrize("name", methods.names())
 def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
     results = evaluate(name, task_manager, "factors=1.2" if name == "lpes" else "", limit=1)
     assert set(results["results"][TASK]) >= {"acc,none", "acc_worst,none", "acc_spread,none"}
@@ -258,3 +259,20 @@ def test_answers_of_other_settings_are_cached_apart():
     ]
     assert len(set(keys)) == len(keys)
     assert keys[3] == methods.load("ms_poe")().cache_key
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("ms_poe", {"skip": 0}), *((n, {}) for n in methods.names() if n != "lpes")]
+)
+def test_with_a_cache_the_reference_model_generates_what_it_generates_without(name, settings):
+    lm, plain = methods.load(name)(**settings), AutoModelForCausalLM.from_pretrained(reference.path())
+    lm.tokenizer.padding_side = "left"
+    prompts = [kv.generate(number, size).prompt(40) for number, size in ((0, 3), (1, 5))]
+    given = dict(lm.tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False))
+    assert given["attention_mask"][0, 0] == 0
+    end = given["input_ids"].shape[1] - 1
+    with lm.method.prompt_ends_at(end) if name == "ms_poe" else contextlib.nullcontext():
+        cached, anew = (generated(lm.model, given, max_new_tokens=16, use_cache=cache) for cache in (True, False))
+    assert torch.equal(cached.sequences, anew.sequences)
+    assert distance(cached.logits, anew.logits) < 1e-3
+    assert distance(cached.logits[:1], generated(plain, given, max_new_tokens=1).logits) > 1e-2

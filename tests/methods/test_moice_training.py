@@ -6,19 +6,17 @@ import random
 from dataclasses import asdict
 
 import pytest
+import torch
+from checks import slow_weights
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-torch = pytest.importorskip("torch")
-
-from lpes_eval.peers import moice  # noqa: E402
-from lpes_eval.peers import router as routers  # noqa: E402
-from lpes_eval.peers import train_router as training  # noqa: E402
-from lpes_eval.peers.router import Router, RouterConfig, load_balance, top_k_softmax  # noqa: E402
-from peer_checks import slow_weights  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from lpes_eval import reference  # noqa: E402
-from lpes_eval.data import fiction, kv  # noqa: E402
-from lpes_eval.errors import UserError  # noqa: E402
+from lpes_eval import reference
+from lpes_eval.data import fiction, kv
+from lpes_eval.errors import UserError
+from lpes_eval.methods.moice import MoICE, new_router, train
+from lpes_eval.methods.moice import router as routers
+from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
 
 
 def config(**changes):
@@ -49,19 +47,17 @@ def test_the_router_equals_the_definition_number_by_number(k):
 def test_a_half_precision_query_is_routed_in_float32():
     router = spread(Router(config()))
     query = torch.randn(5, 8).bfloat16()
-    weights = router(1, query)
-    assert weights.dtype == torch.float32
-    assert torch.equal(weights, router(1, query.float()))
+    assert router(1, query).dtype == torch.float32
+    assert torch.equal(router(1, query), router(1, query.float()))
 
 
 def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed():
     fresh = Router(config(head_dim=64), seed=1)
-    weights = fresh(0, torch.randn(100, 64))
-    assert (weights - 1 / 7).abs().max() < 0.02
+    assert (fresh(0, torch.randn(100, 64)) - 1 / 7).abs().max() < 0.02
     assert not torch.equal(fresh.w1, Router(config(head_dim=64), seed=2).w1)
     assert torch.equal(fresh.w1, Router(config(head_dim=64), seed=1).w1)
     values = torch.cat([p.flatten() for p in fresh.parameters()])
-    assert values.std().item() == pytest.approx(routers.INIT_STD, rel=0.1)
+    assert values.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_of_equal_scores_exactly_k_are_kept():
@@ -95,17 +91,14 @@ def test_the_balance_loss_pulls_towards_balance_below_seven_bases_and_not_at_all
     for k, pulls in ((1, True), (3, True), (7, False)):
         leaf = scores.clone().requires_grad_()
         load_balance([leaf], k).backward()
-        preferred = leaf.grad[:, 2].sum().item()
-        assert preferred > 1e-3 if pulls else leaf.grad.abs().max() < 1e-12
+        assert leaf.grad[:, 2].sum().item() > 1e-3 if pulls else leaf.grad.abs().max() < 1e-12
 
 
 # -- files
 
 
 def test_a_router_comes_back_from_its_file_and_the_same_router_gives_the_same_bytes(tmp_path):
-    made = Router(
-        config(model="org/name", top_k=4, bases=(10000.0, 20000.0, 30000.0, 4e4), training={"steps": 7}), seed=5
-    )
+    made = Router(config(model="org/name", top_k=4, bases=(1e4, 2e4, 3e4, 4e4), training={"steps": 7}), seed=5)
     routers.write(made, tmp_path / "a" / routers.FILE)
     found = routers.read(routers.find(tmp_path / "a"))
     assert found.config == made.config
@@ -116,38 +109,41 @@ def test_a_router_comes_back_from_its_file_and_the_same_router_gives_the_same_by
 
 
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path):
-    def refused(words, path, read=routers.read):
+    def refused(words, path):
         with pytest.raises(UserError, match=words) as caught:
-            read(routers.find(path))
+            routers.read(routers.find(path))
         assert "\n" not in str(caught.value)
 
-    refused("no such file.*train_router", tmp_path / "none.safetensors")
+    refused("no such file", tmp_path / "none.safetensors")
     refused("no such file.*router.safetensors", tmp_path)
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"not one")
-    refused("broken.safetensors: not a safetensors file", broken)
     other = tmp_path / "other.safetensors"
+    other.write_bytes(b"not one")
+    refused("other.safetensors: not a safetensors file", other)
     save_file({"w1": torch.zeros(2)}, other)
     refused("holds no MoICE router", other)
 
     good = Router(config())
     tensors = {name: weight.detach() for name, weight in good.named_parameters()}
     notes = json.loads(good.config.to_json())
-
-    def variant(tensors=tensors, **changes):
-        save_file(tensors, other, metadata={routers.METADATA: json.dumps(notes | changes)})
-
-    variant(layers=4)
-    refused(r"tensor 'w1': found \(3, 8, 7\), expected \(4, 8, 7\)", other)
-    variant({"w1": tensors["w1"], "w2": tensors["w2"]})
-    refused("tensor 'w3': found none", other)
-    variant(tensors | {"w2": tensors["w2"] / 0})
-    refused("'w2' holds numbers that are not finite", other)
-    variant(version=2)
-    refused("version 2 of the router format, expected 1", other)
-    for bad in ({"bases": 3}, {"layers": "3"}, {"surplus": 1}, {"top_k": 8}, {"bases": [10000.0, -1]}, {"training": 1}):
-        variant(**bad)
-        refused("entry is not a router's", other)
+    for words, weights, changes in (
+        (r"tensor 'w1': found \(3, 8, 7\), expected \(4, 8, 7\)", tensors, {"layers": 4}),
+        ("tensor 'w3': found none", {"w1": tensors["w1"], "w2": tensors["w2"]}, {}),
+        ("'w2' holds numbers that are not finite", tensors | {"w2": tensors["w2"] / 0}, {}),
+        ("version 2 of the format, expected 1", tensors, {"version": 2}),
+        *(
+            ("entry is not a router's", tensors, bad)
+            for bad in (
+                {"bases": 3},
+                {"layers": "3"},
+                {"surplus": 1},
+                {"top_k": 8},
+                {"bases": [10000.0, -1]},
+                {"training": 1},
+            )
+        ),
+    ):
+        save_file(weights, other, metadata={routers.METADATA: json.dumps(notes | changes)})
+        refused(words, other)
 
 
 def test_a_router_for_another_model_is_refused_with_both_names():
@@ -182,60 +178,54 @@ def test_settings_that_cannot_be_are_refused():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random model of two layers with a tokenizer, and three texts: as many as a batch has."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from lpes_eval import reference
-
     path = tmp_path_factory.mktemp("model")
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
     torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-        )
-    ).save_pretrained(path)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(made).save_pretrained(path)
     tokenizer.save_pretrained(path)
     lines = [f"{n}. The river runs past the mill {n}" for n in range(3)]
     (path / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     return path
 
 
+@pytest.fixture
+def no_weights(monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+
+
 def command(folder, out, *more):
     data = () if "--task" in more else ("--text", str(folder / "texts.jsonl"))
     small = ("--length", "40", "--batch", "3", "--steps", "6", "--rate", "0.05")
-    return training.main(["--model", str(folder), "--out", str(out), *data, *small, *more])
+    return train.main(["--model", str(folder), "--out", str(out), *data, *small, *more])
 
 
 def load(folder):
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def log_of(out):
+    return [json.loads(line) for line in (out / train.LOG).read_text().splitlines()]
 
 
 def on_texts(folder, router):
     """Mean loss of the model with ``router`` on all pieces of the texts."""
-    model, tokenizer = load(folder), training._look_at(str(folder))[1]
-    settings = training.Settings(text="texts", length=40, steps=1, batch=3)
+    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
+    settings = train.Settings(text="texts", length=40, steps=1, batch=3)
     texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
-    one = training.draw_from_text(settings, tokenizer, texts)
-    moice.apply(model, router)
+    one = train.from_texts(settings, tokenizer, texts)
+    MoICE.apply(model, router=router)
     with torch.no_grad():
-        return sum(training.losses(model, router, [one(i)])[0].item() for i in range(3)) / 3
+        return sum(train.losses(model, router, [one(i)])[0].item() for i in range(3)) / 3
 
 
-def test_training_lowers_the_loss_and_leaves_the_models_weights_alone(folder, tmp_path):
+def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path):
     before = (folder / "model.safetensors").read_bytes()
     assert command(folder, tmp_path, "--steps", "12") == 0
     trained = routers.read(tmp_path / routers.FILE)
-    fresh = Router(trained.config, seed=0)
-    assert on_texts(folder, trained) < on_texts(folder, fresh) - 0.03
-    log = [json.loads(line) for line in (tmp_path / training.LOG).read_text().splitlines()]
+    assert on_texts(folder, trained) < on_texts(folder, Router(trained.config, seed=0)) - 0.03
+    log = log_of(tmp_path)
     assert [entry["step"] for entry in log] == list(range(1, 13))
     assert log[-1]["loss"] < log[0]["loss"]
     notes = trained.config.training
@@ -244,42 +234,52 @@ def test_training_lowers_the_loss_and_leaves_the_models_weights_alone(folder, tm
 
     model = load(folder)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
-    settings = training.Settings(text="x", steps=2, batch=2, length=20)
-    one = training.draw_from_text(settings, training._look_at(str(folder))[1], ["a long enough text"])
-    training.train(model, trained.config, settings, one, tmp_path / "again", quiet=True)
+    settings = train.Settings(text="x", steps=2, batch=2, length=20)
+    one = train.from_texts(settings, AutoTokenizer.from_pretrained(folder), ["a long enough text"])
+    train.train(model, trained.config, settings, one, tmp_path / "again", quiet=True)
     assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
 def test_the_gradient_is_the_slope_of_the_loss(folder):
     model = load(folder).double()
-    made = spread(Router(routers.describe(model.config, None, bases=moice.default_bases(model)))).double()
-    sequences = [training.Tokens(torch.tensor([5, 300, 7, 450, 12, 9, 600, 3, 2, 700]), first) for first in (1, 7)]
-    moice.apply(model, made)
+    made = spread(new_router(model)).double()
+    sequences = [train.Tokens(torch.tensor([5, 300, 7, 450, 12, 9, 600, 3, 2, 700]), first) for first in (1, 7)]
+    MoICE.apply(model, router=made)
     model.requires_grad_(False)
-    training.losses(model, made, sequences)[0].sum().backward()
+    made.requires_grad_(True)
+    train.losses(model, made, sequences)[0].sum().backward()
     for weight in (made.w1, made.w2, made.w3):  # along its own gradient, where the slope stands out from rounding
         direction, expected, values = weight.grad / weight.grad.norm(), weight.grad.norm().item(), []
         for step in (0.02, -0.02):
             with torch.no_grad():
                 weight += step * direction
-                values.append(training.losses(model, made, sequences)[0].sum().item())
+                values.append(train.losses(model, made, sequences)[0].sum().item())
                 weight -= step * direction
         assert expected > 1e-3
         assert (values[0] - values[1]) / 0.04 == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("killed_at", [1, 4])
-def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, tmp_path, killed_at, monkeypatch):
-    train = training.train
-    with monkeypatch.context() as patched:
-        patched.setattr(training, "train", lambda *args, **options: train(*args, **options, stop_after=killed_at))
-        with pytest.raises(AssertionError):
-            command(folder, tmp_path / "killed", "--save_every", "2")
+@pytest.mark.parametrize("sequences_until_killed", [4, 14])
+def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, tmp_path, sequences_until_killed):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = train.Settings(text="x", length=40, steps=6, batch=3, rate=0.05)
+    one = train.from_texts(settings, tokenizer, ["The river runs past the mill", "and the mill stands still", "a b c"])
+    seen = []
+
+    def killed(number):
+        seen.append(number)
+        if len(seen) > sequences_until_killed:
+            raise KeyboardInterrupt
+        return one(number)
+
+    made = routers.describe(load(folder).config)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(load(folder), made, settings, killed, tmp_path / "killed", save_every=2, quiet=True)
     assert not (tmp_path / "killed" / routers.FILE).exists()
     for out in ("whole", "killed"):
-        assert command(folder, tmp_path / out, "--save_every", "2") == 0
-    for name in (routers.FILE, training.LOG):
+        train.train(load(folder), made, settings, one, tmp_path / out, save_every=2, quiet=True)
+    for name in (routers.FILE, train.LOG):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
 
 
@@ -313,19 +313,14 @@ def test_a_few_bases_of_ones_own_choice(folder, tmp_path):
 def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
     for weight in ("0", "30"):
         command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
-    plain, balanced = (
-        [json.loads(line)["balance"] for line in (tmp_path / weight / training.LOG).read_text().splitlines()]
-        for weight in ("0", "30")
-    )
+    plain, balanced = ([entry["balance"] for entry in log_of(tmp_path / weight)] for weight in ("0", "30"))
     assert plain[0] == balanced[0]
     assert balanced[-1] < plain[-1] - 1e-3
     assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
 
 
-def test_a_dry_run_says_what_it_would_do_and_loads_no_weights(folder, tmp_path, capsys, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+@pytest.mark.usefixtures("no_weights")
+def test_a_dry_run_says_what_it_would_do_and_loads_no_weights(folder, tmp_path, capsys):
     assert command(folder, tmp_path / "out", "--dry_run") == 0
     shown = capsys.readouterr().out
     assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
@@ -334,22 +329,31 @@ def test_a_dry_run_says_what_it_would_do_and_loads_no_weights(folder, tmp_path, 
 
 
 def test_the_defaults_are_the_published_settings():
-    settings = training.Settings()
+    settings = train.Settings()
     assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
     assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
     assert routers.BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
 
 
-def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsys, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    (tmp_path / "empty.txt").write_text("")
-    assert command(folder, tmp_path / "run") == 0
+def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
+    assert command(folder, tmp_path, "--steps", "1") == 0
     capsys.readouterr()
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+    assert command(folder, tmp_path, "--steps", "1", "--dry_run") == 0
+    assert "going on from step 1" in capsys.readouterr().out
+    assert command(folder, tmp_path, "--steps", "1", "--rate", "0.5") == 2
+    assert "was made with other settings (rate 0.05 -> 0.5)" in capsys.readouterr().err
+    (tmp_path / train.CHECKPOINT).write_bytes(b"broken")
+    assert command(folder, tmp_path, "--steps", "1") == 2
+    assert "cannot be read as a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
-        (("--bases", "1e4:x"), "--bases 1e4:x: expected numbers"),
+        (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
+        (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
         (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
@@ -362,33 +366,10 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
 
 
 def test_flags_with_which_nothing_can_be_trained_are_named(folder, tmp_path, capsys):
-    for flag, value, words in (
-        ("--steps", "0", "argument --steps: expected at least 1, not 0"),
-        ("--length", "1", "argument --length: expected at least 2, not 1"),
-        ("--rate", "0", "argument --rate: expected more than 0, not 0"),
-        ("--balance", "nan", "argument --balance: expected a number, not 'nan'"),
-        ("--micro_batch", "x", "argument --micro_batch: expected a whole number, not 'x'"),
-    ):
+    for flag, value in (("--steps", "0"), ("--length", "1"), ("--rate", "0"), ("--balance", "nan")):
         with pytest.raises(SystemExit, match="2"):
             command(folder, tmp_path / "out", flag, value)
-        assert words in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_other_settings_is_refused_before_weights_are_loaded(folder, tmp_path, capsys, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    assert command(folder, tmp_path, "--steps", "1") == 0
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
-    capsys.readouterr()
-    assert command(folder, tmp_path, "--steps", "1", "--dry_run") == 0
-    assert "going on from step 1" in capsys.readouterr().out
-    assert command(folder, tmp_path / training.CHECKPOINT, "--steps", "1") == 2
-    assert "is a file; expected a folder" in capsys.readouterr().err
-    assert command(folder, tmp_path, "--steps", "1", "--rate", "0.5") == 2
-    assert "was made with other settings (rate 0.05 -> 0.5)" in capsys.readouterr().err
-    (tmp_path / training.CHECKPOINT).write_bytes(b"broken")
-    assert command(folder, tmp_path, "--steps", "1") == 2
-    assert "cannot be read as a checkpoint" in capsys.readouterr().err
+        assert f"argument {flag}: expected" in capsys.readouterr().err
 
 
 # -- generated training data
@@ -397,11 +378,11 @@ def test_a_checkpoint_of_other_settings_is_refused_before_weights_are_loaded(fol
 @pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
 def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none_of_its_examples(task):
     size = 6
-    prompts = [training.task_text(task, size, 0, number) for number in range(60)]
+    prompts = [train.task_text(task, size, 0, number) for number in range(60)]
     evaluated = set()
     for i in range(kv.POOL):
         if task == "kv_retrieval":
-            evaluated.update(key for record in kv.generate(i, size).records for key in record)
+            evaluated.update(kv.generate(i, size).prompt(0).split('"')[1::4])
         elif i < 300:
             evaluated.add(fiction.generate(i, size).gold.text)
     golds = set()
@@ -418,27 +399,25 @@ def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none
         assert len(lines) == size
         golds.add(index)
     assert golds == set(range(size))
-    assert training.task_text(task, size, 1, 0) != prompts[0]
-    assert training.task_text(task, size, 0, 0) == prompts[0]
+    assert train.task_text(task, size, 1, 0) != prompts[0]
+    assert train.task_text(task, size, 0, 0) == prompts[0]
 
 
 def test_of_a_tasks_prompt_the_answer_alone_counts(folder):
-    tokenizer = training._look_at(str(folder))[1]
-    settings = training.Settings(tasks=(("kv_retrieval", 3), ("mdqa_pos", 2)))
-    drawn = training.draw_from_tasks(settings, tokenizer)(4)
-    prompt, answer = training.task_text("kv_retrieval", 3, 0, 4)
-    assert tokenizer.decode(drawn.ids[: drawn.first]) == prompt
-    assert tokenizer.decode(drawn.ids[drawn.first : -1]) == answer
-    assert drawn.ids[-1] == tokenizer.eos_token_id
-    other = training.draw_from_tasks(settings, tokenizer)(5)  # the tasks take turns
-    assert tokenizer.decode(other.ids[: other.first]) == training.task_text("mdqa_pos", 2, 0, 5)[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = train.Settings(tasks=(("kv_retrieval", 3), ("mdqa_pos", 2)))
+    one = train.from_tasks(settings, tokenizer)
+    prompt, answer = train.task_text("kv_retrieval", 3, 0, 4)
+    assert tokenizer.decode(one(4).ids[: one(4).first]) == prompt
+    assert tokenizer.decode(one(4).ids[one(4).first : -1]) == answer
+    assert one(4).ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(one(5).ids[: one(5).first]) == train.task_text("mdqa_pos", 2, 0, 5)[0]  # tasks take turns
 
 
 def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
-    tokenizer = training._look_at(str(folder))[1]
-    settings = training.Settings(text="x", length=4, steps=1, batch=6)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = ["ghijklmnop", "qrstuvwxyz"]
-    one = training.draw_from_text(settings, tokenizer, texts)
+    one = train.from_texts(train.Settings(text="x", length=4, steps=1, batch=6), tokenizer, texts)
     pieces = [tuple(one(i).ids.tolist()) for i in range(12)]
     assert len(set(pieces[:6])) == 6 == len(set(pieces[6:]))
     assert pieces[:6] != pieces[6:]
@@ -447,17 +426,16 @@ def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
     )
 
 
-def test_a_run_on_tasks_goes_on_from_its_checkpoint_too(folder, tmp_path):
-    tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2")
-    assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
-    assert command(folder, tmp_path, *tasks, "--steps", "2") == 0
+def test_a_run_on_tasks_records_them(folder, tmp_path):
+    tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2", "--steps", "2")
+    assert command(folder, tmp_path, *tasks) == 0
     assert routers.read(tmp_path / routers.FILE).config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
 
 
 def test_the_shipped_router_was_trained_by_the_published_settings_for_the_shipped_weights():
     file = reference.path() / routers.FILE
     found = routers.read_config(file)
-    settings = training.Settings(tasks=tuple(training.TASK_SIZES.items()))
+    settings = train.Settings(tasks=tuple(train.TASK_SIZES.items()))
     expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
     assert {name: found.training[name] for name in expected} == expected
     assert found.weights_sha256 == routers.weights_digest(str(reference.path()))

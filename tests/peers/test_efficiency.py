@@ -162,7 +162,7 @@ def test_the_large_shapes_have_as_many_weights_as_the_models_they_are_named_afte
 def test_the_gpu_preset_runs_at_full_width_and_never_mixes_devices(efficiency, monkeypatch, shape, batch, length):
     """On a device that computes no numbers and joins no tensor of another device: three layers, all other sizes."""
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
-    monkeypatch.setattr("lpes_eval.peers.attention._close", lambda x, y: x.shape == y.shape and x.device == y.device)
+    monkeypatch.setattr("lpes_eval.methods.attention._close", lambda x, y: x.shape == y.shape and x.device == y.device)
     monkeypatch.setitem(efficiency.SHAPES, shape, efficiency.SHAPES[shape] | {"num_hidden_layers": 3})
     args = efficiency.arguments(["--preset", "gpu"])
     model = efficiency.build(shape, "meta", args.dtype)
