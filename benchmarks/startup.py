@@ -1,6 +1,6 @@
 """What the plugin costs: Python's start-up with and without the hook, and the time to refuse a bad factors file.
 
-    python benchmarks/startup.py [--runs 40] [--out benchmarks/results/startup.json]
+    python benchmarks/startup.py [--runs 40] [--out benchmarks/results/startup.jsonl]
 
 Two bare virtual environments, one with the two files that an install puts beside the packages, are started in turn, so
 that both see the same machine. The refusal is the whole command, from the shell and back.
@@ -20,6 +20,7 @@ import time
 import venv
 from pathlib import Path
 
+from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,11 +73,10 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
     }
-    text = json.dumps(result, indent=2)
+    text = json.dumps(result)
     print(text)
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text + "\n")
+        write_atomically(arguments.out, text + "\n")
 
 
 if __name__ == "__main__":

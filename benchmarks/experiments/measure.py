@@ -58,9 +58,8 @@ class Job:
         return {
             "settings": json.loads(json.dumps(self.settings)),
             "factors": self.factors,
-            "model": {name: getattr(self.model, at) for name, at in
-                      (("name", "pretrained"), ("sha256", "sha256"), ("layers", "layers"))},
-        }  # fmt: skip
+            "model": {"name": self.model.pretrained, "sha256": self.model.sha256, "layers": self.model.layers},
+        }
 
     @property
     def model_args(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str
     if base := figures.get(FIRST):
         for axes in (by_generation, by_cost):
             drawn["plain"] = axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle=":", linewidth=1)
-    by_generation.set(xlabel="generation (gradient descent: epoch; bands: round)", ylabel="search fitness (%)")
+    by_generation.set(xlabel="generation (gradient descent: epoch)", ylabel="search fitness (%)")
     by_generation.xaxis.get_major_locator().set_params(integer=True)
     by_cost.set(xlabel="prompts answered or differentiated", xscale="log")
     return drawn

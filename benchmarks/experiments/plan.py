@@ -53,7 +53,7 @@ UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"ms_poe-skip-1": ("ms_poe", {"skip": 1})}
 """Methods with other arguments. Ms-PoE leaves its first two layers alone, which are the two that matter most in the
 reference model; so it is shown with one left alone, too."""
-METHODS = {name: (name, {}) for name in sorted(methods.names()) if name not in ("lpes", "pi")} | VARIANTS
+METHODS = {name: (name, {}) for name in methods.names() if name not in ("lpes", "pi")} | VARIANTS
 """lm-eval model types and their arguments. PI is ``lpes`` with one number, exactly."""
 SLOW = ("attention_buckets", "moice")
 ROPE_KINDS = ("plain", "linear", "dynamic", "yarn")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.reference import tokenizer as vocabulary
-from benchmarks.reference.queries import draw, draw_documents, hidden
+from benchmarks.reference.queries import Asked, draw, draw_documents, hidden
 from lpes_eval import checkpoint, rng
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
@@ -45,6 +45,17 @@ UNIFORM = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 
 
 @torch.no_grad()
+def _answered(model: LlamaForCausalLM, asked: Asked, factors: Sequence[float] | None, values: bool) -> np.ndarray:
+    """(B, Q) booleans: is each query's answer right?"""
+    context, queries = (torch.tensor(ids, device=model.device) for ids in (asked.context, asked.queries))
+    states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
+    answers = asked.answers.copy()
+    if values:
+        answers[..., -ENDING:] = False
+    right: np.ndarray = ((model.lm_head(states).argmax(-1).cpu().numpy() == asked.targets) | ~answers).all(-1)
+    return right
+
+
 def right(
     model: LlamaForCausalLM,
     pairs: int,
@@ -52,35 +63,19 @@ def right(
     factors: Sequence[float] | None = None,
     positions: Sequence[int] = POSITIONS,
     stream: int = HELD_OUT_STREAM,
-    tokens: int = 8192,
     values: bool = False,
 ) -> np.ndarray:
     """(contexts, positions) booleans: is the answer right, with the gold record at each position of each context?
 
-    A position p means record floor(p * (pairs - 1) / 100). Context i is the same whatever else is asked; ``tokens``
-    bounds those that one forward pass holds. An answer is the value, its closing quote and the end of the text; with
-    ``values``, what follows the value does not count, as in the task.
+    A position p means record floor(p * (pairs - 1) / 100). Context i is the same whatever else is asked. An answer is
+    the value, its closing quote and the end of the text; with ``values``, what follows the value does not count, as in
+    the task.
     """
     golds = np.array([position * (pairs - 1) // 100 for position in positions])[None]
-    results = []
-    together = max(1, tokens // (pairs * 34 + len(positions) * 36))
-    for first in range(0, contexts, together):
-        drawn = [
-            draw(np.random.default_rng([stream, pairs, index]), 1, pairs, golds)
-            for index in range(first, min(contexts, first + together))
-        ]
-        context = torch.tensor(np.concatenate([one.context for one in drawn]), device=model.device)
-        queries = torch.tensor(np.concatenate([one.queries for one in drawn]), device=model.device)
-        states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
-        targets, answers = (np.concatenate([getattr(one, name) for one in drawn]) for name in ("targets", "answers"))
-        chosen = model.lm_head(states).argmax(-1).cpu().numpy()
-        if values:
-            answers[..., -ENDING:] = False
-        results.append(((chosen == targets) | ~answers).all(-1))
-    return np.concatenate(results)
+    drawn = (draw(np.random.default_rng([stream, pairs, index]), 1, pairs, golds) for index in range(contexts))
+    return np.concatenate([_answered(model, asked, factors, values) for asked in drawn])
 
 
-@torch.no_grad()
 def right_documents(
     model: LlamaForCausalLM,
     documents: int,
@@ -91,15 +86,8 @@ def right_documents(
 ) -> np.ndarray:
     """As ``right`` for generated articles: each context is asked about the article at each position."""
     golds = [position * (documents - 1) // 100 for position in positions]
-    results = []
-    for index in range(contexts):
-        drawn = draw_documents(rng.stream("reference", stream, documents, index), documents, golds)
-        context = torch.tensor(drawn.context, device=model.device)
-        queries = torch.tensor(drawn.queries, device=model.device)
-        states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
-        chosen = model.lm_head(states).argmax(-1).cpu().numpy()
-        results.append(((chosen == drawn.targets) | ~drawn.answers).all(-1))
-    return np.concatenate(results)
+    streams = (rng.stream("reference", stream, documents, index) for index in range(contexts))
+    return np.concatenate([_answered(model, draw_documents(one, documents, golds), factors, False) for one in streams])
 
 
 Score = Callable[[Sequence[float]], float]
@@ -137,7 +125,8 @@ def load(folder: Path) -> LlamaForCausalLM:
     """The model in ``folder``: a finished one, or the last checkpoint of a run that goes on."""
     from transformers import LlamaForCausalLM
 
-    from benchmarks.reference.train import CHECKPOINT, Recipe, build, stage_of
+    from benchmarks.reference.recipe import Recipe, build, stage_of
+    from benchmarks.reference.train import CHECKPOINT
 
     file = folder / CHECKPOINT
     if not file.exists() and not (folder / "config.json").exists():

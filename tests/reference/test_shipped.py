@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.evaluate import load, main, right, right_documents, without
-from benchmarks.reference.train import RECORDS, REFERENCE, Recipe, weights_hash
+from benchmarks.reference.recipe import RECORDS, REFERENCE, Recipe
+from benchmarks.reference.train import weights_hash
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 
