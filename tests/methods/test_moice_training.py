@@ -382,7 +382,7 @@ def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none
     evaluated = set()
     for i in range(kv.POOL):
         if task == "kv_retrieval":
-            evaluated.update(kv.generate(i, size).prompt(0).split('"')[1::4])
+            evaluated.update(key for key, _ in kv.generate(i, size).records)
         elif i < 300:
             evaluated.add(fiction.generate(i, size).gold.text)
     golds = set()
