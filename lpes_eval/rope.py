@@ -288,7 +288,7 @@ class _LayerFactors:
     # -- rotary tables
 
     def _divide(self, rotary: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Have a rotary module make the tables of all factors at once, which costs a decoding step no call more."""
+        """Have a rotary module make the tables of all factors at once, so that a decoding step has no call more."""
         call = _named(args, kwargs)
         divisors = self._divisors_on(call["x"].device)
         if 2 * rotary.inv_freq.numel() * call["position_ids"].numel() * len(divisors) <= BATCHED_LIMIT:
@@ -298,16 +298,18 @@ class _LayerFactors:
     def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
         """What a rotary module answers in place of its own ``output``: all layers' tables, or that of its layer ``h``.
 
-        Where its positions were not divided before, it is called again, for one factor or for all.
+        Where its positions were whole numbers, not divided, it is called again: at once for all factors, or for each
+        when its layer asks.
         """
         call = _named(args, kwargs)
+        if h is None and call["position_ids"].is_floating_point():
+            tables = _split(output, len(self._divisors))
+            return _Tables(lambda h: tables[self._slots[h]])
         divisors = self._divisors_on(call["x"].device)
-        made: dict[int, Any] = {}
-        if call["position_ids"].is_floating_point():
-            made = dict(enumerate(_split(output, len(divisors))))
         size = max(t.numel() for t in (output if isinstance(output, tuple) else (output,)))
         step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
         call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
+        made: dict[int, Any] = {}
 
         def of(h: int) -> Any:
             slot = self._slots[h]
@@ -404,29 +406,23 @@ def _own(value: Any, h: int) -> Any:
     return value
 
 
-def _same_at_any_length(rotary: Any) -> bool:
-    """Whether a rotary module's own code may be shown divided positions, because it does not look for the longest."""
+def _same_at_any_length(rotary: nn.Module) -> bool:
+    """Whether a rotary module rotates alike at any length; the other kinds look for the longest position."""
     kind = getattr(rotary, "rope_type", None)
-    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ not in _LENGTH_AWARE
-
-
-_LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
-"""Rotary modules whose forward looks for the longest position, also without what transformers wraps around it."""
+    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ != "PhimoeRotaryEmbedding"
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
     """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
 
-    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
-    must not choose again by the divided one; and gradients flow.
+    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length and
+    must not choose again by the divided one; and gradients flow. The true positions are there too, for code that looks
+    for the longest all the same (Phi-MoE).
     """
-    ids = call["position_ids"]
-    divided = _divided(ids, divisors)
-    forward = inspect.unwrap(type(rotary).forward)
-    if type(rotary).__name__ not in _LENGTH_AWARE:
-        return _split(forward(rotary, **(call | {"position_ids": divided})), len(divisors))
-    output = forward(rotary, **(call | {"position_ids": torch.cat((ids.float(), divided), dim=-2)}))
-    return _split(tuple(part[ids.shape[-2] :] for part in output), len(divisors))
+    ids: Tensor = call["position_ids"]
+    ids = torch.cat((ids.float(), _divided(ids, divisors)), dim=-2)
+    output = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": ids}))
+    return _split(output, 1 + len(divisors))[1:]
 
 
 def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
