@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -30,7 +29,9 @@ import torch._dynamo  # which every model of transformers imports anyway
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
+from lpes_eval.decoder import REFUSED as REFUSED
+from lpes_eval.decoder import Decoder, find_decoder
+from lpes_eval.errors import CacheError, FactorsError, UserError
 from lpes_eval.factors import Factors, parse
 
 BATCHED_LIMIT = 1 << 22
@@ -108,122 +109,6 @@ def method_in(model: nn.Module) -> str | None:
     return next((module.__dict__[METHOD] for module in model.modules() if METHOD in module.__dict__), None)
 
 
-# -- finding the places ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The parts of a model that factors concern.
-
-    Attributes:
-        module: the module whose forward runs through the layers.
-        layers: its decoder layers, in order.
-        rotaries: the rotary modules whose output is handed down to all layers.
-        own: the layers' own rotary modules, where they have them: layer number -> modules.
-        factor_layer: for each layer the one whose factor it takes: itself, except where a layer attends to keys that an
-            earlier layer has rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them.
-    """
-
-    module: nn.Module
-    layers: tuple[nn.Module, ...]
-    rotaries: tuple[nn.Module, ...]
-    own: dict[int, tuple[nn.Module, ...]]
-    factor_layer: tuple[int, ...]
-
-
-def find_decoder(model: nn.Module) -> Decoder:
-    """Find the decoder layers and rotary modules of ``model``, or raise ``UnsupportedModel`` with the reason."""
-    config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", type(model).__name__)
-
-    def refuse(reason: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
-
-    if config is None or not hasattr(config, "get_text_config"):
-        raise refuse("not a transformers model (it has no config)")
-    if config.is_encoder_decoder:
-        raise refuse("an encoder-decoder model, not a causal language model")
-    if kind in REFUSED:
-        raise refuse(REFUSED[kind])
-    adapter = getattr(getattr(model, "active_peft_config", None), "peft_type", None)
-    if adapter in _LEARNT_KEYS:
-        raise refuse(f"its PEFT adapter ({_LEARNT_KEYS[adapter]}) adds learnt keys, which no layer has rotated")
-    text = config.get_text_config(decoder=True)
-    if getattr(text, "alibi", False):
-        raise refuse("this configuration uses ALiBi instead of rotary position embeddings")
-    depths = {getattr(text, "num_hidden_layers", None), getattr(text, "num_layers", None)}
-    get_decoder: Any = getattr(model, "get_decoder", lambda: None)
-    decoder = get_decoder()  # not the vision tower
-    stacks = (decoder is not None and _stacks(decoder, depths)) or _stacks(model, depths)
-    if not stacks:
-        raise refuse("no decoder layers with rotary position embeddings were found in it")
-    owner, layers = min(stacks, key=lambda stack: sum(1 for _ in stack[0].modules()))  # the innermost
-    if len(set(layers)) != len(layers):
-        raise refuse("it runs the same layer at several depths, so a layer has no depth of its own")
-
-    own = {h: tuple(found) for h, layer in enumerate(layers) if (found := _rotaries(layer))}
-    shared = tuple(module for module in _rotaries(owner) if all(module not in found for found in own.values()))
-    if shared and not any(_takes(layer, "position_embeddings", among_others=True) for layer in layers):
-        raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
-    owners = _key_owners(text, len(layers))
-    if any(owners[h] == h and _takes_keys(layer) for h, layer in enumerate(layers)):
-        raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
-    return Decoder(owner, tuple(layers), shared, own, owners)
-
-
-_WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
-REFUSED: dict[str, str] = {
-    "blt": "four transformers (bytes in, patches, bytes out, patcher), so no single stack of layers",
-    "codegen": _WHOLE_POSITIONS,
-    "gptj": _WHOLE_POSITIONS,
-    "roformer": "it rotates by a table of whole positions that is made once for all layers",
-    "gemma4_assistant": "it attends to another model's keys, which that model has rotated",
-    "gemma4_unified_assistant": "it attends to another model's keys, which that model has rotated",
-    "hrm_text": "it runs two stacks of layers several times a forward, so a layer has no depth of its own",
-}
-"""Model types that have the parts and still cannot be given layer factors: type -> reason."""
-
-_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
-"""PEFT's adapters that fill the cache before the model does: type -> name."""
-
-
-def _key_owners(config: Any, depth: int) -> tuple[int, ...]:
-    """For each layer the layer that rotated the keys it attends to, as far as the configuration says."""
-    if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
-        return tuple(sources)
-    first_shared = depth - (getattr(config, "num_kv_shared_layers", None) or 0)
-    kinds = getattr(config, "layer_types", None) or [None] * depth
-    own = list(range(first_shared))
-    return (*own, *(max(k for k in own if kinds[k] == kinds[h]) for h in range(first_shared, depth)))
-
-
-def _takes_keys(layer: nn.Module) -> bool:
-    """Whether a layer attends to keys that it is handed; where its modules do not say, whether it could."""
-    known = [module.is_kv_shared_layer for module in layer.modules() if hasattr(module, "is_kv_shared_layer")]
-    return any(known) if known else any(_takes(module, "shared_kv_states") for module in layer.modules())
-
-
-def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, nn.ModuleList]]:
-    """Lists of layers as deep as the model, each with the module that holds it, where something in it rotates."""
-    return [
-        (owner, child)
-        for owner in root.modules()
-        for child in owner.children()
-        if isinstance(child, nn.ModuleList) and len(child) in depths and _rotaries(owner)
-    ]
-
-
-def _rotaries(module: nn.Module) -> list[nn.Module]:
-    """The modules within that turn position ids into rotary tables."""
-    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
-
-
-def _takes(module: nn.Module, name: str, among_others: bool = False) -> bool:
-    """Whether a module's forward has an argument of this name, or, ``among_others``, takes any (``**kwargs``)."""
-    parameters = inspect.signature(type(module).forward).parameters
-    return name in parameters or (among_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
-
-
 # -- the factors in force --------------------------------------------------------------------------------------------
 
 
@@ -231,11 +116,7 @@ class _LayerFactors:
     """One set of factors in one decoder: its hooks, and the caches filled under it.
 
     It refers to no module, and its hooks are methods and partial functions, not closures. So a copied or saved model,
-    or a copy of one layer, takes along what is its own.
-
-    Args:
-        factors: one a layer.
-        tensor: the same as a tensor, if they were given as one: its values may change, and gradients flow.
+    or a copy of one layer, takes along what is its own. ``tensor`` holds factors that may change and have gradients.
     """
 
     def __init__(self, decoder: Decoder, factors: tuple[float, ...], tensor: Tensor | None) -> None:
@@ -288,7 +169,7 @@ class _LayerFactors:
     # -- rotary tables
 
     def _divide(self, rotary: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Have a rotary module make the tables of all factors at once, which costs a decoding step no call more."""
+        """Have a rotary module make the tables of all factors at once, so that a decoding step has no call more."""
         call = _named(args, kwargs)
         divisors = self._divisors_on(call["x"].device)
         if 2 * rotary.inv_freq.numel() * call["position_ids"].numel() * len(divisors) <= BATCHED_LIMIT:
@@ -298,16 +179,17 @@ class _LayerFactors:
     def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
         """What a rotary module answers in place of its own ``output``: all layers' tables, or that of its layer ``h``.
 
-        Where its positions were not divided before, it is called again, for one factor or for all.
+        If its positions were not divided before, it is called again, for all factors or for each as its layer asks.
         """
         call = _named(args, kwargs)
+        if h is None and call["position_ids"].is_floating_point():
+            tables = _split(output, len(self._divisors))
+            return _Tables(lambda h: tables[self._slots[h]])
         divisors = self._divisors_on(call["x"].device)
-        made: dict[int, Any] = {}
-        if call["position_ids"].is_floating_point():
-            made = dict(enumerate(_split(output, len(divisors))))
         size = max(t.numel() for t in (output if isinstance(output, tuple) else (output,)))
         step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
         call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
+        made: dict[int, Any] = {}
 
         def of(h: int) -> Any:
             slot = self._slots[h]
@@ -404,29 +286,23 @@ def _own(value: Any, h: int) -> Any:
     return value
 
 
-def _same_at_any_length(rotary: Any) -> bool:
-    """Whether a rotary module's own code may be shown divided positions, because it does not look for the longest."""
+def _same_at_any_length(rotary: nn.Module) -> bool:
+    """Whether a rotary module rotates alike at any length; the other kinds look for the longest position."""
     kind = getattr(rotary, "rope_type", None)
-    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ not in _LENGTH_AWARE
-
-
-_LENGTH_AWARE = {"PhimoeRotaryEmbedding"}
-"""Rotary modules whose forward looks for the longest position, also without what transformers wraps around it."""
+    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ != "PhimoeRotaryEmbedding"
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
     """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
 
-    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length, and
-    must not choose again by the divided one; and gradients flow.
+    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length and
+    must not choose again by the divided one; and gradients flow. The true positions are there too, for code that looks
+    for the longest all the same (Phi-MoE).
     """
-    ids = call["position_ids"]
-    divided = _divided(ids, divisors)
-    forward = inspect.unwrap(type(rotary).forward)
-    if type(rotary).__name__ not in _LENGTH_AWARE:
-        return _split(forward(rotary, **(call | {"position_ids": divided})), len(divisors))
-    output = forward(rotary, **(call | {"position_ids": torch.cat((ids.float(), divided), dim=-2)}))
-    return _split(tuple(part[ids.shape[-2] :] for part in output), len(divisors))
+    ids: Tensor = call["position_ids"]
+    ids = torch.cat((ids.float(), _divided(ids, divisors)), dim=-2)
+    output = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": ids}))
+    return _split(output, 1 + len(divisors))[1:]
 
 
 def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -456,13 +332,9 @@ def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
 
 
 class _Stamp:
-    """On a cache: the factors that its keys are rotated under; None for a tensor's, whose values compiled code lacks.
+    """On a cache and its copies: the factors that its keys are rotated under; None for a tensor's, in compiled code.
 
-    Each application of factors has one of its own. Compiled code asks whether it is the same object, so that other
-    factors compile nothing anew. A copy of a cache has the same stamp.
-
-    Args:
-        caches: the caches that were filled under one application of factors, and their copies.
+    Each application of factors has its own stamp and ``caches``; compiled code need only ask whether it is the same.
     """
 
     def __init__(self, factors: tuple[float, ...] | None, caches: WeakSet[Cache] | None = None) -> None:
@@ -478,9 +350,9 @@ class _Stamp:
 
 
 def held_in(cache: Cache) -> int:
-    """How many positions a cache holds: the most that any of its layers does, for the first may hold none (MiniMax).
+    """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax).
 
-    The length of a static cache is not known in compiled code, and counts as none.
+    Compiled code does not know how many a static cache holds, and takes it for empty.
     """
     length = cache.get_seq_length()
     if isinstance(length, Tensor):
@@ -490,10 +362,7 @@ def held_in(cache: Cache) -> int:
 
 
 def retire(cache: Cache, rotated: str) -> None:
-    """Have a cache that is not empty refuse updates: its keys were ``rotated`` in a way that the model has left since.
-
-    Once it is reset it is as good as new.
-    """
+    """Have a cache refuse updates until it is reset: its keys were ``rotated`` in a way that the model has left."""
     if held_in(cache) > 0:
         cache.update = functools.partial(_refuse_update, cache, rotated)  # type: ignore[method-assign]
 
