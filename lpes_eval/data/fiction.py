@@ -8,16 +8,22 @@ about which article answers, only the name does.
 Names are put together from syllables and every fact is drawn anew for every example, so there is nothing to know by
 heart: an answer can only be read. Words come from a short closed list (``vocabulary``), so a small model can learn to.
 
+Words and sentences stand in ``fiction.json``. A list of words is one string there; a ``{field}`` of a sentence is filled
+from the list of its name. The order of words, sentences and kinds counts: they are drawn by number.
+
 Example ``i`` depends on the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from random import Random
+from typing import Any
 
 from lpes_eval.data.mdqa import TEMPLATE, Document, Example, contains_answer, normalize
 from lpes_eval.rng import below, choice, shuffled, stream
@@ -34,24 +40,19 @@ def _list(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
+def _lists(words: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    return {name: _list(text) for name, text in words.items()}
+
+
+_LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
+
 # -- names and numbers -----------------------------------------------------------------------------------------------
 
 SYLLABLES = tuple(onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou")
-ENDINGS = {
-    "given": _list("lan ric nor mir das bel rik len vin ras tor nel wyn dis lis tan"),
-    "family": _list("sen ter man ling dal rov nik berg ser lund mak vold rup stein quist roy"),
-    "town": _list(
-        "burg ford vik mere gard stad ton wick haven holm field bridge dorf mouth port brook well hill marsh cliff"
-    ),
-    "river": _list("dra ska wen var lin mar dur sel bra nau thal ster"),
-}
-MONTHS = _list("January February March April May June July August September October November December")
-NOUNS = _list(
-    "Harbour Garden Mountain Candle Bridge Orchard Mirror Winter Lantern Shepherd Tower River Letter Captain Wolf Moon "
-    "Sparrow Island Voyage Kitchen Sister Clock Forest Stranger Window Feast Crown Promise Ladder Village Ocean Meadow "
-    "Ghost Widow Thief Bell"
-)
-BATTLES = _list("Battle Siege Raid Defence")
+ENDINGS = _lists(_LANGUAGE["endings"])
+MONTHS = _list(_LANGUAGE["months"])
+NOUNS = _list(_LANGUAGE["nouns"])
+BATTLES = _list(_LANGUAGE["battles"])
 
 
 @dataclass(frozen=True)
@@ -123,17 +124,35 @@ def _count(rng: Random) -> Value:
     return Value(count, (count,))
 
 
+TITLES: dict[str, Callable[[Random], str]] = {
+    "person": _full_name,
+    "town": _town_name,
+    "book": _book_title,
+    "battle": _battle,
+}
+"""Kind of article -> draws a title."""
+VALUES: dict[str, Callable[[Random], Value]] = {
+    "person": _person,
+    "town": _town,
+    "river": _river,
+    "book": _book,
+    "year": _year,
+    "date": _date,
+    "count": _count,
+}
+"""Kind of value -> draws one."""
+
 # -- articles --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One kind of fact: how its value is drawn, how an article states it, how a question asks for it.
+    """One kind of fact: what kind of value it has (``VALUES``), how an article states it, how a question asks for it.
 
     ``{value}`` in a statement is the fact's value; ``{title}`` in a question the article's title.
     """
 
-    value: Callable[[Random], Value]
+    value: str
     statements: tuple[str, str]
     questions: tuple[str, str]
 
@@ -143,7 +162,7 @@ class Kind:
     """One kind of article.
 
     Attributes:
-        title: draws the title.
+        name: ``person``, ``town``, ``book`` or ``battle``; says how its title is drawn (``TITLES``).
         subject: how its sentences begin, with ``{title}`` or, for people, ``{name}``, the title's last word.
         opening: how the first sentence goes on; its fields name the lists in ``choices``.
         choices: closed word lists for the opening and the remarks.
@@ -152,7 +171,7 @@ class Kind:
             no answer.
     """
 
-    title: Callable[[Random], str]
+    name: str
     subject: str
     opening: str
     choices: dict[str, tuple[str, ...]]
@@ -160,251 +179,13 @@ class Kind:
     remarks: tuple[str, ...]
 
 
-SHARED = {
-    "number": _list("two three four five six seven eight nine"),
-    "season": _list("spring summer autumn winter"),
-    "colour": _list("red green blue grey white yellow"),
-}
-"""Word lists that every kind of article draws from."""
+def _kind(name: str, language: dict[str, Any]) -> Kind:
+    facts = (Fact(fact["value"], tuple(fact["statements"]), tuple(fact["questions"])) for fact in language["facts"])
+    choices = _lists(_LANGUAGE["shared"] | language["choices"])
+    return Kind(name, language["subject"], language["opening"], choices, tuple(facts), tuple(language["remarks"]))
 
-PERSON = Kind(
-    title=_full_name,
-    subject="{name}",
-    opening="was a {quality} {trade}",
-    choices={
-        "quality": _list("famous gifted noted patient restless wealthy modest stubborn popular learned"),
-        "trade": _list(
-            "painter poet lawyer doctor sailor teacher merchant botanist chemist surgeon weaver printer bishop general "
-            "judge composer sculptor historian philosopher gardener"
-        ),
-        **SHARED,
-        "pet": _list("cats dogs goats geese rabbits doves"),
-        "matter": _list("money health music food travel gossip"),
-        "walk": _list("canal shore wall ridge lane quay"),
-        "skill": _list("swim ride dance cook sing sew"),
-        "dish": _list("bread soup cheese porridge fish cabbage"),
-        "friend": _list("students cousins actors strangers soldiers farmers"),
-    },
-    facts=(
-        Fact(
-            _town,
-            ("was born in {value}", "came from {value}"),
-            ("Where was {title} born?", "Where did {title} come from?"),
-        ),
-        Fact(
-            _person,
-            ("studied under {value}", "was taught by {value}"),
-            ("Under whom did {title} study?", "Who taught {title}?"),
-        ),
-        Fact(
-            _book,
-            ("became known for {value}", "is remembered for {value}"),
-            ("For what did {title} become known?", "For what is {title} remembered?"),
-        ),
-        Fact(
-            _person,
-            ("married {value}", "was the spouse of {value}"),
-            ("Whom did {title} marry?", "Whose spouse was {title}?"),
-        ),
-        Fact(
-            _date,
-            ("died on {value}", "lived until {value}"),
-            ("When did {title} die?", "Until when did {title} live?"),
-        ),
-        Fact(
-            _town,
-            ("is buried in {value}", "was laid to rest in {value}"),
-            ("Where is {title} buried?", "Where was {title} laid to rest?"),
-        ),
-    ),
-    remarks=(
-        "kept {number} {pet} in the house and fed them before every meal",
-        "wrote long letters to old friends, mostly about {matter} and the {season} weather",
-        "walked along the {walk} each morning and spoke to nobody on the way",
-        "could speak {number} languages but made mistakes in all of them when tired",
-        "owned a {colour} coat that can be seen in every portrait",
-        "never learned to {skill} and was laughed at for it by the neighbours",
-        "slept little, ate mostly {dish} and complained about the noise in the street",
-        "lent money to {friend} and did not always ask for it back",
-    ),
-)
 
-TOWN = Kind(
-    title=_town_name,
-    subject="{title}",
-    opening="is a {quality} {sort} in the {side} of the {land}",
-    choices={
-        "quality": _list("small busy quiet walled rich lively pretty modern"),
-        "sort": _list("town port city village market"),
-        "side": _list("north south east west centre"),
-        "land": _list("province island valley kingdom county plain"),
-        **SHARED,
-        "goods": _list("pots baskets carpets candles knives ribbons"),
-        "material": _list("brick stone timber slate clay iron"),
-        "pest": _list("rats crows pigeons moles wasps foxes"),
-        "runner": _list("bakers millers porters pupils brewers tailors"),
-    },
-    facts=(
-        Fact(
-            _person,
-            ("was founded by {value}", "was built by {value}"),
-            ("Who founded {title}?", "Who built {title}?"),
-        ),
-        Fact(
-            _year,
-            ("received its charter in {value}", "was given its charter in {value}"),
-            ("When did {title} receive its charter?", "When was {title} given its charter?"),
-        ),
-        Fact(
-            _river,
-            ("lies on the river {value}", "stands on the river {value}"),
-            ("On which river does {title} lie?", "On which river does {title} stand?"),
-        ),
-        Fact(
-            _count,
-            ("has {value} inhabitants", "counts {value} inhabitants"),
-            ("How many inhabitants does {title} have?", "How many inhabitants does {title} count?"),
-        ),
-        Fact(
-            _person,
-            ("is governed by {value}", "has {value} as its mayor"),
-            ("Who governs {title}?", "Who is the mayor of {title}?"),
-        ),
-        Fact(
-            _town,
-            ("is twinned with {value}", "has its twin town in {value}"),
-            ("With which town is {title} twinned?", "Which is the twin town of {title}?"),
-        ),
-    ),
-    remarks=(
-        "has {number} gates, one of which is opened only when the {season} fair begins",
-        "is known for its {goods}, which are sold from {colour} carts in the main square",
-        "burned down more than once and was rebuilt in {material} on the same ground",
-        "has a {colour} bell above the mill that can be heard from far away",
-        "was for a long time too poor to pave the streets, which the {season} rain turned to mud",
-        "sends {number} members to the assembly, chosen by those that own a house",
-        "has had trouble with {pest} since the granary was moved to the edge of the park",
-        "holds a race every {season} in which the {runner} carry sacks up to the chapel",
-    ),
-)
-
-BOOK = Kind(
-    title=_book_title,
-    subject="{title}",
-    opening="is a {quality} {genre} in {number} parts",
-    choices={
-        "quality": _list("long short tragic comic famous moral satirical popular"),
-        "genre": _list("novel play poem ballad saga memoir romance fable"),
-        **SHARED,
-        "critic": _list("priests students actors nurses nobles clerks"),
-        "scene": _list("flood storm wedding funeral harvest fever"),
-        "shop": _list("bakery stable tavern brewery laundry smithy"),
-        "thing": _list("fence goat hat debt recipe chair"),
-    },
-    facts=(
-        Fact(
-            _person,
-            ("was written by {value}", "is the work of {value}"),
-            ("Who wrote {title}?", "Whose work is {title}?"),
-        ),
-        Fact(
-            _year,
-            ("was first printed in {value}", "first appeared in {value}"),
-            ("When was {title} first printed?", "When did {title} first appear?"),
-        ),
-        Fact(
-            _person,
-            ("tells the life of {value}", "has {value} as its hero"),
-            ("Whose life does {title} tell?", "Who is the hero of {title}?"),
-        ),
-        Fact(
-            _town,
-            ("is set in {value}", "takes place in {value}"),
-            ("Where is {title} set?", "Where does {title} take place?"),
-        ),
-        Fact(
-            _person,
-            ("was translated by {value}", "is read in the translation by {value}"),
-            ("Who translated {title}?", "In whose translation is {title} read?"),
-        ),
-        Fact(
-            _town,
-            ("survives in a manuscript from {value}", "is kept as a manuscript in {value}"),
-            ("Where is the manuscript of {title} from?", "Where is {title} kept as a manuscript?"),
-        ),
-    ),
-    remarks=(
-        "was at first praised by {critic} and ignored by everybody else",
-        "opens with a {scene} that many readers have found hard to finish",
-        "has often been read aloud on {season} evenings, with a pause after every chapter",
-        "was once sold in a {colour} cover, which has not lasted well",
-        "contains {number} songs whose tunes are lost, so that they are now only spoken",
-        "was imitated so often that the style came to seem ordinary",
-        "was finished in {number} weeks in a room above a {shop}",
-        "spends {number} chapters on a quarrel about a {thing} before anything happens",
-    ),
-)
-
-BATTLE = Kind(
-    title=_battle,
-    subject="The {title}",
-    opening="was a {quality} {part} of the {age} war",
-    choices={
-        "quality": _list("costly bloody decisive brief famous bitter sudden stubborn"),
-        "part": _list("clash contest episode encounter"),
-        "age": _list("great long second old civil last"),
-        **SHARED,
-        "weather": _list("fog smoke rain snow dust mist"),
-        "supply": _list("boots drums tents horses ladders shovels"),
-        "witness": _list("farmers monks children peddlers nuns thieves"),
-        "messenger": _list("boy monk widow servant juggler cook"),
-        "ground": _list("marsh ditch stream bog ravine hedge"),
-    },
-    facts=(
-        Fact(
-            _date,
-            ("began on {value}", "opened on {value}"),
-            ("When did the {title} begin?", "When did the {title} open?"),
-        ),
-        Fact(
-            _person,
-            ("was won by {value}", "brought fame to {value}"),
-            ("Who won the {title}?", "To whom did the {title} bring fame?"),
-        ),
-        Fact(
-            _person,
-            ("was lost by {value}", "brought ruin to {value}"),
-            ("Who lost the {title}?", "To whom did the {title} bring ruin?"),
-        ),
-        Fact(
-            _count,
-            ("cost {value} lives", "left {value} dead"),
-            ("How many lives did the {title} cost?", "How many dead did the {title} leave?"),
-        ),
-        Fact(
-            _town,
-            ("ended with a peace signed in {value}", "was followed by a treaty in {value}"),
-            ("Where was the peace signed that ended the {title}?", "Where was the treaty that followed the {title}?"),
-        ),
-        Fact(
-            _town,
-            ("is remembered each year in {value}", "has a monument in {value}"),
-            ("Where is the {title} remembered each year?", "Where does the {title} have a monument?"),
-        ),
-    ),
-    remarks=(
-        "was fought in {weather} so thick that few could tell friend from enemy",
-        "was delayed for {number} hours because the {supply} had not arrived",
-        "was seen by {witness} who had climbed a hill to watch in safety",
-        "has been painted many times, mostly by people who were not there",
-        "ruined the {season} crop of the nearest farms, for which nobody was paid",
-        "could have been avoided if a letter carried by a {messenger} had come in time",
-        "is taught in schools as an example of how not to cross a {ground}",
-        "was over so soon that {number} regiments came only to dig",
-    ),
-)
-
-KINDS = (PERSON, TOWN, BOOK, BATTLE)
+KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].items())
 
 
 @dataclass(frozen=True)
@@ -450,10 +231,10 @@ def _filled(sentence: str, kind: Kind, rng: Random) -> str:
 
 
 def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
-    title = kind.title(rng)
+    title = TITLES[kind.name](rng)
     begin = kind.subject.format(title=title, name=title) + " "
     opening = begin + _filled(kind.opening, kind, rng)
-    values = tuple(fact.value(rng) for fact in kind.facts)
+    values = tuple(VALUES[fact.value](rng) for fact in kind.facts)
     statements = tuple(
         choice(fact.statements, rng).format(value=value.text) for fact, value in zip(kind.facts, values, strict=True)
     )
