@@ -13,8 +13,8 @@ wall-clock times, and memory is the process's peak, where the system tells it. `
 CPU seconds instead, which other work on the machine disturbs less.
 
 Such rounds cannot tell 1 % from 3 % on a machine whose speed moves by 10 %. So ``--pairs`` samples of the plain model
-and of LPES follow, in step with each other: two models on the same weights do their prefills one after the other and then
-take turns at every decoding step. The median ratio gets a confidence interval.
+and of LPES follow, in step with each other: two models on the same weights do their prefills one after the other and
+then take turns at every decoding step. The median ratio gets a confidence interval.
 
 A sample is the prefill of the prompt and ``--new_tokens`` decoding steps. Decoding is greedy, token by token with a
 dynamic cache, as ``generate`` does it. The median of a sample's steps is its decoding time, since one step during which

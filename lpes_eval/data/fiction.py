@@ -8,8 +8,8 @@ about which article answers, only the name does.
 Names are put together from syllables and every fact is drawn anew for every example, so there is nothing to know by
 heart: an answer can only be read. Words come from a short closed list (``vocabulary``), so a small model can learn to.
 
-Words and sentences stand in ``fiction.json``. A list of words is one string there; a ``{field}`` of a sentence is filled
-from the list of its name. The order of words, sentences and kinds counts: they are drawn by number.
+Words and sentences stand in ``fiction.json``. A list of words is one string there; a ``{field}`` of a sentence is
+filled from the list of its name. The order of words, sentences and kinds counts: they are drawn by number.
 
 Example ``i`` depends on the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
