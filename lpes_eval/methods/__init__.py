@@ -16,7 +16,7 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-SHARED = ("attention", "base", "cache", "tables")
+SHARED = ("attention", "base", "cache", "interception", "prompt", "tables")
 """Modules in this package that are no methods: what several methods use."""
 
 

@@ -28,8 +28,8 @@ from transformers.cache_utils import Cache
 
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, UserError
-from lpes_eval.methods.attention import claim
 from lpes_eval.methods.base import MethodLM, one_of
+from lpes_eval.methods.interception import claim
 from lpes_eval.methods.tables import bases_for, own_base, parse_bases, table_of
 
 NAME = "Attention Buckets"

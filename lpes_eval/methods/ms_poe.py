@@ -20,8 +20,6 @@ as large as that of one without. The ranking looks at one query a layer; the key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,12 +28,11 @@ from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from lpes_eval.methods import attention
-from lpes_eval.methods.attention import Call, Interception
-from lpes_eval.methods.base import MethodLM, count, one_of, real
+from lpes_eval.methods import interception
+from lpes_eval.methods.attention import Call
+from lpes_eval.methods.base import count, one_of, real
 from lpes_eval.methods.cache import grow_in_place
-
-Request = tuple[tuple[str, str], list[int], list[int]]
+from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 
 @dataclass
@@ -74,7 +71,7 @@ class Settings:
         return [self.min + number * (self.max - self.min) / steps for number in range(heads)]
 
 
-class HeadFactors(Interception):
+class HeadFactors(PromptInterception):
     """Ms-PoE inside a model, until ``detach``.
 
     Args:
@@ -95,13 +92,12 @@ class HeadFactors(Interception):
         self.settings = settings or Settings()
         self.check(model, self.settings)
         self.ranks: dict[int, Tensor] = {}
-        self._end: tuple[Tensor, int] | None = None  # columns, and the furthest of them
         super().__init__(model, range(self.settings.skip, len(rope.find_decoder(model).layers)))
 
     @staticmethod
     def check(model: nn.Module, settings: Settings) -> None:
         """Raise what the constructor would raise, where that can be seen without weights."""
-        found = attention.check(model, HeadFactors.name)
+        found = interception.check(model, HeadFactors.name)
         depth = len(rope.find_decoder(model).layers)
         if settings.skip >= depth or not any(h >= settings.skip for h in found):
             raise UserError(f"skip={settings.skip}: the model has {depth} layers, of which none would be left")
@@ -109,21 +105,6 @@ class HeadFactors(Interception):
     def describe(self) -> dict[str, Any]:
         """The settings."""
         return asdict(self.settings)
-
-    @contextmanager
-    def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
-        """Rank heads on the token in this column, or in one column a row, of whatever is run without a filled cache.
-
-        Otherwise it is each row's last token that is not padding, of whatever the first pass has: of the prompt and
-        the answer so far without a cache, of the prompt and the first guesses in speculative decoding, and of the first
-        chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
-        heads can only be ranked on a prompt that is there as a whole.
-        """
-        self._end = torch.as_tensor(column), int(torch.as_tensor(column).max())
-        try:
-            yield
-        finally:
-            self._end = None
 
     def attend(self, call: Call) -> Tensor:
         """Attention with each head's own rotation, and keys rotated once for every query head."""
@@ -149,7 +130,7 @@ class HeadFactors(Interception):
 
     def _rank(self, call: Call) -> Tensor:
         """The number of each head's factor, (B, H): its rank by position-awareness, or the authors' way."""
-        last = self._last(call).to(call.query.device)  # (B,)
+        last = self.prompt_end(call).to(call.query.device)  # (B,)
         rows = torch.arange(len(call.query), device=last.device)
         query = call.query[rows, :, last].float().unflatten(1, (call.key.shape[1], -1))  # (B, H_kv, G, D)
         scores = torch.matmul(query, call.key.float().transpose(-1, -2)).flatten(1, 2) * call.scale  # (B, H, T)
@@ -162,21 +143,6 @@ class HeadFactors(Interception):
         awareness = ((weights > least) if authors else (weights >= least)).sum(-1)  # keys, the same number for all
         order = awareness.argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
         return order if authors else order.argsort(dim=-1)
-
-    def _last(self, call: Call) -> Tensor:
-        """The column of each row's last token of the prompt, (B,)."""
-        batch, _, length, _ = call.query.shape
-        if self._end is not None:
-            columns, furthest = self._end
-            if furthest >= length:
-                raise UserError(
-                    f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
-                    "the whole prompt in one pass (leave out prefill_chunk_size)"
-                )
-            return columns.expand(batch)
-        if self.padding is None:
-            return torch.full((batch,), length - 1)
-        return length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)
 
 
 def _visible(call: Call, last: Tensor) -> Tensor:
@@ -193,7 +159,7 @@ def _visible(call: Call, last: Tensor) -> Tensor:
     return causal & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
 
 
-class MsPoE(MethodLM):
+class MsPoE(PromptLM):
     """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the fields of ``Settings``.
 
     Heads are ranked on the last token of the prompt: in generation the last token before the answer, in likelihood
@@ -211,52 +177,6 @@ class MsPoE(MethodLM):
     published_time = 1.45
     Settings = Settings
     Inside = HeadFactors
-
-    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        super().__init__(pretrained, **kwargs)
-        self._contexts: dict[tuple[int, ...], int] = {}
-
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
-        with self.method.prompt_ends_at(context.shape[1] - 1):
-            return super()._model_generate(context, max_length, stop, **options)
-
-    # -- likelihood scoring: where does each row's context end?
-
-    def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
-        """As ``hf``, in as many rounds as there are contexts that make the same input with different continuations.
-
-        ``hf`` hands ``_model_call`` the inputs alone, padded with 0 at the right. The length of each one's context is
-        looked up by its tokens; two requests with the same tokens and different contexts go into different rounds.
-        """
-        answers: dict[int, tuple[float, bool]] = {}
-        waiting = dict(enumerate(requests))
-        while waiting:
-            self._contexts, now = {}, {}
-            for number, (_, context, continuation) in waiting.items():
-                tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
-                end = len(tokens) - len(continuation)
-                if self._contexts.setdefault(_without_zeros(tokens), end) == end:
-                    now[number] = waiting[number]
-            try:
-                scored = super()._loglikelihood_tokens(list(now.values()), *args, **kwargs)
-            finally:
-                self._contexts = {}
-            answers |= dict(zip(now, scored, strict=True))
-            waiting = {number: request for number, request in waiting.items() if number not in now}
-        return [answers[number] for number in range(len(requests))]
-
-    def _model_call(self, inps: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        ends = [self._contexts.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
-        with self.method.prompt_ends_at(torch.tensor(ends, device=inps.device)):
-            return super()._model_call(inps, *args, **kwargs)
-
-
-def _without_zeros(tokens: list[int]) -> tuple[int, ...]:
-    """The tokens without the zeros at the end, which cannot be told from padding."""
-    end = len(tokens)
-    while end and tokens[end - 1] == 0:
-        end -= 1
-    return tuple(tokens[:end])
 
 
 Method = MsPoE

@@ -12,7 +12,7 @@ import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
-from lpes_eval.methods.attention import Interception, check
+from lpes_eval.methods.interception import Interception, check
 from lpes_eval.methods.tables import bases_for, frequencies, own_base
 
 FAMILIES = (

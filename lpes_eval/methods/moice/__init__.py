@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from lpes_eval import files, reference
 from lpes_eval.errors import UserError
-from lpes_eval.methods import attention
-from lpes_eval.methods.attention import Call, Interception
+from lpes_eval.methods import interception
+from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.cache import grow_in_place
+from lpes_eval.methods.interception import Interception
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
 from lpes_eval.methods.tables import bases_for, own_base
@@ -88,7 +89,7 @@ class Mixture(Interception):
     def check(model: nn.Module, settings: Settings) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
         own_base(model, Mixture.name)
-        attention.check(model, Mixture.name)
+        interception.check(model, Mixture.name)
         routers.check(settings.router.config, settings.file, routers.describe(model.config))
 
     def describe(self) -> dict[str, Any]:

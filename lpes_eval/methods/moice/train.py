@@ -35,7 +35,7 @@ from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
-from lpes_eval.methods import attention, moice
+from lpes_eval.methods import interception, moice
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
 from lpes_eval.methods.tables import bases_for, own_base, parse_bases
@@ -400,7 +400,7 @@ def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:
         raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
-    attention.check(skeleton, moice.Mixture.name)
+    interception.check(skeleton, moice.Mixture.name)
     return config, tokenizer, bases_for(own_base(skeleton, moice.Mixture.name), None)
 
 

@@ -1,0 +1,107 @@
+"""What methods share that treat a prompt's last token in a way of its own: where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lpes_eval.errors import UserError
+from lpes_eval.methods.attention import Call
+from lpes_eval.methods.base import MethodLM
+from lpes_eval.methods.interception import Interception
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+class PromptInterception(Interception):
+    """An ``Interception`` that knows where each row's prompt ends."""
+
+    _end: tuple[Tensor, int] | None = None  # columns, and the furthest of them
+
+    @contextmanager
+    def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
+        """The prompt's last token is in this column, or in one column a row, of whatever is run without a filled cache.
+
+        Otherwise it is each row's last token that is not padding, of whatever the first pass has: of the prompt and
+        the answer so far without a cache, of the prompt and the first guesses in speculative decoding, and of the first
+        chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
+        the method needs a prompt that is there as a whole.
+        """
+        self._end = torch.as_tensor(column), int(torch.as_tensor(column).max())
+        try:
+            yield
+        finally:
+            self._end = None
+
+    def prompt_end(self, call: Call) -> Tensor:
+        """The column of each row's last token of the prompt, (B,)."""
+        batch, _, length, _ = call.query.shape
+        if self._end is not None:
+            columns, furthest = self._end
+            if furthest >= length:
+                raise UserError(
+                    f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
+                    "the whole prompt in one pass (leave out prefill_chunk_size)"
+                )
+            return columns.expand(batch)
+        if self.padding is None:
+            return torch.full((batch,), length - 1)
+        return length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)
+
+
+class PromptLM(MethodLM):
+    """``hf`` that tells its method where prompts end.
+
+    In generation it is the last token before the answer, in likelihood scoring the last token of the context. The
+    windows of rolling likelihood (perplexity) have a context of one token.
+    """
+
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        super().__init__(pretrained, **kwargs)
+        self._contexts: dict[tuple[int, ...], int] = {}
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
+        with self.method.prompt_ends_at(context.shape[1] - 1):
+            return super()._model_generate(context, max_length, stop, **options)
+
+    # -- likelihood scoring: where does each row's context end?
+
+    def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        """As ``hf``, in as many rounds as there are contexts that make the same input with different continuations.
+
+        ``hf`` hands ``_model_call`` the inputs alone, padded with 0 at the right. The length of each one's context is
+        looked up by its tokens; two requests with the same tokens and different contexts go into different rounds.
+        """
+        answers: dict[int, tuple[float, bool]] = {}
+        waiting = dict(enumerate(requests))
+        while waiting:
+            self._contexts, now = {}, {}
+            for number, (_, context, continuation) in waiting.items():
+                tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
+                end = len(tokens) - len(continuation)
+                if self._contexts.setdefault(_without_zeros(tokens), end) == end:
+                    now[number] = waiting[number]
+            try:
+                scored = super()._loglikelihood_tokens(list(now.values()), *args, **kwargs)
+            finally:
+                self._contexts = {}
+            answers |= dict(zip(now, scored, strict=True))
+            waiting = {number: request for number, request in waiting.items() if number not in now}
+        return [answers[number] for number in range(len(requests))]
+
+    def _model_call(self, inps: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        ends = [self._contexts.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
+        with self.method.prompt_ends_at(torch.tensor(ends, device=inps.device)):
+            return super()._model_call(inps, *args, **kwargs)
+
+
+def _without_zeros(tokens: list[int]) -> tuple[int, ...]:
+    """The tokens without the zeros at the end, which cannot be told from padding."""
+    end = len(tokens)
+    while end and tokens[end - 1] == 0:
+        end -= 1
+    return tuple(tokens[:end])
