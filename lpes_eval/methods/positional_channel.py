@@ -1,0 +1,200 @@
+"""Positional-channel scaling (arXiv 2406.02536): one channel of the hidden states scaled, for the last token alone.
+
+lm_eval --model positional_channel --model_args pretrained=lmsys/vicuna-7b-v1.5,channel=2393 --tasks kv_retrieval
+
+Some channels of the hidden states grow or fall smoothly with the position. In the chosen layers the channel is
+multiplied by s < 1 in what the attention makes queries and keys of, not in the values, and only the prompt's last token
+and the answer's tokens attend in this way; all others attend as ever. The cache holds the scaled keys. That is what the
+authors' code does (github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``).
+
+The channel is searched as there (``seach_dim_by_statistic.py``): hidden states of each layer are averaged over random
+prompts; a channel is monotone in a layer if a cubic fitted to it is; those that are so in more than a quarter of the
+layers are candidates; the smoothest one is taken. (The authors then choose among the ten smoothest by the loss on
+questions about records; ``candidates`` gives these ten, and ``channel=`` takes whichever is best.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.signal import savgol_filter
+from torch import Tensor, nn
+
+from lpes_eval import rope
+from lpes_eval.errors import UserError
+from lpes_eval.methods import interception
+from lpes_eval.methods.attention import Call
+from lpes_eval.methods.base import count, real
+from lpes_eval.methods.prompt import PromptInterception, PromptLM
+
+LENGTH = 1000
+"""Tokens of a random prompt."""
+
+
+@dataclass
+class Settings:
+    """Which channel, how it is scaled, and where.
+
+    Attributes:
+        channel: number of the hidden channel; None: it is searched.
+        scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
+        layers: the layers from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the
+            depth, which are the layers 10 to 25 that the authors take in models of 32 layers.
+        samples: random prompts of a search; 200 as in the authors' script.
+
+    Raises:
+        UserError: something else.
+    """
+
+    channel: Any = None
+    scale: float = 0.0
+    layers: Any = None
+    samples: int = 200
+
+    def __post_init__(self) -> None:
+        """Read what a user wrote."""
+        self.channel = count("channel", self.channel) if self.channel is not None else None
+        self.scale, self.samples = real("scale", self.scale), count("samples", self.samples)
+        if not -float("inf") < self.scale < 1 or self.samples < 1:
+            raise UserError(f"scale={self.scale:g},samples={self.samples}: expected scale < 1 and samples >= 1")
+
+    def chosen_layers(self, depth: int) -> range:
+        """The layers in a model of this depth; ``UserError`` where there are none, or not so many."""
+        if self.layers is None:
+            return range(round(depth * 5 / 16), round(depth * 13 / 16))
+        first, _, end = str(self.layers).partition(":")
+        if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= depth):
+            raise UserError(f"layers={self.layers}: expected FIRST:END with 0 <= FIRST < END <= {depth}")
+        return range(int(first), int(end))
+
+
+class ScaledChannel(PromptInterception):
+    """Positional-channel scaling inside a model, until ``detach``.
+
+    Args:
+        model: a transformers causal language model with rotary position embeddings, with its weights.
+        settings: the channel is searched by default, which runs ``samples`` prompts.
+
+    Raises:
+        UnsupportedModel: with the reason.
+        UserError: settings that do not fit the model, no channel found, or layer factors or another method are in the
+            model already.
+    """
+
+    name = "Positional-channel scaling"
+
+    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.check(model, self.settings)
+        if self.settings.channel is None:
+            found = candidates(model, self.settings.samples)
+            if not found:
+                raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=")
+            self.settings = replace(self.settings, channel=found[0])
+        super().__init__(model, self.settings.chosen_layers(len(rope.find_decoder(model).layers)))
+
+    @staticmethod
+    def check(model: nn.Module, settings: Settings) -> None:
+        """Raise what the constructor would raise, where that can be seen without weights."""
+        interception.check(model, ScaledChannel.name)
+        settings.chosen_layers(len(rope.find_decoder(model).layers))
+        config: Any = model.config
+        width = config.get_text_config(decoder=True).hidden_size
+        if settings.channel is not None and settings.channel >= width:
+            raise UserError(f"channel={settings.channel}: the model has {width} hidden channels, counted from 0")
+
+    def describe(self) -> dict[str, Any]:
+        """The channel, its scale, and the layers."""
+        return {"channel": self.settings.channel, "scale": self.settings.scale, "layers": self.layers}
+
+    def attend(self, call: Call) -> Tensor:
+        """Attention of the model as it is, and with the channel scaled from the prompt's last token on."""
+        hidden = call.given["hidden_states"].clone()
+        hidden[..., self.settings.channel] *= self.settings.scale
+        query, key = call.rotate(*self.project(call, hidden), *call.table.own)
+        if call.cache is not None and int(call.cache.get_seq_length(call.layer)) > 0:
+            return call.compute(query, *call.cached(key, call.value))  # the answer's tokens
+        call.cached(key, call.value)
+        length = query.shape[2]
+        if call.mask is not None and call.mask.ndim == 4:
+            call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
+        plain = call.compute(*call.rotate(call.query, call.key, *call.table.own), call.value)
+        end = self.prompt_end(call).to(query.device)[:, None]
+        if bool((end == length - 1).all()):
+            if call.mask is not None and call.mask.ndim == 4:
+                call = replace(call, mask=call.mask[:, :, -1:])
+            return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
+        after = torch.arange(length, device=query.device) >= end  # (B, T)
+        return torch.where(after[..., None, None], call.compute(query, key, call.value), plain)
+
+
+@torch.no_grad()
+def candidates(model: Any, samples: int = 200, seed: int = 0, most: int = 10) -> list[int]:
+    """The smoothest hidden channels that are monotone in the position, the smoothest first.
+
+    Args:
+        model: a transformers causal language model, without factors or a method in it.
+        samples: random prompts of ``LENGTH`` tokens (or as many as the model takes) that hidden states are averaged
+            over.
+        seed: of the prompts.
+        most: no more channels than these.
+    """
+    config = model.config.get_text_config(decoder=True)
+    length = min(LENGTH, config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(seed)
+    total: Any = 0.0
+    for _ in range(samples):
+        ids = torch.randint(config.vocab_size, (1, length), generator=generator).to(model.device)
+        states = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
+        total = total + torch.stack([state[0].float().cpu() for state in states[1:]])  # without the embeddings
+    return ranked((total / samples).numpy(), most)
+
+
+def ranked(states: np.ndarray, most: int) -> list[int]:
+    """``candidates``, from mean hidden states (layers, positions, channels)."""
+    depth, length, channels = states.shape
+    direction = np.zeros((depth, channels), dtype=int)  # 1: rises, -1: falls
+    roughness = np.full((depth, channels), np.inf)
+    for h in range(2, depth - 1):
+        middle = _unit(states[h, 3 * length // 10 :])
+        places = np.vander(np.arange(len(middle)) / len(middle), 4)
+        slopes = np.diff(places @ np.linalg.lstsq(places, middle, rcond=None)[0], axis=0)  # of a cubic
+        direction[h] = (slopes >= 0).all(0).astype(int) - (slopes <= 0).all(0)
+        smoothed = savgol_filter(_unit(states[h, length // 5 :]), window_length=10, polyorder=3, axis=0)
+        roughness[h] = np.square(np.diff(smoothed, n=2, axis=0)).sum(0)
+    rises, falls = (direction == 1).sum(0), (direction == -1).sum(0)
+    monotone = direction == np.where(rises > falls, 1, -1)
+    found = np.where(np.maximum(rises, falls) > depth // 4, np.where(monotone, roughness, np.inf).min(0), np.inf)
+    return [int(channel) for channel in np.argsort(found, kind="stable")[:most] if np.isfinite(found[channel])]
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    """Each column between 0 and 1."""
+    values = values.astype(np.float64)
+    least, greatest = values.min(0), values.max(0)
+    return (values - least) / np.where(greatest > least, greatest - least, 1.0)
+
+
+class PositionalChannel(PromptLM):
+    """``hf`` with positional-channel scaling; its arguments are those of ``hf`` and the fields of ``Settings``.
+
+    Raises:
+        UserError: settings that do not fit the model, or no channel found.
+        UnsupportedModel: a model whose attention cannot be computed apart; where possible before any weight is loaded.
+    """
+
+    title = ScaledChannel.name
+    paper = "2406.02536"
+    Settings = Settings
+    Inside = ScaledChannel
+
+    @classmethod
+    def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
+        """A channel without a search: which one it is does not change the cost."""
+        return {"channel": 0}
+
+
+Method = PositionalChannel
