@@ -66,6 +66,19 @@ def numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}") from None
 
 
+def budget(text: str) -> tuple[str, float]:
+    """How much may be spent: ``("seconds", S)`` for 90s, 10m or 2h, ``("prompts", N)`` for 20000prompts."""
+    units = {"prompts": 0, "s": 1, "m": 60, "h": 3600}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    try:
+        amount_of = positive(text.removesuffix(unit)) if unit else 0.0
+    except argparse.ArgumentTypeError:
+        amount_of = 0.0
+    if not amount_of:
+        raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}")
+    return ("prompts", amount_of) if unit == "prompts" else ("seconds", amount_of * units[unit])
+
+
 def truth(text: str) -> bool:
     """True or false, as a person writes it."""
     if text.lower() not in ("true", "1", "yes", "false", "0", "no"):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
 from lpes_eval.errors import FactorsError, UserError
-from lpes_eval.flags import at_least, numbers, share, truth, whole
+from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
 from search import optimizers
 from search.space import Y_HIGH, Y_LOW, Space
 
@@ -39,6 +39,8 @@ MEASURED = (
     "fewshot_as_multiturn",
     "system_instruction",
     "gen_kwargs",
+    "guard",
+    "budget",
 )
 """Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
 
@@ -157,6 +159,16 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
+
+    add = parser.add_argument_group("what it may cost").add_argument
+    add("--budget", type=budget, metavar="10m|2h|20000prompts",
+        help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
+        "given a larger one goes on (default: until the optimiser is done)")  # fmt: skip
+    add("--guard", action="append", type=_guard, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
+        help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
+        "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
+        "answers that end by themselves, unless there is --guard none")  # fmt: skip
+    add("--guard_examples", type=at_least(2), default=12, metavar="N", help="search examples a guard is measured on")
 
     add = parser.add_argument_group("the run").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
@@ -285,6 +297,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         folder = args.resume
         args = build_parser().parse_args([])
         args.__dict__.update(kept, output=folder)
+    return complete(args)
+
+
+def complete(args: argparse.Namespace) -> argparse.Namespace:
+    """Fill in what depends on other flags, and refuse what cannot be searched with any model."""
     optimizer = optimizers.load(args.optimizer)
     if args.start == "wide":  # its name in version 0.1
         args.start = DIVERSE
@@ -427,6 +444,12 @@ def model_name(args: argparse.Namespace) -> Any:
         return name if "/" in name else f"lpes-eval/{name}"
     revision = args.model_args.get("revision")
     return {"name": name, "revision": revision} if revision else name
+
+
+def _guard(text: str) -> dict[str, Any]:
+    task, _, rest = text.partition(":")
+    metric, _, drop = rest.partition(":")
+    return {"task": task, "metric": metric or None, "max_drop": amount(drop) if drop else 0.01}
 
 
 def _metrics(text: str) -> list[str]:

@@ -15,8 +15,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_eval.api.metrics import mean
@@ -50,6 +50,7 @@ class Measured:
         scores: each column's score, by its name.
         examples: each column's metric for every example, in the order of ``Objective.docs``.
         seconds: time it took; 0 if it was known.
+        ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed.
         stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then what it
             could have reached at best, or, where it was given up as improbable, those of the examples until then; there
             are no ``examples``.
@@ -60,6 +61,7 @@ class Measured:
     examples: dict[str, list[Any]]
     seconds: float = 0.0
     stopped_after: int = 0
+    ended: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Evaluator:
         num_layers: layers of the model.
         slow_because: why lm-eval's own loop answers; None where it need not.
         columns: all columns of the objectives, by name.
+        progress: called with the number of answers so far, and of all, after every batch.
         questions: the examples, as objectives and numbers in ``Objective.docs``, those together that ask one question.
 
     Raises:
@@ -102,6 +105,7 @@ class Evaluator:
         self, lm: Any, objectives: Sequence[Objective], *, cache: FitnessCache | None = None, **speed: Any
     ) -> None:
         self.lm, self.objectives, self.cache = lm, list(objectives), cache
+        self.progress: Callable[[int, int], None] = lambda answered, asked: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
         self.engine, self.slow_because = engines.choose(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
@@ -166,18 +170,19 @@ class Evaluator:
         if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
             if race is not None and race.lost(known["examples"]):
                 return Measured(*race.partial, {}, stopped_after=race.asked)
-            return self._score(known["examples"])
+            return self._score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
         self.engine.set_factors(values)
         answers, partial = self._answers(cutoff, race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
+        ended = [int(i not in self.engine.unended) for i in range(len(answers))]
         if self.cache is not None and all(answers):  # of one given up too, where all were under way by then
-            self.cache.put(self._context, name, {"examples": examples})
+            self.cache.put(self._context, name, {"examples": examples, "ended": ended})
         if partial is not None:
             asked = race.asked if race is not None else sum(map(bool, answers))
             return Measured(*partial, {}, seconds, stopped_after=asked)
-        return self._score(examples, seconds)
+        return self._score(examples, seconds, ended)
 
     def _answers(
         self, cutoff: Cutoff | None, race: _Racing | None
@@ -194,6 +199,7 @@ class Evaluator:
             for i, responses in batch.items():
                 answers[i] = responses
             answered += len(batch)
+            self.progress(answered, len(answers))
             complete = answered == len(answers)
             if cutoff is None or (answered - checked < len(answers) / CHECKS and not complete):
                 continue
@@ -262,12 +268,12 @@ class Evaluator:
                     found[column.name].append(None if metrics is None else metrics[column.metric])
         return found
 
-    def _score(self, examples: dict[str, list[Any]], seconds: float = 0.0) -> Measured:
+    def _score(self, examples: dict[str, list[Any]], seconds: float = 0.0, ended: Sequence[int] = ()) -> Measured:
         scores = {
             name: float(objective.aggregation(column)(examples[name]))
             for name, (objective, column) in self.columns.items()
         }
-        return Measured(self._weighted(scores), scores, examples, seconds)
+        return Measured(self._weighted(scores), scores, examples, seconds, ended=list(ended))
 
     def _weighted(self, scores: Mapping[str, float]) -> float:
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
@@ -20,11 +21,12 @@ from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search import report
 from search.config import MEASURED, model_name, parse, without_effect
+from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out
 from search.journal import Journal
 from search.report.pages import Outcome
 from search.run import Search, load
-from search.space import Y_START
+from search.space import Y_START, Individual
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,11 +68,17 @@ def _say_how_to_go_on(folder: Path | None) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, search, write, evaluate."""
-    search = load(args)
+    _run(load(args))
+    return 0
+
+
+def _run(search: Search) -> Outcome | None:
+    """Plan, search, write, evaluate; None for a plan alone."""
+    args = search.args
     print(report.plan(search), flush=True)
     if args.dry_run:
         print(report.duration(search), flush=True)
-        return 0
+        return None
     with Journal(args.output, search.settings) as journal:
         search.entries = journal.entries
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
@@ -82,8 +90,25 @@ def run(args: argparse.Namespace) -> int:
             "PI": search.measure("PI", search.uniform(Y_START), journal),
         }
         print(report.to_beat(search, to_beat, journal), flush=True)
-        with report.progress(search, to_beat) as watch:
-            fittest, best = search.run(journal, watch)
+        so_far: dict[str, Any] | None = None
+        with report.progress(search, to_beat) as show:
+
+            def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
+                nonlocal so_far
+                if so_far is None or rank(entry) > rank(so_far):
+                    so_far = entry
+                    if new:  # whatever happens next, the best factors are there
+                        write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")
+                show(individual, entry, new)
+
+            try:
+                fittest, best = search.run(journal, watch)
+            except KeyboardInterrupt:
+                if so_far is not None:
+                    plain = to_beat[PLAIN]["fitness"]
+                    print(f"\nBest so far: fitness {so_far['fitness']:.4f}, the plain model {plain:.4f}", flush=True)
+                    print(f"Its factors: {args.output / 'best_effort.json'}", flush=True)
+                raise
         search.lost = search.check_given_up(journal) if args.early_stopping_check else []
         outcome = Outcome(to_beat, best, search.factors(fittest))
         outcome.file = write_factors(search, outcome)
@@ -94,20 +119,21 @@ def run(args: argparse.Namespace) -> int:
             report.write(search, journal, outcome)
         print("\n" + report.summary(search, journal, outcome), flush=True)
         print(f"Factors: {args.output / outcome.file}", flush=True)
-    return 0
+    return outcome
 
 
-def write_factors(search: Search, outcome: Outcome) -> str:
+def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     """Write the factors with what the search can be repeated from; the same search always writes the same bytes.
 
     Returns:
-        The file's name: ``best_effort.json`` where the factors were not shown to be better than the plain model.
+        The file's name: ``name``, or by default ``best_effort.json`` where the factors were not shown to be better
+        than the plain model, and ``factors.json`` otherwise.
     """
     args, found, best = search.args, outcome.found, outcome.best
     settings = dict(search.settings["search"])
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
-    settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {})}
+    settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
     factors = Factors.from_curve(
         found.curve[0],  # type: ignore[index]
         found.curve[1],  # type: ignore[index]
@@ -122,6 +148,9 @@ def write_factors(search: Search, outcome: Outcome) -> str:
             "packages": search.settings["packages"],
         },
     )
+    if name:
+        factors.save(args.output / name)
+        return name
     name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
     factors.save(args.output / name)
     (args.output / other).unlink(missing_ok=True)  # of the same search, before its held-out examples

@@ -8,14 +8,15 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
+from search import guards
 from search.config import speed_options
 
 if TYPE_CHECKING:
@@ -38,16 +39,27 @@ class HeldOut:
         measured: the same names -> scores.
         comparisons: the found factors against each other name, paired by question: (task, name) ->
             ``PairedComparison``.
+        guards: what the guards came to (``Guard.check``), by name.
     """
 
     tasks: list[Objective]
     factors: dict[str, Factors]
     measured: dict[str, Measured]
     comparisons: dict[tuple[str, str], Any]
+    guards: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def worsened(self) -> list[str]:
+        """The guards that the factors worsen, beyond chance and by more than allowed."""
+        return [name for name, guard in self.guards.items() if guard["over"] > 0]
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
-    """Measure baseline, PI at the mean of the found factors (section 4.1), and the found factors."""
+    """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
+
+    PI has the fittest uniform factor that the search measured, or where it measured none the mean of the found factors
+    (section 4.1).
+    """
     from lpes_eval.compare import statistics
     from search.evaluator import Evaluator
 
@@ -55,8 +67,12 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     evaluator = Evaluator(search.lm, tasks, cache=search.evaluator.cache, **speed_options(args))
     scaled = found.per_layer()[args.skip :]
     mean = sum(scaled) / len(scaled)
-    factors = {PLAIN: search.uniform(1.0), search.pi(mean): search.uniform(mean), FOUND: found}
+    uniform = search.best_uniform or search.uniform(mean)
+    factors = {PLAIN: search.uniform(1.0), search.pi(uniform.per_layer(search.num_layers)[-1]): uniform, FOUND: found}
+    if uniform.digest() == found.digest():
+        factors = {PLAIN: factors[PLAIN], FOUND: found}
     kept = _Kept(args.output / "held_out.json", evaluator.describe())
+    watched = guards.load(args, evaluator, "held_out", args.held_out_examples, search.evaluator.cache)
     measured: dict[str, Measured] = {}
     for name, values in factors.items():
         if (known := kept.get(values)) is not None:
@@ -64,6 +80,7 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
             continue
         print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
         start = time.perf_counter()
+        evaluator.progress = every_few_seconds()
         measured[name] = evaluator(values)
         kept.put(values, measured[name])
         print(f"    took {timedelta(seconds=round(time.perf_counter() - start))}", flush=True)
@@ -80,7 +97,26 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
-    return HeldOut(tasks, factors, measured, comparisons)
+    found_guards = {}
+    for guard in watched:
+        print(f"  held-out examples: guard {guard.name} ...", flush=True)
+        guard.evaluator.progress = every_few_seconds()
+        plain, with_factors = (guard.rows(factors[name], measured[name]) for name in (PLAIN, FOUND))
+        found_guards[guard.name] = guard.check(plain, with_factors)
+    return HeldOut(tasks, factors, measured, comparisons, found_guards)
+
+
+def every_few_seconds(seconds: float = 10.0) -> Callable[[int, int], None]:
+    """Says how many prompts are answered, from time to time, while it is called after every batch."""
+    last = time.monotonic()
+
+    def say(answered: int, asked: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > seconds and answered < asked:
+            last = time.monotonic()
+            print(f"    {answered} of {asked} prompts answered", flush=True)
+
+    return say
 
 
 class _Kept:
@@ -108,7 +144,7 @@ class _Kept:
         return found and Measured(**found)
 
     def put(self, factors: Factors, measured: Measured) -> None:
-        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds")}
+        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds", "ended")}
         self._data["measured"][factors.digest()] = entry
         write_atomically(self._path, json.dumps(self._data, default=lambda number: number.item()) + "\n")  # numpy
 

@@ -6,6 +6,7 @@ import argparse
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from lpes_eval.rng import shuffled, stream
-from search import optimizers
+from search import guards, optimizers
 from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
+from search.guards import Guard, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
 from search.space import Individual, Points, Space, to_points
@@ -40,6 +42,8 @@ class Search:
         settings: what decides the outcome, as plain data.
         held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
         entries: the journal's, once it is open.
+        guards: what the factors must not cost, on search examples.
+        spent: seconds of measuring and prompts answered by the search so far.
         lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
     """
 
@@ -50,19 +54,26 @@ class Search:
     settings: dict[str, Any]
     held_out: Sequence[Objective] = ()
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    guards: Sequence[Guard] = ()
+    spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     lost: list[bool] = field(default_factory=list)
 
     def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
-        """Ask, measure, tell, until the optimiser is done; what the journal knows is not measured again.
+        """Ask, measure, tell, until the optimiser is done or the budget spent.
+
+        What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
 
         Returns:
             The individual that the search ends with, and the journal's entry for its factors.
         """
         optimizer = self.optimizer
         optimizer.history = journal.generations
+        fittest: tuple[Individual, dict[str, Any]] | None = None
         while not optimizer.done:
             fitness = []
             for individual in optimizer.ask():
+                if fittest is not None and self.budget_spent:
+                    return fittest
                 name = self.key(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
                 if new := name not in journal.entries:
@@ -70,11 +81,34 @@ class Search:
                 elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
                     journal.record(name, {**journal.entries[name], **made})
                 entry = journal.entries[name]
+                self.spent["seconds"] += entry.get("seconds", 0.0)
+                self.spent["prompts"] += entry.get("stopped_after", self.evaluator.prompts)
+                if fittest is None or rank(entry) > rank(fittest[1]):
+                    fittest = individual, entry
                 watch(individual, entry, new)
-                fitness.append(entry["fitness"])
+                fitness.append(rank(entry))
             optimizer.tell(fitness)
         best, _ = optimizer.best
         return best, journal.entries[self.key(best)]
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether ``--budget`` is used up; what an interrupted search spent before counts too."""
+        if not getattr(self.args, "budget", None):
+            return False
+        unit, most = self.args.budget
+        return self.spent[unit] >= most
+
+    @property
+    def best_uniform(self) -> Factors | None:
+        """Of the uniform factors that were measured in full, the fittest; None where there is none but 1."""
+        best: tuple[float, Factors] | None = None
+        for entry in self.entries.values():
+            if "examples" not in entry or "factor" not in entry or entry["factor"] == 1:
+                continue
+            if best is None or entry["fitness"] > best[0]:
+                best = entry["fitness"], self.uniform(entry["factor"])
+        return best and best[1]
 
     @property
     def num_layers(self) -> int:
@@ -157,21 +191,47 @@ class Search:
             "scores": measured.scores,
             "seconds": round(measured.seconds, 3),
         }
+        scaled = factors.per_layer(self.num_layers)[self.args.skip :]
+        if len(set(scaled)) == 1:
+            entry["factor"] = scaled[0]
         if measured.stopped_after:
             entry["stopped_after"] = measured.stopped_after
         else:
             entry["examples"] = measured.examples
+            self._guard(entry, measured, factors)
         return entry
+
+    def _guard(self, entry: dict[str, Any], measured: Measured, factors: Factors) -> None:
+        """Measure the guards of the plain model, and of what is fitter."""
+        if not self.guards:
+            return
+        plain = self.entries.get(self.uniform(1.0).digest())
+        began = time.perf_counter()
+        if plain is None:
+            entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
+        elif entry["fitness"] > plain["fitness"] + 1e-9:  # sums are rounded
+            entry["guards"] = {
+                guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
+                for guard in self.guards
+            }
+        entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
 
     def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
         """Measure factors that are no individual, unless the journal knows them."""
         if (key := factors.digest()) not in journal.entries:
-            journal.record(key, {"generation": None, "origin": name, **self.entry_of(self.evaluator(factors), factors)})
+            entry = self.entry_of(self.evaluator(factors), factors)
+            journal.record(key, {"generation": None, "origin": name, **entry})
         return journal.entries[key]
 
 
-def load(args: argparse.Namespace) -> Search:
-    """Load the model and the tasks, and put the search together."""
+def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None) -> Search:
+    """Load the model and the tasks, and put the search together.
+
+    Args:
+        args: the command line.
+        lm: an lm-eval model instead of the one that ``--model_args`` names.
+        kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
+    """
     from search.cache import FitnessCache, default_folder
     from search.evaluator import Evaluator
     from search.identity import packages
@@ -179,7 +239,7 @@ def load(args: argparse.Namespace) -> Search:
 
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
-    lm = load_model(args)
+    lm = lm or load_model(args)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     held_out: Sequence[Objective] = ()
@@ -194,7 +254,7 @@ def load(args: argparse.Namespace) -> Search:
     if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
-    optimizer = make_optimizer(args, evaluator)
+    optimizer = make_optimizer(args, evaluator, kind)
     names = [*SETTINGS, *(each.name for each in settings_of(args.optimizer))]
     if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
         names += ["early_stopping", "early_stopping_error"]
@@ -203,7 +263,12 @@ def load(args: argparse.Namespace) -> Search:
         "fitness": evaluator.describe(),
         "packages": packages(),
     }
-    return Search(args, lm, evaluator, optimizer, settings, held_out)
+    watched = guards.load(args, evaluator, "search", args.guard_examples, cache)
+    settings["fitness"]["guards"] = [
+        {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.describe())}
+        for guard in watched
+    ]
+    return Search(args, lm, evaluator, optimizer, settings, held_out, guards=watched)
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -226,13 +291,16 @@ def load_model(args: argparse.Namespace) -> Any:
     return lm
 
 
-def make_optimizer(args: argparse.Namespace, evaluator: Evaluator) -> Optimizer:
+def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
     num_layers = evaluator.num_layers
     if not 0 <= args.skip < num_layers - 1:
         raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
     L, grid = num_layers - args.skip, not args.continuous
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
+    if kind is not None:
+        start = start_points(args, space)
+        return kind(space, generations=args.generations, start=start, seed=args.seed)
     optimizer = optimizers.load(args.optimizer)
     config = {each.name: getattr(args, each.name) for each in settings_of(args.optimizer)}
     if args.start == DIVERSE:

@@ -210,6 +210,7 @@ class Task(PositionTask):
     """The lm-eval task: ``acc`` at every position."""
 
     METRIC = "acc"
+    SIZE = "num_keys"
 
     load = staticmethod(load)
 

@@ -275,6 +275,7 @@ class Task(PositionTask):
     """The lm-eval task: ``best_subspan_em`` at every position."""
 
     METRIC = "best_subspan_em"
+    SIZE = "num_documents"
 
     load = staticmethod(load)
 

@@ -138,10 +138,12 @@ class PositionTask(BenchmarkTask):
     ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
     is the one clustered by question; those of worst and spread come from a bootstrap that draws questions.
 
-    A subclass sets ``METRIC`` and defines ``load``, ``segments``, ``target`` and ``score``.
+    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how long its contexts are; and it defines
+    ``load``, ``segments``, ``target`` and ``score``.
     """
 
     METRIC: str
+    SIZE: str
 
     def __init__(self, config: dict[str, Any]) -> None:
         # Where a function is named, lm-eval does not look for an implementation of the metric.

@@ -18,10 +18,12 @@ class Engine(Protocol):
     Attributes:
         num_layers: layers of the model.
         cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
+        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
     """
 
     num_layers: int
     cut: list[bool]
+    unended: set[int]
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""

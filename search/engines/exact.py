@@ -100,6 +100,7 @@ class ExactEngine:
         count: what answering has cost so far.
         cut: whether each prompt lost its beginning, as it does not fit the model's window beside its answer.
         num_layers: layers of the model.
+        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class ExactEngine:
     ) -> None:
         self.lm, self.model = lm, lm.model
         self.count = Count()
+        self.unended: set[int] = set()
         self.tokens_per_batch = tokens_per_batch or (65_536 if lm.device.type == "cuda" else 16_384)
         self._look_up = look_up
         self.num_layers = len(rope.find_decoder(lm.model).layers)
@@ -187,6 +189,7 @@ class ExactEngine:
             for i in answers:
                 self.count.answers += 1
                 self.count.tokens += len(answers[i])
+                (self.unended.discard if self._ended(self._prompts[i], answers[i]) else self.unended.add)(i)
             yield answers
 
     def _in_order(self, order: Sequence[Sequence[int]]) -> list[Group]:
@@ -371,7 +374,11 @@ class ExactEngine:
         return so_far + new, False
 
     def _finished(self, prompt: Prompt, answer: Tokens) -> bool:
+        """Whether the answer's last token is its last one."""
+        return len(answer) >= prompt.max_new or self._ended(prompt, answer)
+
+    def _ended(self, prompt: Prompt, answer: Tokens) -> bool:
         """Whether the answer's last token ends it."""
-        if answer[-1] in self._ends or len(answer) >= prompt.max_new:
+        if answer[-1] in self._ends:
             return True
         return any(stop in self.lm.tokenizer.decode(answer[-window:]) for stop, window in prompt.stops)

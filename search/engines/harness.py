@@ -11,6 +11,7 @@ import numpy
 import torch
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 
 from lpes_eval import rope
 from search.engines.limits import is_cut
@@ -29,12 +30,14 @@ class HarnessEngine:
     Attributes:
         num_layers: layers of the model.
         cut: whether each prompt loses its beginning, as it does not fit the model's window beside its answer.
+        unended: requests whose last answer has as many tokens as it may have, or one less: counted in its text.
     """
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
         self.num_layers = len(rope.find_decoder(lm.model).layers)
         self.cut = [is_cut(lm, request) for request in requests]
+        self.unended: set[int] = set()
         self._batch_sizes: dict[int | None, int] = {}
 
     def set_factors(self, factors: Sequence[float]) -> None:
@@ -61,6 +64,10 @@ class HarnessEngine:
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):
                 responses[i].append(response)
+                if request_type == "generate_until":
+                    most = normalize_gen_kwargs(self._requests[i].args[1], self.lm.max_gen_toks)["max_gen_toks"]
+                    length = len(self.lm.tok_encode(response, add_special_tokens=False))
+                    (self.unended.discard if length < most - 1 else self.unended.add)(i)
         return responses
 
     @contextlib.contextmanager

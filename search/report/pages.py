@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import DIVERSE, metadata_of
+from search.guards import over
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command
 from search.report import pictures
 from search.space import Y_START
@@ -47,14 +48,17 @@ class Outcome:
 
     @property
     def fitter(self) -> bool:
-        """Whether the factors are fitter than the plain model on the search examples."""
-        return bool(self.best["fitness"] > self.to_beat[PLAIN]["fitness"] + 1e-9)  # sums are rounded
+        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
+        least = self.to_beat[PLAIN]["fitness"] + 1e-9  # sums are rounded
+        return bool(self.best["fitness"] > least) and not over(self.best)
 
     @property
     def shown(self) -> bool:
         """Whether the factors are better than the plain model, beyond chance where held-out examples say so."""
         if not self.fitter or self.held_out is None:
             return self.fitter
+        if self.held_out.worsened:
+            return False
         against = {
             task.name: self.held_out.comparisons[task.name, PLAIN].mean
             for task in self.held_out.tasks
@@ -223,6 +227,8 @@ def verdict(search: Search, outcome: Outcome) -> str:
             if against:
                 parts.append(f"on held-out examples of {task.title} {' and '.join(against)}")
     text = "Verdict: the factors are " + "; ".join(parts) + "."
+    if held_out is not None and held_out.worsened:
+        text += f" But they make {', '.join(held_out.worsened)} worse."
     if held_out is not None and not outcome.shown:
         text += " So it is not shown that they help; do not use them."
     if len(set(outcome.found.per_layer()[search.args.skip :])) == 1:
@@ -286,8 +292,19 @@ def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
         lost=search.lost,
         cost=cost,
         held_out=[_held_out_section(task, held_out) for task in held_out.tasks] if held_out else [],
+        guards=_guards(held_out) if held_out and held_out.guards else "",
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
     )
+
+
+def _guards(held_out: HeldOut) -> str:
+    rows = []
+    for name, guard in held_out.guards.items():
+        low, high = guard["interval"]
+        verdict = "worse" if guard["over"] else "ok"
+        change = f"{guard['found'] - guard['plain']:+.4f} [{low:+.4f}, {high:+.4f}]"
+        rows.append([name, f"{guard['plain']:.4f}", f"{guard['found']:.4f}", change, verdict])
+    return _markdown(["guard", PLAIN, FOUND, "difference", ""], rows)
 
 
 def _held_out_section(task: Objective, held_out: HeldOut) -> dict[str, Any]:
@@ -345,6 +362,7 @@ def write(search: Search, journal: Journal, outcome: Outcome) -> None:
     if search.lost:
         data["stopped_early_check"] = {"measured": len(search.lost), "lost": sum(search.lost)}
     if held_out is not None:
+        data["guards"] = held_out.guards
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()

