@@ -164,7 +164,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--budget", type=budget, metavar="10m|2h|20000prompts",
         help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
         "given a larger one goes on (default: until the optimiser is done)")  # fmt: skip
-    add("--guard", action="append", type=_guard, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
+    add("--guard", action=_Guards, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
         help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
         "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
         "answers that end by themselves, unless there is --guard none")  # fmt: skip
@@ -260,6 +260,22 @@ class _Mapping(argparse.Action):
                 raise argparse.ArgumentError(self, f"{text!r}: expected key=value or a JSON object ({error})") from None
             found |= part
         setattr(namespace, self.dest, found)
+
+
+class _Guards(argparse.Action):
+    """``TASK``, ``TASK:METRIC`` or ``TASK:METRIC:MAX_DROP``; a flag that is given again adds another."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Keep them as plain data."""
+        before = getattr(namespace, self.dest)
+        task, _, rest = values.partition(":")
+        metric, _, drop = rest.partition(":")
+        try:
+            max_drop = amount(drop) if drop else 0.01
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, f"{values}: {error}") from None
+        guard = {"task": task, "metric": metric or None, "max_drop": max_drop}
+        setattr(namespace, self.dest, [*([] if before is self.default else before), guard])
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -444,12 +460,6 @@ def model_name(args: argparse.Namespace) -> Any:
         return name if "/" in name else f"lpes-eval/{name}"
     revision = args.model_args.get("revision")
     return {"name": name, "revision": revision} if revision else name
-
-
-def _guard(text: str) -> dict[str, Any]:
-    task, _, rest = text.partition(":")
-    metric, _, drop = rest.partition(":")
-    return {"task": task, "metric": metric or None, "max_drop": amount(drop) if drop else 0.01}
 
 
 def _metrics(text: str) -> list[str]:

@@ -30,7 +30,7 @@ class HarnessEngine:
     Attributes:
         num_layers: layers of the model.
         cut: whether each prompt loses its beginning, as it does not fit the model's window beside its answer.
-        unended: requests whose last answer has as many tokens as it may have, or one less: counted in its text.
+        unended: requests whose last answer has as many tokens as it may have, counted in its text.
     """
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
@@ -67,7 +67,7 @@ class HarnessEngine:
                 if request_type == "generate_until":
                     most = normalize_gen_kwargs(self._requests[i].args[1], self.lm.max_gen_toks)["max_gen_toks"]
                     length = len(self.lm.tok_encode(response, add_special_tokens=False))
-                    (self.unended.discard if length < most - 1 else self.unended.add)(i)
+                    (self.unended.discard if length < most else self.unended.add)(i)
         return responses
 
     @contextlib.contextmanager

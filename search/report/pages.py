@@ -209,10 +209,11 @@ def verdict(search: Search, outcome: Outcome) -> str:
     """Whether the factors are worth using, by what was measured, in a few sentences."""
     plain, here, held_out = outcome.to_beat[PLAIN]["fitness"], outcome.best["fitness"], outcome.held_out
     if not outcome.fitter:
+        guarded = " without making a guard worse" if search.guards else ""
         return (
-            f"Verdict: no individual is fitter than the plain model on the search examples ({here:.4f} against "
-            f"{plain:.4f}), so these factors are not worth using. Start elsewhere (--start), give every layer a factor "
-            "of its own (--curve free), search longer, or choose examples that the plain model gets wrong more often."
+            f"Verdict: no individual is fitter than the plain model{guarded}, on the search examples ({here:.4f} against "
+            f"{plain:.4f}), so these factors are not worth using. Start elsewhere (--start), search longer, or choose "
+            "examples that the plain model gets wrong more often."
         )
     parts = [f"fitter than the plain model on the search examples ({here:.4f} against {plain:.4f})"]
     if held_out is None:

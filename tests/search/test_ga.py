@@ -17,6 +17,7 @@ from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search import config, ga, run
+from search.guards import Guard, rank
 from search.report.pages import Outcome
 
 REPOSITORY = Path(__file__).parents[2]
@@ -159,6 +160,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
     status, _, err = command(*flags)
     assert status == 130
     assert f"python -m search.ga --resume {tmp_path / 'out'}" in err
+    assert factors_file.load(tmp_path / "out" / "best_effort.json").num_layers == 3  # the best until then
     assert command("--resume", str(tmp_path / "out"))[0] == 0
     assert calls[5] == calls[6]  # the one that was interrupted, and no other, is measured again
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
@@ -258,7 +260,7 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
 
     scores = {f"toy@{p}": 0.0 for p in (0, 50, 100)}
     monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, {}, 0.1))
-    _, out, _ = command(*SMALL, "--held_out_examples", "0")
+    _, out, _ = command(*SMALL, "--held_out_examples", "0", "--guard", "none")
     assert out.count("individuals of the first generation have fitness 0.0000") == 1
 
 
@@ -282,7 +284,7 @@ def outcome(here, low=None, high=None):
     if low is not None:
         task = SimpleNamespace(name="t", sign=1)
         comparisons = {("t", "baseline"): SimpleNamespace(mean=difference)}
-        held_out = SimpleNamespace(tasks=[task], comparisons=comparisons)
+        held_out = SimpleNamespace(tasks=[task], comparisons=comparisons, worsened=[])
     return Outcome({"baseline": {"fitness": 0.5}}, {"fitness": here}, None, held_out)
 
 
@@ -308,6 +310,67 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
     assert not (tmp_path / "out" / "factors.json").exists()
     assert (tmp_path / "out" / "best_effort.json").exists()
     assert "best_effort.json" in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(command, tmp_path):
+    flags = [*SMALL, "--held_out_examples", "0"]
+    assert command(*flags, output=tmp_path / "whole")[0] == 0
+    assert command(*flags, "--budget", "60prompts")[0] == 0
+    entries = [entry for entry in journal(tmp_path / "out") if entry["generation"] is not None]
+    assert len(entries) == 4  # of 15 prompts each
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["best"]["fitness"] == max(entry["fitness"] for entry in entries)
+    assert command(*flags, "--budget", "1h")[0] == 0
+    whole, out = (json.loads(found(tmp_path / name).read_text()) for name in ("whole", "out"))
+    assert out["origin"]["search"].pop("budget") == ["seconds", 3600]
+    assert out == whole
+
+
+def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, tmp_path, monkeypatch):
+    made = Guard.check
+
+    def all_but_the_first(self, plain, found):  # as if every individual that is fitter lost a tenth
+        return made(self, plain, found) | {"over": 0.1}
+
+    monkeypatch.setattr(Guard, "check", all_but_the_first)
+    status, out, _ = command(*SMALL, "--held_out_examples", "4")
+    assert status == 0
+    plain, *others = journal(tmp_path / "out")
+    assert set(plain["guard_rows"]) == {"answers that end"}  # the toy has no size, so no half of it
+    fitter = [entry for entry in others if entry["fitness"] > plain["fitness"]]
+    assert fitter
+    assert all(entry["guards"]["answers that end"]["over"] == 0.1 for entry in fitter)
+    best = json.loads((tmp_path / "out" / "report.json").read_text())["best"]
+    assert best["fitness"] <= plain["fitness"]
+    assert not (tmp_path / "out" / "factors.json").exists()
+    assert "no individual is fitter than the plain model without making a guard worse" in out
+
+
+def test_any_task_can_be_a_guard_and_an_unknown_one_is_refused(command, tmp_path):
+    status, out, _ = command(*SMALL, "--held_out_examples", "4", "--guard", "toy_plain:hits:0.5", "--guard", "none")
+    assert status == 0
+    assert re.search(r"\| toy_plain +\| \d\.\d{4} +\| \d\.\d{4}", out)
+    status, _, err = command(*SMALL, "--guard", "no_such_task", output=tmp_path / "other")
+    assert status == 2
+    assert "--guard no_such_task: no task" in err
+
+
+def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
+    guard = Guard("g", 0.1, None)
+    plain = [1.0] * 12
+    assert guard.check(plain, plain)["over"] == 0
+    assert guard.check(plain, [0.0] * 1 + [1.0] * 11)["over"] == 0  # within what is allowed
+    assert guard.check([1.0, 0.0] * 6, [0.0, 1.0] * 5 + [0.0, 0.0])["over"] == 0  # by chance
+    assert guard.check(plain, [0.0] * 6 + [1.0] * 6)["over"] == pytest.approx(0.4)
+    entry = {"fitness": 0.9, "guards": {"g": {"over": 0.4}}}
+    assert rank(entry) < rank({"fitness": -100.0})
+    assert rank(entry) > rank(entry | {"guards": {"g": {"over": 0.5}}})
+
+
+@pytest.mark.parametrize("text", ["10", "m", "0prompts", "10 days", "nanm"])
+def test_a_budget_is_a_time_or_prompts(text):
+    with pytest.raises(UserError, match="--budget: expected 90s, 10m, 2h or 20000prompts"):
+        config.parse(["--budget", text])
 
 
 def test_help_needs_neither_torch_nor_lm_eval():

@@ -27,7 +27,7 @@ def main(folder, seed):
     config = GeneticConfig(population=12, parents=4, mutations=6, crossovers=3)
     ga = GeneticAlgorithm(Space(L), config, generations=8, seed=seed)
     args = SimpleNamespace(curve="bezier", skip=0)
-    search = Toy(args, None, SimpleNamespace(num_layers=L), ga, {"seed": seed})
+    search = Toy(args, None, SimpleNamespace(num_layers=L, prompts=1), ga, {"seed": seed})
     with Journal(folder, search.settings) as journal:
         print("at work", flush=True)
         best, entry = search.run(journal, lambda individual, entry, new: None)
