@@ -1,6 +1,7 @@
 """What factors must not cost: the same task at half the length, answers that end, and whatever other task a user names.
 
-A guard is measured for every individual that is fitter than the plain model. It is worsened where its score falls, in
+A guard is measured for every individual that is fitter than the plain model and than
+what the optimiser gives up. It is worsened where its score falls, in
 the mean over questions, by more than is allowed, and the fall is beyond chance (``compare_paired``). An individual that
 worsens a guard ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
 """

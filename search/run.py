@@ -202,14 +202,14 @@ class Search:
         return entry
 
     def _guard(self, entry: dict[str, Any], measured: Measured, factors: Factors) -> None:
-        """Measure the guards of the plain model, and of what is fitter."""
+        """Measure the guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
         if not self.guards:
             return
-        plain = self.entries.get(self.uniform(1.0).digest())
+        plain, least = self.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
         began = time.perf_counter()
         if plain is None:
             entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
-        elif entry["fitness"] > plain["fitness"] + 1e-9:  # sums are rounded
+        elif entry["fitness"] > max(plain["fitness"], least[1] if least else -math.inf) + 1e-9:  # sums are rounded
             entry["guards"] = {
                 guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
                 for guard in self.guards
