@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 
 import lpes_eval
 from lpes_eval.compare.tables import reader_may_leave
@@ -25,6 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in SUBCOMMANDS:
         import_module(module).add_parser(subparsers)
+    argv = sys.argv[1:] if argv is None else argv
+    for command in entry_points(group="lpes_eval.commands"):  # a package of its own, which reads its own flags
+        subparsers.add_parser(command.name, help=f"as python -m {command.module}", add_help=False)
+        if argv and argv[0] == command.name:
+            return int(command.load()(argv[1:]))
     arguments = parser.parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no minus sign still gets its table

@@ -1,1 +1,89 @@
-"""The search for layer factors: ``python -m search.ga``."""
+"""The search for layer factors: ``python -m search.ga``, ``lpes-eval search``, and ``search()`` in a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lpes_eval.factors import Factors
+    from search.optimizers.base import Optimizer
+    from search.report.pages import Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search came to.
+
+    Attributes:
+        factors: the factors found; whether they are worth using, ``shown`` says.
+        shown: whether they are better than the plain model, beyond chance where held-out examples say so, and make no
+            guard worse.
+        verdict: that in words.
+        history: the journal's entry of every individual, in the order in which they were measured.
+        outcome: the scores: of what there was to beat, of the best individual, and on held-out examples.
+        folder: the search's folder, with the summary, the pictures and the factors file.
+    """
+
+    factors: Factors
+    shown: bool
+    verdict: str
+    history: list[dict[str, Any]]
+    outcome: Outcome
+    folder: Path
+
+    def plot(self) -> Any:
+        """The fitness of every individual and of the fittest so far, as a matplotlib figure."""
+        from search.report import pictures
+
+        return pictures.convergence(None, self.history, self.outcome.to_beat)
+
+
+def search(
+    *tasks: str,
+    model: Any = None,
+    optimizer: str | type[Optimizer] | None = None,
+    preset: str = "default",
+    **flags: Any,
+) -> Result:
+    """Search layer factors, as the command does: progress is printed, and a search that was stopped goes on.
+
+    Args:
+        *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
+        model: an lm-eval model over a transformers model, such as ``lpes_eval.methods.load("lpes")(pretrained=...)``;
+            by default the one that ``model_args`` names.
+        optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
+        preset: as the flag.
+        **flags: the command's other flags by name, such as ``output="runs/mine"`` or ``examples=48``, with values as
+            ``search.config.parse`` would make them.
+
+    Raises:
+        UserError: a flag that is not known, or what the command refuses.
+        KeyboardInterrupt: the best factors so far are in ``best_effort.json``.
+
+    Example:
+
+        >>> from search import search
+        >>> result = search("kv_retrieval", examples=12, held_out_examples=50)
+        >>> result.factors.per_layer()
+        >>> result.plot()
+    """
+    from lpes_eval.errors import UserError
+    from search import config, ga, report, run
+
+    args = config.build_parser(preset).parse_args([])
+    if unknown := sorted(flags.keys() - vars(args).keys()):
+        raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
+    vars(args).update(flags)
+    args.tasks = list(tasks) or args.tasks
+    if isinstance(optimizer, str):
+        args.optimizer = optimizer
+    if args.output is not None:
+        args.output = Path(args.output)
+    args = config.complete(args)
+    made = run.load(args, model, optimizer if isinstance(optimizer, type) else None)
+    outcome = ga.run(made)
+    assert outcome is not None  # a plan alone is the command's
+    history = [entry for entry in made.entries.values() if entry.get("generation") is not None]
+    return Result(outcome.found, outcome.shown, report.verdict(made, outcome), history, outcome, args.output)

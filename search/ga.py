@@ -6,7 +6,6 @@ search has not seen. Everything is kept in one folder, from which a search that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -42,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if idle := without_effect(argv, args):
             print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
         with reader_may_leave():
-            return run(args)
+            run(load(args))
+            return 0
         _say_how_to_go_on(folder)
         return 1
     except UserError as error:
@@ -66,13 +66,7 @@ def _say_how_to_go_on(folder: Path | None) -> None:
         print(f"What was evaluated is kept; go on with: {command}", file=sys.stderr)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Plan, search, write, evaluate."""
-    _run(load(args))
-    return 0
-
-
-def _run(search: Search) -> Outcome | None:
+def run(search: Search) -> Outcome | None:
     """Plan, search, write, evaluate; None for a plan alone."""
     args = search.args
     print(report.plan(search), flush=True)

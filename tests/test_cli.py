@@ -25,8 +25,13 @@ def test_help_names_every_subcommand(capsys):
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
     assert len(cli.SUBCOMMANDS) == 3
-    for command in ("factors", "compare", "regress"):
+    for command in ("factors", "compare", "regress", "search"):
         assert f"\n    {command} " in printed
+
+
+def test_search_is_the_command_of_that_name(capsys):
+    assert cli.main(["search", "--examples", "0"]) == 2
+    assert "--examples: expected at least 1, not 0" in capsys.readouterr().err
 
 
 def test_version_is_that_of_the_package(capsys):

@@ -212,8 +212,8 @@ def verdict(search: Search, outcome: Outcome) -> str:
         guarded = " without making a guard worse" if search.guards else ""
         return (
             f"Verdict: no individual is fitter than the plain model{guarded}, on the search examples ({here:.4f} "
-            f"against {plain:.4f}), so these factors are not worth using. Start elsewhere (--start), search longer, or choose "
-            "examples that the plain model gets wrong more often."
+            f"against {plain:.4f}), so these factors are not worth using. Start elsewhere (--start), search longer, or "
+            "choose examples that the plain model gets wrong more often."
         )
     parts = [f"fitter than the plain model on the search examples ({here:.4f} against {plain:.4f})"]
     if held_out is None:

@@ -17,22 +17,23 @@ if TYPE_CHECKING:
 
 
 def convergence(
-    folder: Path, individuals: Sequence[Mapping[str, Any]], to_beat: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """The fitness of every individual that was measured in full, and of the fittest so far."""
+    folder: Path | None, individuals: Sequence[Mapping[str, Any]], to_beat: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    """The fitness of every individual that was measured in full, and of the fittest so far; returns the figure."""
     measured = [entry for entry in individuals if "stopped_after" not in entry]
     generations = sorted({entry["generation"] for entry in measured})
     bests: list[float] = []
     for generation in generations:
         fittest = max(entry["fitness"] for entry in measured if entry["generation"] == generation)
         bests.append(max([fittest, *bests[-1:]]))
-    with _figure(folder / "convergence.png", "generation", "fitness on the search examples") as axes:
+    with _figure(folder and folder / "convergence.png", "generation", "fitness on the search examples") as axes:
         at, fitness = ([entry[name] for entry in measured] for name in ("generation", "fitness"))
         axes.scatter(at, fitness, s=8, color="0.7", label="individuals")
         axes.plot(generations, bests, drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far")
         for name, entry in to_beat.items():
             color, line, _ = _style(name)
             axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
+    return axes.figure
 
 
 def curve(folder: Path, per_layer: Sequence[float]) -> None:
@@ -85,4 +86,5 @@ def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    if path is not None:
+        figure.savefig(path, dpi=150)

@@ -16,9 +16,10 @@ pytest.importorskip("torch")
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from search import config, ga, run
+from search import config, ga, optimizers, run, search
 from search.guards import Guard, rank
 from search.report.pages import Outcome
+from search.space import Individual
 
 REPOSITORY = Path(__file__).parents[2]
 Model = namedtuple("Model", "num_layers lm objectives")  # of an evaluator, what optimisers need to know
@@ -371,6 +372,24 @@ def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
 def test_a_budget_is_a_time_or_prompts(text):
     with pytest.raises(UserError, match="--budget: expected 90s, 10m, 2h or 20000prompts"):
         config.parse(["--budget", text])
+
+
+def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tmp_path, capsys):
+    flags = {"include_path": task_folder, "generations": 1, "population": 4, "parents": 2, "held_out_examples": 4}
+    result = search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
+    assert result.factors.per_layer() == factors_file.load(found(tmp_path / "out")).per_layer()
+    assert result.verdict in capsys.readouterr().out
+    assert {entry["key"] for entry in result.history} <= {entry["key"] for entry in journal(tmp_path / "out")}
+    assert result.plot().axes[0].get_ylabel() == "fitness on the search examples"
+
+    class Fixed(optimizers.load("random")):
+        def _propose(self):
+            return [[Individual(self.space.line(1.2, 1.2), "fixed")]]
+
+    own = search("toy", model=toy_lm, optimizer=Fixed, output=tmp_path / "own", **flags)
+    assert own.factors.per_layer() == [1.2] * 3
+    with pytest.raises(UserError, match=r"populaton: no flag of a search"):
+        search("toy", model=toy_lm, populaton=3)
 
 
 def test_help_needs_neither_torch_nor_lm_eval():
