@@ -61,6 +61,8 @@ examples:
       the published search: genetic algorithm, Bezier curve, 200 examples (Table 12)
   python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"
       any task, group or metric of lm-eval can be (a part of) the fitness
+  python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h
+      factors that do not make gsm8k worse, after two hours at most
   python -m search.ga --resume runs/kv_retrieval-ga-0
       go on after Ctrl-C, a crash or kill -9; the same command as before does the same
 
