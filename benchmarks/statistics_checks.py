@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from lpes_eval.compare import gate, statistics
-from lpes_eval.compare.results import GroupRow, Identity, Model
+from lpes_eval.compare.results import Identity, Model, OverPositions
 from lpes_eval.flags import at_least
 
 QUESTIONS = 500
@@ -53,7 +53,7 @@ def as_baseline(answers, paired=True):
     groups = {}
     if not paired:  # as lm_eval prints them when this package is installed
         summary = statistics.summarize(answers, replicates=500)
-        row = GroupRow(summary.mean.value, summary.mean.stderr, summary.spread.value, summary.spread.stderr)
+        row = OverPositions(summary.mean.value, summary.mean.stderr, summary.spread.value, summary.spread.stderr)
         groups = {"simulated": {"acc,none": row}}
     return gate.Baseline(Model("hf", "simulated", None), {}, tasks, {"simulated": tuple(tasks)}, groups)
 

@@ -97,6 +97,7 @@ def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(comman
     command(*SMALL, "--held_out_examples", "0", "--no_cache")
     assert applied[:2] == [[1.0] * 3, [1.5] * 3]
     baseline, pi = journal(tmp_path / "out")[:2]
+    assert [entry["origin"] for entry in (baseline, pi)] == ["baseline", "PI"]  # what is equal is measured once
     assert baseline["examples"] != pi["examples"]
 
 

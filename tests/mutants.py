@@ -1,0 +1,301 @@
+"""Faults that would mislead a user, each planted in a copy of the tree: the tests named beside it must fail.
+
+    python tests/mutants.py            # all of them, in a few minutes
+    python tests/mutants.py worst kv   # those whose claim contains one of these words
+
+A table says which were caught. The exit status is 1 where one was not, or where the text to replace is no longer there.
+``tests/test_mutants.py`` looks in every run of the tests whether that text is there.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        claim: what becomes untrue, in a few words.
+        file: where it is planted.
+        old: the text there, which occurs once.
+        new: what replaces it.
+        tests: pytest's names of the tests of which at least one must fail.
+    """
+
+    claim: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+ROPE, METHODS, SEARCH, DATA, COMPARE = (
+    "tests/test_rope.py",
+    "tests/methods",
+    "tests/search",
+    "tests/data",
+    "tests/compare",
+)
+
+MUTANTS = (
+    # -- the factors
+    Mutant(
+        "positions are divided by the factor, not multiplied",
+        "lpes_eval/rope.py",
+        "ids.unsqueeze(-3) / divisors",
+        "ids.unsqueeze(-3) * divisors",
+        (f"{ROPE}::test_uniform_factor_equals_linear_interpolation",),
+    ),
+    Mutant(
+        "layer h has factor h, not that of its neighbour",
+        "lpes_eval/rope.py",
+        "own = [factors[h] for h in decoder.factor_layer]",
+        "own = [factors[h - 1] for h in decoder.factor_layer]",
+        (f"{ROPE}::test_each_layer_rotates_at_its_own_scale",),
+    ),
+    Mutant(
+        "a key-value cache filled under other factors is refused",
+        "lpes_eval/rope.py",
+        "if not same and (held := held_in(cache)) > 0:",
+        "if not same and (held := held_in(cache)) < 0:",
+        (f"{ROPE}::test_a_cache_filled_under_other_factors_is_refused",),
+    ),
+    Mutant(
+        "a Bezier curve is a sum of Bernstein polynomials, binomials included",
+        "lpes_eval/curves.py",
+        "    level = list(values)\n",
+        "    last = len(values) - 1\n"
+        "    weights = [t**k * (1 - t) ** (last - k) for k in range(last + 1)]\n"
+        "    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)\n"
+        "    level = list(values)\n",
+        ("tests/test_curves.py",),
+    ),
+    Mutant(
+        "Ms-PoE gives the most position-aware head the least factor",
+        "lpes_eval/methods/ms_poe.py",
+        "awareness.argsort(dim=-1, descending=True, stable=True)",
+        "awareness.argsort(dim=-1, descending=False, stable=True)",
+        (f"{METHODS}/test_ms_poe.py::test_factors_and_logits_are_those_of_a_slow_implementation",),
+    ),
+    # -- what is asked, and how it is scored
+    Mutant(
+        "the asked record of kv_retrieval stands at the position",
+        "lpes_eval/data/kv.py",
+        "index = gold_index(position, len(self.records))",
+        "index = gold_index(position, len(self.records) - 1)",
+        (f"{DATA}/test_kv.py::test_the_prompt_equals_the_protocols_to_the_byte",),
+    ),
+    Mutant(
+        "the gold document of mdqa_pos stands at the position",
+        "lpes_eval/data/mdqa.py",
+        "return gold_index(position, 1 + len(self.distractors))",
+        "return gold_index(position, len(self.distractors))",
+        (f"{DATA}/test_mdqa.py::test_positions_are_those_of_the_benchmark",),
+    ),
+    Mutant(
+        "an answer of kv_retrieval holds the whole value",
+        "lpes_eval/data/kv.py",
+        "float(value.lower() in answer.lower())",
+        "float(value.lower()[:4] in answer.lower())",
+        (f"{DATA}/test_kv.py::test_an_answer_is_right_where_it_contains_the_value_in_any_case",),
+    ),
+    Mutant(
+        "an answer of mdqa_pos is normalised",
+        "lpes_eval/data/mdqa.py",
+        "normalized = normalize(first_line(prediction))",
+        "normalized = first_line(prediction)",
+        (f"{DATA}/test_qa_metric.py",),
+    ),
+    Mutant(
+        "only the first line of an answer of mdqa_pos counts",
+        "lpes_eval/data/mdqa.py",
+        "normalized = normalize(first_line(prediction))",
+        "normalized = normalize(prediction)",
+        (f"{DATA}/test_qa_metric.py",),
+    ),
+    Mutant(
+        "lm_eval refuses a prompt that does not fit, and does not cut it",
+        "lpes_eval/harness/task.py",
+        "self.budget().check(ctx, f\"{self.config.task}, question {doc.get('question_id')}\")",
+        "self.budget()",
+        (f"{METHODS}/test_lpes.py::test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes",),
+    ),
+    Mutant(
+        "a search refuses prompts by position that do not fit, and does not cut them",
+        "search/evaluator.py",
+        "if objective.by_position:",
+        "if not objective:",
+        (f"{SEARCH}/test_evaluator.py::test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere",),
+    ),
+    # -- numbers over positions
+    Mutant(
+        "METRIC_worst is the worst position, not the mean",
+        "lpes_eval/compare/statistics.py",
+        '"worst": _over_positions("worst", "value")',
+        '"worst": _over_positions("mean", "value")',
+        (f"{DATA}/test_mdqa.py",),
+    ),
+    Mutant(
+        "the standard error of the mean is clustered by question",
+        "lpes_eval/compare/statistics.py",
+        "float(np.sqrt(covariance.sum()) / positions)",
+        "float(np.sqrt(np.trace(covariance)) / positions)",
+        (f"{COMPARE}/test_statistics.py",),
+    ),
+    Mutant(
+        "the gate holds the run against the baseline, not the baseline against itself",
+        "lpes_eval/compare/gate.py",
+        "            baseline,\n            snapshot(found),\n",
+        "            baseline,\n            baseline,\n",
+        (f"{COMPARE}/test_regress.py::test_a_worse_run_fails_with_1",),
+    ),
+    # -- the search
+    Mutant(
+        "a search measures Position Interpolation under its factor",
+        "search/run.py",
+        "return Factors.from_uniform(factor, **options)",
+        "return Factors.from_uniform(1.0, **options)",
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
+    ),
+    Mutant(
+        "equal factors are put into the model like any others",
+        "search/engines/exact.py",
+        "rope.apply(self.model, factors)",
+        "rope.apply(self.model, factors if len({*factors}) > 1 else 1.0)",
+        (f"{SEARCH}/test_evaluator.py::test_pi_is_measured_under_its_factor_and_not_as_the_plain_model",),
+    ),
+    Mutant(
+        "no held-out example can be drawn for a search",
+        "lpes_eval/data/splits.py",
+        "shuffled(sorted(order[held:])",
+        "shuffled(sorted(order)",
+        (f"{DATA}/test_kv.py::test_no_example_is_in_both_splits_whatever_the_search_seed",),
+    ),
+    Mutant(
+        "a search asks a benchmark of ours for its search examples",
+        "search/tasks.py",
+        '"split": split}',
+        '"split": "held_out"}',
+        (f"{SEARCH}/test_evaluator.py::test_search_and_held_out_examples_have_none_in_common",),
+    ),
+    Mutant(
+        "a search divides any other task",
+        "search/tasks.py",
+        "splits.split(len(questions), search_seed).indices(split)",
+        'splits.split(len(questions), search_seed).indices("held_out")',
+        (f"{SEARCH}/test_evaluator.py::test_search_and_held_out_examples_have_none_in_common",),
+    ),
+    Mutant(
+        "what the journal knows is not measured again",
+        "search/run.py",
+        "if new := name not in journal.entries:",
+        "if new := True:",
+        (f"{SEARCH}/test_ga.py::test_resume_ends_with_the_same_bytes_and_measures_nothing_twice",),
+    ),
+    Mutant(
+        "a search is not gone on with under other settings",
+        "search/journal.py",
+        "if changes := _differences(found, self.settings):",
+        "if changes := _differences(found, found):",
+        (f"{SEARCH}/test_ga.py::test_other_settings_in_the_same_folder_are_refused_with_the_difference",),
+    ),
+    Mutant(
+        "other examples are another fitness",
+        "search/evaluator.py",
+        "identity.sha256([asked, [objective.docs for objective in self.objectives]])",
+        "identity.sha256([])",
+        (f"{SEARCH}/test_evaluator.py::test_a_task_that_was_edited_is_another_fitness",),
+    ),
+    Mutant(
+        "other weights are another fitness",
+        "search/identity.py",
+        "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())",
+        "pass",
+        (f"{SEARCH}/test_evaluator.py::test_another_weight_is_another_model",),
+    ),
+    Mutant(
+        "factors that were not shown to help are not called factors.json",
+        "search/ga.py",
+        'if outcome.shown else ("best_effort.json", "factors.json")',
+        'if outcome.fitter else ("best_effort.json", "factors.json")',
+        (f"{SEARCH}/test_ga.py::test_factors_that_are_not_shown_to_help_are_a_best_effort",),
+    ),
+    Mutant(
+        "factors that are not better beyond chance are not shown to help",
+        "search/report/pages.py",
+        "return any(better) and not any(worse)",
+        "return not any(worse)",
+        (f"{SEARCH}/test_ga.py::test_factors_count_as_found_only_where_they_are_better_than_the_plain_model",),
+    ),
+)
+
+
+def copy_of_the_tree(folder: Path) -> None:
+    """Copy what git tracks, and what it would, as it stands now."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (source := REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, folder / name)
+
+
+def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests in ``folder``, on the package that is there, up to the first failure."""
+    settings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=folder, env=os.environ | settings, capture_output=True, text=True)
+
+
+def outcome(mutant: Mutant, folder: Path) -> str:
+    """``caught``, or what is wrong."""
+    path = folder / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if (found := text.count(mutant.old)) != 1:
+        return f"its text occurs {found} times in {mutant.file}, expected once"
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        ended = run(folder, mutant.tests)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if ended.returncode == 1:  # of pytest: a test failed
+        return "caught"
+    return "SURVIVED" if ended.returncode == 0 else f"pytest ended with {ended.returncode}: {ended.stdout[-300:]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plant the faults one after another; return 1 where one is not caught."""
+    parser = argparse.ArgumentParser(description="Plant faults in a copy of the tree and see whether the tests fail.")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only the faults whose claim contains one of these")
+    words = parser.parse_args(argv).words
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.claim for word in words)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_of_the_tree(folder)
+        sound = run(folder, sorted({test for mutant in chosen for test in mutant.tests}))
+        if sound.returncode:
+            print(sound.stdout, "these tests must pass before a fault is planted", sep="\n")
+            return 1
+        missed = 0
+        for mutant in chosen:
+            began = time.perf_counter()
+            found = outcome(mutant, folder)
+            missed += found != "caught"
+            print(f"{found:9} {time.perf_counter() - began:4.0f} s  {mutant.file:32} {mutant.claim}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} faults caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

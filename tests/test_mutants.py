@@ -1,0 +1,13 @@
+"""The faults of ``mutants.py`` can be planted: their text is where they say, and the tests that must notice exist."""
+
+import mutants
+import pytest
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.claim)
+def test_every_fault_can_be_planted_and_names_tests_that_exist(mutant):
+    assert (mutants.REPOSITORY / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
+    for test in mutant.tests:
+        file, _, name = test.partition("::")
+        text = (mutants.REPOSITORY / file).read_text(encoding="utf-8")
+        assert f"def {name or 'test_'}" in text
