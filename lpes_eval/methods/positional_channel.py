@@ -122,11 +122,11 @@ class ScaledChannel(PromptInterception):
         if call.mask is not None and call.mask.ndim == 4:
             call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
         plain = call.compute(*call.rotate(call.query, call.key, *call.table.own), call.value)
-        end = self.prompt_end(call).to(query.device)[:, None]
-        if bool((end == length - 1).all()):
+        if self.prompt_is_all(call):
             if call.mask is not None and call.mask.ndim == 4:
                 call = replace(call, mask=call.mask[:, :, -1:])
             return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
+        end = self.prompt_end(call).to(query.device)[:, None]
         after = torch.arange(length, device=query.device) >= end  # (B, T)
         return torch.where(after[..., None, None], call.compute(query, key, call.value), plain)
 

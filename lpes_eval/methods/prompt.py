@@ -20,7 +20,7 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class PromptInterception(Interception):
     """An ``Interception`` that knows where each row's prompt ends."""
 
-    _end: tuple[Tensor, int] | None = None  # columns, and the furthest of them
+    _end: tuple[Tensor, int, int] | None = None  # columns, the first and the last of them
 
     @contextmanager
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
@@ -31,17 +31,24 @@ class PromptInterception(Interception):
         chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
         the method needs a prompt that is there as a whole.
         """
-        self._end = torch.as_tensor(column), int(torch.as_tensor(column).max())
+        columns = torch.as_tensor(column)
+        self._end = columns, int(columns.min()), int(columns.max())
         try:
             yield
         finally:
             self._end = None
 
+    def prompt_is_all(self, call: Call) -> bool:
+        """Whether all rows' prompts are known to end in the last column; asking a GPU for it would take time."""
+        if self._end is not None:
+            return self._end[1] == call.query.shape[2] - 1
+        return self.padding is None
+
     def prompt_end(self, call: Call) -> Tensor:
         """The column of each row's last token of the prompt, (B,)."""
         batch, _, length, _ = call.query.shape
         if self._end is not None:
-            columns, furthest = self._end
+            columns, _, furthest = self._end
             if furthest >= length:
                 raise UserError(
                     f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
