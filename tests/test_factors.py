@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lpes_eval
+from lpes_eval import cli
 from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
 from lpes_eval.factors import Factors, load, parse, write_atomically
@@ -108,60 +109,17 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("wrong", BAD)
-def test_every_wrong_file_gets_one_line_that_names_the_file_and_the_fault(wrong, tmp_path):
-    content, named = BAD[wrong]
-    path = write(tmp_path / "f.json", content)
-    with pytest.raises(FactorsError) as caught:
-        load(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert named in message.removeprefix(f"{path}")
-    assert "\n" not in message
-    assert len(message) < 400 + len(str(path))
-
-
-@pytest.mark.parametrize("wrong", BAD)
-def test_every_wrong_file_ends_both_commands_in_one_line_and_a_status(wrong, tmp_path, capsys):
-    from lm_eval._cli import HarnessCLI
-
-    from lpes_eval import cli
-
-    content, named = BAD[wrong]
-    path = write(tmp_path / "f.json", content)
-    arguments = Namespace(model="lpes", model_args={"factors": str(path)}, func=lambda _: pytest.fail("it went on"))
-    with pytest.raises(SystemExit) as ended:
-        HarnessCLI.execute(None, arguments)
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lm_eval: error: {path}: ")
-    assert named in line
-    assert cli.main(["factors", str(path), "--layers", "4"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lpes-eval: error: {path}: ")
+def test_factors_that_cannot_be_shown_are_named(capsys):
+    for file, layers, message in (
+        ("", None, "factors= is empty; give a factors file"),
+        ("1.2", None, "1.2: these factors name no num_layers; say how many layers the model has (--layers N)"),
+        ("reference", "9", "reference: the factors are for 6 layers, the model has 9; use"),
+    ):
+        assert cli.main(["factors", file, *(["--layers", layers] if layers else [])]) == 2
+        assert f"lpes-eval: error: {message}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        cli.main(["factors", str(path), "--layers", "0"])
+        cli.main(["factors", "reference", "--layers", "0"])
     assert "--layers: expected at least 1, not 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("", "factors= is empty; give a factors file"),
-        ("1.2", "1.2: these factors name no num_layers; say how many layers the model has (--layers N)"),
-        ("reference --layers 9", "reference: the factors are for 6 layers, the model has 9; use"),
-    ],
-)
-def test_factors_that_cannot_be_shown_are_named(given, message, capsys):
-    from lpes_eval import cli
-
-    file, *flags = given.split(" ")
-    assert cli.main(["factors", file, *flags]) == 2
-    assert f"lpes-eval: error: {message}" in capsys.readouterr().err
-
-
-def test_at_least_forty_kinds_of_wrong_files_are_known():
-    assert len(BAD) >= 40
 
 
 @settings(max_examples=300, deadline=None)
@@ -216,11 +174,30 @@ RULES_BEYOND_A_SCHEMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [w for w, (content, _) in BAD.items() if isinstance(content, dict | list)])
-def test_the_published_schema_refuses_what_the_loader_refuses(wrong):
-    content, _ = BAD[wrong]
-    valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(content)
-    assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
+@pytest.mark.parametrize("wrong", BAD)
+def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands_and_by_the_schema(
+    wrong, tmp_path, capsys
+):
+    from lm_eval._cli import HarnessCLI
+
+    content, named = BAD[wrong]
+    path = write(tmp_path / "f.json", content)
+    with pytest.raises(FactorsError) as caught:
+        load(path).per_layer(4)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert named in message.removeprefix(f"{path}")
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path))
+    arguments = Namespace(model="lpes", model_args={"factors": str(path)}, func=lambda _: pytest.fail("it went on"))
+    with pytest.raises(SystemExit, match="2"):
+        HarnessCLI.execute(None, arguments)
+    assert capsys.readouterr().err == f"lm_eval: error: {message}\n"
+    assert cli.main(["factors", str(path), "--layers", "4"]) == 2
+    assert capsys.readouterr().err == f"lpes-eval: error: {message}\n"
+    if isinstance(content, dict | list):
+        valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(content)
+        assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
 
 
 @pytest.mark.parametrize("factor", [0.001, 1_000_000])
@@ -230,46 +207,31 @@ def test_the_ends_of_the_range_are_factors(factor):
     assert torch.isfinite(torch.arange(100_000) / torch.tensor(factors.per_layer())[:, None]).all()
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in ("/proc/x.json", tmp_path / "file" / "x.json"):
         with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(.*\); expected a path") as caught:
             Factors.from_uniform(1.5).save(path)
         assert ".part" not in str(caught.value)
-
-
-def test_load_reads_files_and_says_so_of_a_number(tmp_path):
-    with pytest.raises(FactorsError, match=r"^1.5: no such file; load reads a factors file; one number .*from_uniform"):
-        load("1.5")
-    with pytest.raises(FactorsError, match=r"no such file; give a factors file, or a number for all layers$"):
-        parse("none.json")
-    with pytest.raises(FactorsError, match=rf"^{tmp_path}: is a folder; expected a factors file \(JSON\)$"):
-        load(tmp_path)
-
-
-def test_other_ways_to_miss_a_file(tmp_path):
-    for path, named in ((tmp_path / "none.json", "no such file"), (tmp_path, "folder"), ("a\0b", "cannot be read")):
+    (tmp_path / "big.json").write_text(" " * (1 << 21))
+    for read, path, named in (
+        (load, "1.5", "^1.5: no such file; load reads a factors file; .*from_uniform"),
+        (parse, "none.json", "no such file; give a factors file, or a number for all layers$"),
+        (load, tmp_path, rf"^{tmp_path}: is a folder"),
+        (load, "a\0b", "cannot be read"),
+        (load, tmp_path / "big.json", "1 MiB"),
+    ):
         with pytest.raises(FactorsError, match=named):
-            load(path)
-    big = tmp_path / "big.json"
-    big.write_text(" " * (1 << 21))
-    with pytest.raises(FactorsError, match="1 MiB"):
-        load(big)
+            read(path)
 
 
-def test_a_wrong_file_ends_the_command_in_one_line_before_torch_or_a_model_is_loaded(tmp_path):
+def test_a_wrong_file_ends_the_command_before_torch_is_loaded(tmp_path):
     path = write(tmp_path / "f.json", with_(factors=[1.0, 0]))
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
     command = [sys.executable, "-m", "lm_eval", "--model", "lpes", "--model_args", f"factors={path}"]
-    ended = subprocess.run(
-        [*command, "--tasks", "kv_retrieval"], capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
+    ended = subprocess.run([*command, "--tasks", "kv_retrieval"], capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.strip().splitlines()[-1] == (
-        f"lm_eval: error: {path}: factors[1]: found 0, expected a number from 0.001 to 1000000 "
-        "(1 leaves a layer as it is)"
-    )
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].startswith(f"lm_eval: error: {path}: factors[1]: found 0")
 
 
 # -- what good files mean --------------------------------------------------------------------------------------------
@@ -296,32 +258,30 @@ def test_layers_left_alone_keep_factor_one_and_the_curve_runs_over_the_others():
     assert spared == [1.0, 1.0, *whole]
 
 
-def test_the_hash_depends_on_the_factors_alone():
+def test_the_hash_is_of_the_factors_alone_and_another_depth_is_refused():
     written_out = Factors.from_list([1.5] * 4, origin={"task": "a"})
     assert written_out.digest() == Factors.from_uniform(1.5).digest(4)
     assert written_out.digest() != Factors.from_list([1.5, 1.5, 1.5, 1.25]).digest()
-
-
-def test_factors_for_another_depth_are_refused():
     with pytest.raises(FactorsError, match="4 layers, the model has 6"):
-        Factors.from_list([1.0] * 4).per_layer(6)
+        written_out.per_layer(6)
     with pytest.raises(FactorsError, match="names layer 5"):
         Factors.from_uniform(1.5, unscaled_layers=[5]).per_layer(4)
 
 
-def test_a_file_at_home_may_be_named_with_a_tilde(tmp_path, monkeypatch):
+def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     Factors.from_uniform(1.3).save(tmp_path / "f.json")
-    assert load("~/f.json") == load(Path("~/f.json")) == parse("~/f.json") == Factors.from_uniform(1.3)
-
-
-def test_what_may_be_given_as_factors(tmp_path):
-    Factors.from_uniform(1.3).save(tmp_path / "f.json")
-    assert parse("1.5") == parse(1.5) == Factors.from_uniform(1.5)
-    assert parse([1, 2]) == Factors.from_list([1, 2])
-    assert parse(str(tmp_path / "f.json")) == parse(tmp_path / "f.json") == Factors.from_uniform(1.3)
+    assert parse("1.5") == parse(1.5) == parse(np.float32(1.5)) == Factors.from_uniform(1.5)
+    assert parse([1, 2]) == parse(np.array([1.0, 2.0])) == parse(torch.tensor([1.0, 2.0])) == Factors.from_list([1, 2])
+    for path in ("f.json", "~/f.json", tmp_path / "f.json", Path("~/f.json")):
+        assert parse(path) == load(path) == Factors.from_uniform(1.3)
+    assert parse("reference") == load(Path(module.__file__).parent / "reference" / "base" / "factors.json")
     for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf", b"ab", bytearray(b"ab"), memoryview(b"ab")):
         with pytest.raises(FactorsError):
+            parse(wrong)
+    for wrong in (np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])):
+        with pytest.raises(FactorsError, match="expected"):
             parse(wrong)
 
 
@@ -339,12 +299,6 @@ def test_factors_that_were_built_directly_are_checked_where_they_are_used(built,
         parse(built)
 
 
-def test_the_shipped_factors_go_by_a_name_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shipped = Path(module.__file__).parent / "reference" / "base" / "factors.json"
-    assert parse("reference") == load(shipped)
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "f.json"
     Factors.from_uniform(1.5).save(path)
@@ -354,14 +308,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert load(path) == Factors.from_uniform(1.5)
     assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
-
-
-def test_an_array_is_a_list():
-    assert parse(np.array([1.0, 1.5])) == parse(torch.tensor([1.0, 1.5])) == Factors.from_list([1.0, 1.5])
-    assert parse(np.float32(1.5)) == Factors.from_uniform(1.5)
-    for wrong in (np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])):
-        with pytest.raises(FactorsError, match="expected"):
-            parse(wrong)
 
 
 def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
@@ -383,26 +329,16 @@ def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
 
 
 def test_the_factors_command_shows_one_line_a_layer(tmp_path, capsys):
-    from lpes_eval import cli
-
     Factors.from_list([1.0, 1.5, 1.25], origin={"task": "kv_retrieval"}).save(tmp_path / "f.json")
     assert cli.main(["factors", str(tmp_path / "f.json")]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:3] for line in printed if line.startswith("  layer")] == [
-        ["0", "1.0000"],
-        ["1", "1.5000"],
-        ["2", "1.2500"],
-    ]
+    shown = [line.split()[1:3] for line in printed if line.startswith("  layer")]
+    assert shown == [["0", "1.0000"], ["1", "1.5000"], ["2", "1.2500"]]
     assert printed[-1] == "  task: kv_retrieval"
 
 
-def test_the_package_offers_its_public_names():
-    assert set(lpes_eval.__all__) <= set(dir(lpes_eval))
-    assert lpes_eval.load is load
-
-
-def test_the_package_lists_no_name_but_its_own():
+def test_the_package_lists_its_public_names_and_no_others():
     shown = {name for name in dir(lpes_eval) if not name.startswith("__")}
     submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
-    assert "factors" in shown  # this file has imported it
-    assert shown <= {*lpes_eval.__all__, *submodules}
+    assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}
+    assert lpes_eval.load is load

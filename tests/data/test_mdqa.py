@@ -15,7 +15,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
 POSITIONS = (0, 25, 50, 75, 100)
-STEPS = tuple(range(0, 101, 10))
 needs_oracle = pytest.mark.skipif(
     not (SHARED / mdqa.ORACLE).is_file(), reason=f"{mdqa.ORACLE} is not beside the repository (../shared/data)"
 )
@@ -80,27 +79,25 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
         assert example.documents(position)[index] == example.gold
 
 
-def test_the_steps_of_ten_documents_are_eleven_positions():
-    assert [fiction.generate(0, 10).gold_index(p) for p in STEPS] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
 @pytest.mark.parametrize("num_documents", [10, 20, 30])
 def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_documents):
     for question_id in range(5):
         example = fiction.generate(question_id, num_documents)
         gold = f"](Title: {example.gold.title}) {example.gold.text}"
         frames, distractors = set(), set()
-        for position in STEPS:
-            prompt = example.prompt(position)
-            head, rest = prompt.split("\n\n", 1)
-            body, tail = rest.split("\n\n", 1)
+        for position in range(0, 101, 10):
+            index = position * (num_documents - 1) // 100
+            head, body, tail = example.prompt(position).split("\n\n", 2)
             lines = body.split("\n")
             assert [one.split("]")[0] for one in lines] == [f"Document [{i}" for i in range(1, num_documents + 1)]
             texts = [one[one.index("](") :] for one in lines]
-            assert texts.index(gold) == position * (num_documents - 1) // 100
-            texts.remove(gold)
+            assert texts.pop(index) == gold
             frames.add((head, tail))
             distractors.add(tuple(texts))
+            segments = example.segments(position)
+            assert "".join(segment.text for segment in segments) == example.prompt(position)
+            labels = [segment.label for segment in segments]
+            assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + index, "question")
         assert len(frames) == len(distractors) == 1
 
 
@@ -150,15 +147,6 @@ def test_a_corrupt_line_is_reported_with_file_and_number(tmp_path, second, messa
     assert str(error.value).startswith(str(path))
 
 
-def test_an_archive_that_was_cut_off_or_is_empty_is_reported(tmp_path):
-    path = write(tmp_path / "nq.jsonl.gz", [line(n) for n in range(200)])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="broken gzip archive"):
-        mdqa.read_official(path, 10)
-    with pytest.raises(DataError, match="no examples in it"):
-        mdqa.read_official(write(tmp_path / "empty.jsonl.gz", []), 10)
-
-
 # -- distractors from other questions --------------------------------------------------------------------------------
 
 
@@ -193,15 +181,15 @@ def test_drawn_distractors_are_the_same_for_every_size():
     assert ten(5).distractors != ten(6).distractors
 
 
-def test_too_few_paragraphs_to_draw_from_is_an_error_with_the_numbers(tmp_path):
+def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path):
     path = write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(6)])
     with pytest.raises(DataError, match=r"example 3: 0 distractors .* among 6 documents, expected 9"):
         mdqa.drawn_distractors(mdqa.read_oracle(path), 10)(2)
-
-
-def test_an_oracle_file_with_distractors_is_refused(tmp_path):
     with pytest.raises(DataError, match="example 1: 10 documents in 'ctxs', expected the gold one alone"):
-        mdqa.read_oracle(write(tmp_path / mdqa.ORACLE, [line(0)]))
+        mdqa.read_oracle(write(path, [line(0)]))
+    for read in (mdqa.read_oracle, lambda empty: mdqa.read_official(empty, 10)):
+        with pytest.raises(DataError, match="no examples in it"):
+            read(write(path, []))
 
 
 # -- the task --------------------------------------------------------------------------------------------------------
@@ -210,23 +198,11 @@ def test_an_oracle_file_with_distractors_is_refused(tmp_path):
 def test_search_and_held_out_questions_are_disjoint_at_every_search_seed():
     held_out, source = mdqa.load(num_documents=10)
     assert (len(held_out), source.examples, source.total) == (500, 500, fiction.POOL)
-    seen = {row["question"] for row in held_out}
     for seed in (0, 1):
         search, _ = mdqa.load(num_documents=10, split="search", search_seed=seed)
         assert len(search) == 200
-        assert seen.isdisjoint(row["question"] for row in search)
-        assert {row["question_id"] for row in search}.isdisjoint(row["question_id"] for row in held_out)
-
-
-@pytest.mark.parametrize("position", [0, 50, 100])
-def test_segments_are_the_prompt_and_the_gold_one_holds_the_answer(position):
-    example = fiction.generate(4, 10)
-    segments = example.segments(position)
-    assert "".join(segment.text for segment in segments) == example.prompt(position)
-    assert [segments[0].label, segments[-1].label] == ["instruction", "question"]
-    [gold] = [segment for segment in segments if segment.label == "gold"]
-    assert any(answer in gold.text for answer in example.answers)
-    assert segments.index(gold) == 1 + position * 9 // 100
+        for field in ("question", "question_id"):
+            assert {row[field] for row in search}.isdisjoint(row[field] for row in held_out)
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data/10_total_documents", "qa_data"])
@@ -276,14 +252,11 @@ def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path, name, documents):
     assert source.location == str(path)
 
 
-def test_the_line_that_the_readme_shows_is_read(tmp_path):
+def test_the_lines_that_the_readme_and_errors_show_are_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / "README.md").read_text(), re.M)
     example, _ = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [shown] * 2), 2)
     assert example.prompt(100).splitlines()[2].startswith("Document [1](Title: New mill)")
     assert example.gold.title == "Old mill"
-
-
-def test_the_line_that_errors_show_is_read(tmp_path):
     (example, _) = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [mdqa.LINE] * 2), 2)
     assert example.gold.text == "TEXT WITH THE ANSWER"
 
@@ -294,12 +267,6 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
         write(path, [line(n + offset) for n in range(20)])
         rows, _ = mdqa.load(num_documents=10, data_dir=str(tmp_path))
         assert {int(row["question"].split()[-1]) // 100 for row in rows} == {offset // 100}
-
-
-@pytest.mark.parametrize("num_documents", [1, "10", None])
-def test_a_wrong_number_of_documents_is_refused(num_documents):
-    with pytest.raises(DataError, match="num_documents="):
-        mdqa.load(num_documents=num_documents)
 
 
 @pytest.fixture(scope="module")
@@ -322,15 +289,13 @@ def test_a_question_is_an_example_and_its_positions_are_its_requests(task_manage
     ]
 
 
-@pytest.mark.parametrize("positions", [[], [101], [0, 0], ["a"], "50", [True]])
-def test_positions_that_are_none_are_refused(task_manager, positions):
-    with pytest.raises(DataError, match="positions="):
-        task_manager(positions=positions).load(["mdqa_pos"])
-
-
-def test_a_task_generates_greedily_100_tokens_at_most_up_to_a_newline(task):
-    assert task.config.generation_kwargs == {"until": ["\n"], "do_sample": False, "max_gen_toks": 100}
-    assert task.OUTPUT_TYPE == "generate_until"
+def test_positions_or_documents_that_are_none_are_refused(task_manager):
+    for positions in ([], [101], [0, 0], ["a"], "50", [True]):
+        with pytest.raises(DataError, match="positions="):
+            task_manager(positions=positions).load(["mdqa_pos"])
+    for num_documents in (1, "10", None):
+        with pytest.raises(DataError, match="num_documents="):
+            mdqa.load(num_documents=num_documents)
 
 
 def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):
@@ -354,11 +319,9 @@ def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_sp
     }
 
 
-def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(task):
-    dumped = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
+def test_the_task_is_greedy_up_to_a_newline_and_names_its_source(task):
+    assert task.config.generation_kwargs == {"until": ["\n"], "do_sample": False, "max_gen_toks": 100}
+    source = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
     assert task.VERSION == "3 generated"
-    assert dumped["kind"] == "generated"
-    assert dumped["split"] == "held_out"
-    assert dumped["split_seed"] == str(splits.SPLIT_SEED)
-    assert len(dumped["sha256"]) == 64
-    assert (dumped["total"], dumped["examples"]) == (fiction.POOL, 500)
+    assert (source["kind"], source["split"], source["split_seed"]) == ("generated", "held_out", str(splits.SPLIT_SEED))
+    assert (len(source["sha256"]), source["total"], source["examples"]) == (64, fiction.POOL, 500)
