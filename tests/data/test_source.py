@@ -169,14 +169,13 @@ def test_a_file_is_fetched_once_and_goes_on_where_it_stopped_if_it_can(cache, se
     assert len(server.asked) == asked
 
 
-def test_a_file_that_is_not_the_authors_or_has_changed_is_not_used(cache, server):
-    with pytest.raises(DataError, match="SHA-256"):
-        source.download(server.url, sha256="0" * 64)
-    right = hashlib.sha256(CONTENT).hexdigest()
-    path = source.download(server.url, sha256=right)
+@pytest.mark.parametrize("known", [None, hashlib.sha256(CONTENT).hexdigest()], ids=["fetched before", "authors"])
+def test_a_file_that_is_not_the_authors_or_has_changed_is_not_used(cache, server, known):
+    path = source.download(server.url, sha256=known)
     path.write_bytes(CONTENT[:-1] + b"?")
-    with pytest.raises(DataError, match=f"{path}.*expected {right}.*delete the file"):
-        source.download(server.url)
+    expected = hashlib.sha256(CONTENT).hexdigest()
+    with pytest.raises(DataError, match=f"{path}.*expected {expected}.*delete the file"):
+        source.download(server.url, sha256=known)
 
 
 def test_offline_and_not_cached_is_one_line_with_file_address_and_ways_out(tmp_path):
