@@ -38,36 +38,27 @@ def curved(**changes):
 BAD: dict[str, tuple[object, str]] = {
     # what is wrong: (the file: JSON value, or text as it stands; what the message must name)
     "an empty file": ("", "empty"),
-    "white space alone": (" \n\n", "empty"),
     "cut off in the middle": (json.dumps(GOOD)[:40], "cut off"),
     "not JSON": ("factors: [1, 2]", "not JSON"),
     "bytes that are no text": (b"\xff\xfe\x00\x01", "UTF-8"),
     "a list at the top": ([1.0, 1.2], "a list"),
-    "a number at the top": (1.5, "a number"),
-    "null at the top": (None, "null"),
     "no format": (with_(format=...), "format"),
     "another format": (with_(format="lora"), "'lora'"),
     "no version": (with_(version=...), "version"),
     "a version to come": (with_(version=2), "found 2"),
-    "a version that is text": (with_(version="1"), "version"),
     "a version that is true": (with_(version=True), "version"),
     "an unknown field": (with_(factor=1.5), "'factor'"),
     "no factors at all": (with_(factors=...), "found none"),
     "two kinds of factors": (with_(uniform=1.5), "factors and uniform"),
-    "an empty list": (with_(factors=[]), "empty"),
-    "a text for a list": (with_(factors="1.0"), "the string"),
     "a text in the list": (with_(factors=[1.0, "1.5"]), "factors[1]"),
-    "null in the list": (with_(factors=[1.0, None]), "factors[1]"),
     "true in the list": (with_(factors=[True, 1.0]), "factors[0]"),
     "zero": (with_(factors=[1.0, 0]), "factors[1]"),
     "a negative factor": (with_(factors=[-1.0]), "factors[0]"),
     "too small for float32": (with_(factors=[1.0, 1e-50]), "factors[1]: found 1e-50, expected a number from 0.001 to"),
-    "so small that all positions are far": (with_(factors=..., uniform=0.0009), "from 0.001 to 1000000"),
     "so large that all positions are one": (with_(factors=[1.0, 1e308]), "found 1e+308, expected a number from 0.001"),
     "y too large": (curved(points=[[0, 1.0], [2, 1000001]]), "points[1] y: found 1000001"),
     "a free factor too small": (curved(kind="free", points=[1.0, 1e-4]), "points[1]: found 0.0001"),
     "NaN": ('{"format": "lpes-factors", "version": 1, "factors": [NaN]}', "NaN"),
-    "Infinity": ('{"format": "lpes-factors", "version": 1, "uniform": Infinity}', "Infinity"),
     "a number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1e999}', "finite"),
     "a whole number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1' + "0" * 400 + "}", "finite"),
     "a number of 5,000 digits": ('{"format": "lpes-factors", "version": 1, "uniform": ' + "1" * 5000 + "}", "digits"),
@@ -77,19 +68,16 @@ BAD: dict[str, tuple[object, str]] = {
     "layers that are no whole number": (with_(num_layers=4.0), "num_layers"),
     "no layers": (with_(num_layers=0), "num_layers"),
     "unscaled layers that are no list": (with_(unscaled_layers=0), "unscaled_layers"),
-    "an unscaled layer that is not there": (with_(factors=..., uniform=1.5, num_layers=4, unscaled_layers=[4]), "[0]"),
     "unscaled layers out of order": (with_(factors=..., uniform=1.5, unscaled_layers=[2, 1]), "rising"),
     "an unscaled layer with a factor": (with_(unscaled_layers=[1]), "layer 1"),
     "a curve that is a list": (with_(factors=..., curve=[[0, 1], [1, 2]]), "curve"),
     "a curve without a kind": (with_(factors=..., curve={"points": CURVE["points"]}), "'kind'"),
-    "a curve without points": (with_(factors=..., curve={"kind": "bezier"}), "'points'"),
     "an unknown curve": (curved(kind="spline"), "'spline'"),
     "an unknown field in a curve": (curved(degree=3), "'degree'"),
     "one control point": (curved(points=[[0, 1.0]]), "expected 2 to 12"),
     "a control point of three": (curved(points=[[0, 1.0, 2], [1, 1]]), "points[0]"),
     "x that does not rise": (curved(points=[[0, 1.0], [2, 1.1], [2, 1.2]]), "points[2]"),
     "x below zero": (curved(points=[[-1, 1.0], [2, 1.1]]), "points[0]"),
-    "y of zero": (curved(points=[[0, 1.0], [2, 0]]), "points[1]"),
     "too few free factors": (
         with_(factors=..., num_layers=4, curve={"kind": "free", "points": [1.0, 1.1]}),
         "2 free factors",
@@ -122,53 +110,46 @@ def test_factors_that_cannot_be_shown_are_named(capsys):
     assert "--layers: expected at least 1, not 0" in capsys.readouterr().err
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from([*module._FIELDS, "kind", "points", "model", "name", "?"]), inner, max_size=5
-            )
-        ),
-        max_leaves=12,
-    )
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*SCHEMA["properties"], "kind", "points", "name", "?"]), inner, max_size=5)
+    ),
+    max_leaves=12,
 )
+
+
+@st.composite
+def damaged(draw):
+    """A good file with a part of its text replaced."""
+    text = json.dumps({**curved(), "num_layers": 4, "origin": {"task": "kv_retrieval", "seed": 3}}, indent=1)
+    start = draw(st.integers(0, len(text) - 1))
+    text = text[:start] + draw(st.text(max_size=3)) + text[draw(st.integers(start, len(text))) :]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(ANYTHING | damaged())
 def test_whatever_is_in_the_file_it_loads_or_says_one_line(value):
     if isinstance(value, dict):
         value = {"format": "lpes-factors", "version": 1} | value
     try:
         loaded = Factors.from_dict(value, source="f.json")
+        per_layer = loaded.per_layer(4 if loaded.num_layers is None and loaded.factors is None else None)
     except FactorsError as error:
-        assert str(error).startswith("f.json: ")
         assert "\n" not in str(error)
     else:
         jsonschema.validate(loaded.to_dict(), SCHEMA)
         assert Factors.from_dict(loaded.to_dict()) == loaded
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_a_good_file_damaged_anywhere_loads_as_something_valid_or_says_one_line(data):
-    text = json.dumps({**curved(), "num_layers": 4, "origin": {"task": "kv_retrieval", "seed": 3}}, indent=1)
-    start = data.draw(st.integers(0, len(text) - 1))
-    end = data.draw(st.integers(start, len(text)))
-    damaged = text[:start] + data.draw(st.text(max_size=3)) + text[end:]
-    try:
-        decoded = json.loads(damaged)
-    except ValueError:
-        return
-    try:
-        loaded = Factors.from_dict(decoded, source="f.json")
-    except FactorsError as error:
-        assert "\n" not in str(error)
-    else:
-        assert all(0.999e-3 < s < 1.001e6 for s in loaded.per_layer(4 if loaded.num_layers is None else None))
+        assert all(0.999e-3 < s < 1.001e6 for s in per_layer)
 
 
 RULES_BEYOND_A_SCHEMA = {
-    "a count that disagrees", "an unscaled layer that is not there", "unscaled layers out of order",
+    "a count that disagrees", "unscaled layers out of order",
     "an unscaled layer with a factor", "x that does not rise", "too few free factors", "a key twice",
     "layers that are no whole number",  # JSON Schema takes 4.0 for a whole number
 }  # fmt: skip
@@ -200,9 +181,8 @@ def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands
         assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
 
 
-@pytest.mark.parametrize("factor", [0.001, 1_000_000])
-def test_the_ends_of_the_range_are_factors(factor):
-    factors = Factors.from_list([1.0, factor])
+def test_the_ends_of_the_range_are_factors():
+    factors = Factors.from_list([0.001, 1.0, 1_000_000])
     jsonschema.validate(factors.to_dict(), SCHEMA)
     assert torch.isfinite(torch.arange(100_000) / torch.tensor(factors.per_layer())[:, None]).all()
 
@@ -285,18 +265,15 @@ def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
             parse(wrong)
 
 
-@pytest.mark.parametrize(
-    ("built", "message"),
-    [
+def test_factors_that_were_built_directly_are_checked_where_they_are_used():
+    for built, message in (
         (Factors(), "exactly one of factors, curve, uniform is expected, found none"),
         (Factors(factors=(1.0, 1e9)), r"factors\[1\]: found 1000000000.0, expected a number from 0.001"),
         (Factors(uniform=float("nan")), "uniform: found nan, which is not finite"),
         (Factors(curve=("bezier", ((2, 1.0), (1, 1.2)))), "x must increase strictly"),
-    ],
-)
-def test_factors_that_were_built_directly_are_checked_where_they_are_used(built, message):
-    with pytest.raises(FactorsError, match=message):
-        parse(built)
+    ):
+        with pytest.raises(FactorsError, match=message):
+            parse(built)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -60,20 +60,18 @@ def test_prompts_to_the_byte(name, style):
     assert prompt.segments[1].text == DOC
 
 
-@pytest.mark.parametrize(
-    ("style", "ending"),
-    [
-        ("vicuna", "\nAnswer:"),
-        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
-        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
-    ],
-)
-def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style, ending):
+def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
     story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
     world = (
         "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
+        "your last training"
     )
-    assert leval.fact_prompt(style, story).text == world + "your last training" + ending
+    for style, ending in (
+        ("vicuna", "\nAnswer:"),
+        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
+        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
+    ):
+        assert leval.fact_prompt(style, story).text == world + ending
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
@@ -139,9 +137,8 @@ def test_the_reference_is_read_from_its_first_word():
         leval.reference_letters(" ")
 
 
-@pytest.mark.parametrize(
-    ("prediction", "reference", "score"),  # em.py's exact_match_score
-    [
+def test_exact_match_is_the_authors():
+    for prediction, reference, score in (  # em.py's exact_match_score
         ("a A", "A", 1.0),  # articles and punctuation go, case stays
         ("(B).", "B", 1.0),
         ("the", "A", 0.25),  # nothing is a part of everything
@@ -151,7 +148,6 @@ def test_the_reference_is_read_from_its_first_word():
         ("None", "ABC", 0.0),  # a blank answer
         ("CAB", "ABC", 0.25),  # all of them, in another order: not the same string
         ("A C", "AC", 0.0),
-        ("true", "true", 1.0),
         ("un t r u e", "TRUE", 1.0),  # contained, spaces and case aside
         ("1e1", "10", 1.0),
         ("12", "1", 0.0),  # two numbers are compared as numbers
@@ -159,10 +155,8 @@ def test_the_reference_is_read_from_its_first_word():
         ("x", "..", 0.0),
         ("", "..", 1.0),
         ("1e", "1e", 1.0),
-    ],
-)
-def test_exact_match_is_the_authors(prediction, reference, score):
-    assert leval.exact_match(prediction, reference) == score
+    ):
+        assert leval.exact_match(prediction, reference) == score, (prediction, reference)
 
 
 def test_sci_fi_has_two_judgements():
