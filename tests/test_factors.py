@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lpes_eval
+from lpes_eval import cli
 from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
 from lpes_eval.factors import Factors, load, parse, write_atomically
@@ -37,36 +38,27 @@ def curved(**changes):
 BAD: dict[str, tuple[object, str]] = {
     # what is wrong: (the file: JSON value, or text as it stands; what the message must name)
     "an empty file": ("", "empty"),
-    "white space alone": (" \n\n", "empty"),
     "cut off in the middle": (json.dumps(GOOD)[:40], "cut off"),
     "not JSON": ("factors: [1, 2]", "not JSON"),
     "bytes that are no text": (b"\xff\xfe\x00\x01", "UTF-8"),
     "a list at the top": ([1.0, 1.2], "a list"),
-    "a number at the top": (1.5, "a number"),
-    "null at the top": (None, "null"),
     "no format": (with_(format=...), "format"),
     "another format": (with_(format="lora"), "'lora'"),
     "no version": (with_(version=...), "version"),
     "a version to come": (with_(version=2), "found 2"),
-    "a version that is text": (with_(version="1"), "version"),
     "a version that is true": (with_(version=True), "version"),
     "an unknown field": (with_(factor=1.5), "'factor'"),
     "no factors at all": (with_(factors=...), "found none"),
     "two kinds of factors": (with_(uniform=1.5), "factors and uniform"),
-    "an empty list": (with_(factors=[]), "empty"),
-    "a text for a list": (with_(factors="1.0"), "the string"),
     "a text in the list": (with_(factors=[1.0, "1.5"]), "factors[1]"),
-    "null in the list": (with_(factors=[1.0, None]), "factors[1]"),
     "true in the list": (with_(factors=[True, 1.0]), "factors[0]"),
     "zero": (with_(factors=[1.0, 0]), "factors[1]"),
     "a negative factor": (with_(factors=[-1.0]), "factors[0]"),
     "too small for float32": (with_(factors=[1.0, 1e-50]), "factors[1]: found 1e-50, expected a number from 0.001 to"),
-    "so small that all positions are far": (with_(factors=..., uniform=0.0009), "from 0.001 to 1000000"),
     "so large that all positions are one": (with_(factors=[1.0, 1e308]), "found 1e+308, expected a number from 0.001"),
     "y too large": (curved(points=[[0, 1.0], [2, 1000001]]), "points[1] y: found 1000001"),
     "a free factor too small": (curved(kind="free", points=[1.0, 1e-4]), "points[1]: found 0.0001"),
     "NaN": ('{"format": "lpes-factors", "version": 1, "factors": [NaN]}', "NaN"),
-    "Infinity": ('{"format": "lpes-factors", "version": 1, "uniform": Infinity}', "Infinity"),
     "a number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1e999}', "finite"),
     "a whole number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1' + "0" * 400 + "}", "finite"),
     "a number of 5,000 digits": ('{"format": "lpes-factors", "version": 1, "uniform": ' + "1" * 5000 + "}", "digits"),
@@ -76,19 +68,16 @@ BAD: dict[str, tuple[object, str]] = {
     "layers that are no whole number": (with_(num_layers=4.0), "num_layers"),
     "no layers": (with_(num_layers=0), "num_layers"),
     "unscaled layers that are no list": (with_(unscaled_layers=0), "unscaled_layers"),
-    "an unscaled layer that is not there": (with_(factors=..., uniform=1.5, num_layers=4, unscaled_layers=[4]), "[0]"),
     "unscaled layers out of order": (with_(factors=..., uniform=1.5, unscaled_layers=[2, 1]), "rising"),
     "an unscaled layer with a factor": (with_(unscaled_layers=[1]), "layer 1"),
     "a curve that is a list": (with_(factors=..., curve=[[0, 1], [1, 2]]), "curve"),
     "a curve without a kind": (with_(factors=..., curve={"points": CURVE["points"]}), "'kind'"),
-    "a curve without points": (with_(factors=..., curve={"kind": "bezier"}), "'points'"),
     "an unknown curve": (curved(kind="spline"), "'spline'"),
     "an unknown field in a curve": (curved(degree=3), "'degree'"),
     "one control point": (curved(points=[[0, 1.0]]), "expected 2 to 12"),
     "a control point of three": (curved(points=[[0, 1.0, 2], [1, 1]]), "points[0]"),
     "x that does not rise": (curved(points=[[0, 1.0], [2, 1.1], [2, 1.2]]), "points[2]"),
     "x below zero": (curved(points=[[-1, 1.0], [2, 1.1]]), "points[0]"),
-    "y of zero": (curved(points=[[0, 1.0], [2, 0]]), "points[1]"),
     "too few free factors": (
         with_(factors=..., num_layers=4, curve={"kind": "free", "points": [1.0, 1.1]}),
         "2 free factors",
@@ -108,168 +97,121 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("wrong", BAD)
-def test_every_wrong_file_gets_one_line_that_names_the_file_and_the_fault(wrong, tmp_path):
-    content, named = BAD[wrong]
-    path = write(tmp_path / "f.json", content)
-    with pytest.raises(FactorsError) as caught:
-        load(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert named in message.removeprefix(f"{path}")
-    assert "\n" not in message
-    assert len(message) < 400 + len(str(path))
-
-
-@pytest.mark.parametrize("wrong", BAD)
-def test_every_wrong_file_ends_both_commands_in_one_line_and_a_status(wrong, tmp_path, capsys):
-    from lm_eval._cli import HarnessCLI
-
-    from lpes_eval import cli
-
-    content, named = BAD[wrong]
-    path = write(tmp_path / "f.json", content)
-    arguments = Namespace(model="lpes", model_args={"factors": str(path)}, func=lambda _: pytest.fail("it went on"))
-    with pytest.raises(SystemExit) as ended:
-        HarnessCLI.execute(None, arguments)
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lm_eval: error: {path}: ")
-    assert named in line
-    assert cli.main(["factors", str(path), "--layers", "4"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lpes-eval: error: {path}: ")
+def test_factors_that_cannot_be_shown_are_named(capsys):
+    for file, layers, message in (
+        ("", None, "factors= is empty; give a factors file"),
+        ("1.2", None, "1.2: these factors name no num_layers; say how many layers the model has (--layers N)"),
+        ("reference", "9", "reference: the factors are for 6 layers, the model has 9; use"),
+    ):
+        assert cli.main(["factors", file, *(["--layers", layers] if layers else [])]) == 2
+        assert f"lpes-eval: error: {message}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        cli.main(["factors", str(path), "--layers", "0"])
+        cli.main(["factors", "reference", "--layers", "0"])
     assert "--layers: expected at least 1, not 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("", "factors= is empty; give a factors file"),
-        ("1.2", "1.2: these factors name no num_layers; say how many layers the model has (--layers N)"),
-        ("reference --layers 9", "reference: the factors are for 6 layers, the model has 9; use"),
-    ],
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from([*SCHEMA["properties"], "kind", "points", "name", "?"]), inner, max_size=5)
+    ),
+    max_leaves=12,
 )
-def test_factors_that_cannot_be_shown_are_named(given, message, capsys):
-    from lpes_eval import cli
-
-    file, *flags = given.split(" ")
-    assert cli.main(["factors", file, *flags]) == 2
-    assert f"lpes-eval: error: {message}" in capsys.readouterr().err
 
 
-def test_at_least_forty_kinds_of_wrong_files_are_known():
-    assert len(BAD) >= 40
+@st.composite
+def damaged(draw):
+    """A good file with a part of its text replaced."""
+    text = json.dumps({**curved(), "num_layers": 4, "origin": {"task": "kv_retrieval", "seed": 3}}, indent=1)
+    start = draw(st.integers(0, len(text) - 1))
+    text = text[:start] + draw(st.text(max_size=3)) + text[draw(st.integers(start, len(text))) :]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from([*module._FIELDS, "kind", "points", "model", "name", "?"]), inner, max_size=5
-            )
-        ),
-        max_leaves=12,
-    )
-)
+@given(ANYTHING | damaged())
 def test_whatever_is_in_the_file_it_loads_or_says_one_line(value):
     if isinstance(value, dict):
         value = {"format": "lpes-factors", "version": 1} | value
     try:
         loaded = Factors.from_dict(value, source="f.json")
+        per_layer = loaded.per_layer(4 if loaded.num_layers is None and loaded.factors is None else None)
     except FactorsError as error:
-        assert str(error).startswith("f.json: ")
         assert "\n" not in str(error)
     else:
         jsonschema.validate(loaded.to_dict(), SCHEMA)
         assert Factors.from_dict(loaded.to_dict()) == loaded
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_a_good_file_damaged_anywhere_loads_as_something_valid_or_says_one_line(data):
-    text = json.dumps({**curved(), "num_layers": 4, "origin": {"task": "kv_retrieval", "seed": 3}}, indent=1)
-    start = data.draw(st.integers(0, len(text) - 1))
-    end = data.draw(st.integers(start, len(text)))
-    damaged = text[:start] + data.draw(st.text(max_size=3)) + text[end:]
-    try:
-        decoded = json.loads(damaged)
-    except ValueError:
-        return
-    try:
-        loaded = Factors.from_dict(decoded, source="f.json")
-    except FactorsError as error:
-        assert "\n" not in str(error)
-    else:
-        assert all(0.999e-3 < s < 1.001e6 for s in loaded.per_layer(4 if loaded.num_layers is None else None))
+        assert all(0.999e-3 < s < 1.001e6 for s in per_layer)
 
 
 RULES_BEYOND_A_SCHEMA = {
-    "a count that disagrees", "an unscaled layer that is not there", "unscaled layers out of order",
+    "a count that disagrees", "unscaled layers out of order",
     "an unscaled layer with a factor", "x that does not rise", "too few free factors", "a key twice",
     "layers that are no whole number",  # JSON Schema takes 4.0 for a whole number
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [w for w, (content, _) in BAD.items() if isinstance(content, dict | list)])
-def test_the_published_schema_refuses_what_the_loader_refuses(wrong):
-    content, _ = BAD[wrong]
-    valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(content)
-    assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
+@pytest.mark.parametrize("wrong", BAD)
+def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands_and_by_the_schema(
+    wrong, tmp_path, capsys
+):
+    from lm_eval._cli import HarnessCLI
+
+    content, named = BAD[wrong]
+    path = write(tmp_path / "f.json", content)
+    with pytest.raises(FactorsError) as caught:
+        load(path).per_layer(4)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert named in message.removeprefix(f"{path}")
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path))
+    arguments = Namespace(model="lpes", model_args={"factors": str(path)}, func=lambda _: pytest.fail("it went on"))
+    with pytest.raises(SystemExit, match="2"):
+        HarnessCLI.execute(None, arguments)
+    assert capsys.readouterr().err == f"lm_eval: error: {message}\n"
+    assert cli.main(["factors", str(path), "--layers", "4"]) == 2
+    assert capsys.readouterr().err == f"lpes-eval: error: {message}\n"
+    if isinstance(content, dict | list):
+        valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(content)
+        assert valid == (wrong in RULES_BEYOND_A_SCHEMA)
 
 
-@pytest.mark.parametrize("factor", [0.001, 1_000_000])
-def test_the_ends_of_the_range_are_factors(factor):
-    factors = Factors.from_list([1.0, factor])
+def test_the_ends_of_the_range_are_factors():
+    factors = Factors.from_list([0.001, 1.0, 1_000_000])
     jsonschema.validate(factors.to_dict(), SCHEMA)
     assert torch.isfinite(torch.arange(100_000) / torch.tensor(factors.per_layer())[:, None]).all()
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in ("/proc/x.json", tmp_path / "file" / "x.json"):
         with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(.*\); expected a path") as caught:
             Factors.from_uniform(1.5).save(path)
         assert ".part" not in str(caught.value)
-
-
-def test_load_reads_files_and_says_so_of_a_number(tmp_path):
-    with pytest.raises(FactorsError, match=r"^1.5: no such file; load reads a factors file; one number .*from_uniform"):
-        load("1.5")
-    with pytest.raises(FactorsError, match=r"no such file; give a factors file, or a number for all layers$"):
-        parse("none.json")
-    with pytest.raises(FactorsError, match=rf"^{tmp_path}: is a folder; expected a factors file \(JSON\)$"):
-        load(tmp_path)
-
-
-def test_other_ways_to_miss_a_file(tmp_path):
-    for path, named in ((tmp_path / "none.json", "no such file"), (tmp_path, "folder"), ("a\0b", "cannot be read")):
+    (tmp_path / "big.json").write_text(" " * (1 << 21))
+    for read, path, named in (
+        (load, "1.5", "^1.5: no such file; load reads a factors file; .*from_uniform"),
+        (parse, "none.json", "no such file; give a factors file, or a number for all layers$"),
+        (load, tmp_path, rf"^{tmp_path}: is a folder"),
+        (load, "a\0b", "cannot be read"),
+        (load, tmp_path / "big.json", "1 MiB"),
+    ):
         with pytest.raises(FactorsError, match=named):
-            load(path)
-    big = tmp_path / "big.json"
-    big.write_text(" " * (1 << 21))
-    with pytest.raises(FactorsError, match="1 MiB"):
-        load(big)
+            read(path)
 
 
-def test_a_wrong_file_ends_the_command_in_one_line_before_torch_or_a_model_is_loaded(tmp_path):
+def test_a_wrong_file_ends_the_command_before_torch_is_loaded(tmp_path):
     path = write(tmp_path / "f.json", with_(factors=[1.0, 0]))
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
     command = [sys.executable, "-m", "lm_eval", "--model", "lpes", "--model_args", f"factors={path}"]
-    ended = subprocess.run(
-        [*command, "--tasks", "kv_retrieval"], capture_output=True, text=True, cwd=tmp_path, timeout=60
-    )
+    ended = subprocess.run([*command, "--tasks", "kv_retrieval"], capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.strip().splitlines()[-1] == (
-        f"lm_eval: error: {path}: factors[1]: found 0, expected a number from 0.001 to 1000000 "
-        "(1 leaves a layer as it is)"
-    )
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].startswith(f"lm_eval: error: {path}: factors[1]: found 0")
 
 
 # -- what good files mean --------------------------------------------------------------------------------------------
@@ -296,53 +238,42 @@ def test_layers_left_alone_keep_factor_one_and_the_curve_runs_over_the_others():
     assert spared == [1.0, 1.0, *whole]
 
 
-def test_the_hash_depends_on_the_factors_alone():
+def test_the_hash_is_of_the_factors_alone_and_another_depth_is_refused():
     written_out = Factors.from_list([1.5] * 4, origin={"task": "a"})
     assert written_out.digest() == Factors.from_uniform(1.5).digest(4)
     assert written_out.digest() != Factors.from_list([1.5, 1.5, 1.5, 1.25]).digest()
-
-
-def test_factors_for_another_depth_are_refused():
     with pytest.raises(FactorsError, match="4 layers, the model has 6"):
-        Factors.from_list([1.0] * 4).per_layer(6)
+        written_out.per_layer(6)
     with pytest.raises(FactorsError, match="names layer 5"):
         Factors.from_uniform(1.5, unscaled_layers=[5]).per_layer(4)
 
 
-def test_a_file_at_home_may_be_named_with_a_tilde(tmp_path, monkeypatch):
+def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     Factors.from_uniform(1.3).save(tmp_path / "f.json")
-    assert load("~/f.json") == load(Path("~/f.json")) == parse("~/f.json") == Factors.from_uniform(1.3)
-
-
-def test_what_may_be_given_as_factors(tmp_path):
-    Factors.from_uniform(1.3).save(tmp_path / "f.json")
-    assert parse("1.5") == parse(1.5) == Factors.from_uniform(1.5)
-    assert parse([1, 2]) == Factors.from_list([1, 2])
-    assert parse(str(tmp_path / "f.json")) == parse(tmp_path / "f.json") == Factors.from_uniform(1.3)
+    assert parse("1.5") == parse(1.5) == parse(np.float32(1.5)) == Factors.from_uniform(1.5)
+    assert parse([1, 2]) == parse(np.array([1.0, 2.0])) == parse(torch.tensor([1.0, 2.0])) == Factors.from_list([1, 2])
+    for path in ("f.json", "~/f.json", tmp_path / "f.json", Path("~/f.json")):
+        assert parse(path) == load(path) == Factors.from_uniform(1.3)
+    assert parse("reference") == load(Path(module.__file__).parent / "reference" / "base" / "factors.json")
     for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf", b"ab", bytearray(b"ab"), memoryview(b"ab")):
         with pytest.raises(FactorsError):
             parse(wrong)
+    for wrong in (np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])):
+        with pytest.raises(FactorsError, match="expected"):
+            parse(wrong)
 
 
-@pytest.mark.parametrize(
-    ("built", "message"),
-    [
+def test_factors_that_were_built_directly_are_checked_where_they_are_used():
+    for built, message in (
         (Factors(), "exactly one of factors, curve, uniform is expected, found none"),
         (Factors(factors=(1.0, 1e9)), r"factors\[1\]: found 1000000000.0, expected a number from 0.001"),
         (Factors(uniform=float("nan")), "uniform: found nan, which is not finite"),
         (Factors(curve=("bezier", ((2, 1.0), (1, 1.2)))), "x must increase strictly"),
-    ],
-)
-def test_factors_that_were_built_directly_are_checked_where_they_are_used(built, message):
-    with pytest.raises(FactorsError, match=message):
-        parse(built)
-
-
-def test_the_shipped_factors_go_by_a_name_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shipped = Path(module.__file__).parent / "reference" / "base" / "factors.json"
-    assert parse("reference") == load(shipped)
+    ):
+        with pytest.raises(FactorsError, match=message):
+            parse(built)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -354,14 +285,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert load(path) == Factors.from_uniform(1.5)
     assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
-
-
-def test_an_array_is_a_list():
-    assert parse(np.array([1.0, 1.5])) == parse(torch.tensor([1.0, 1.5])) == Factors.from_list([1.0, 1.5])
-    assert parse(np.float32(1.5)) == Factors.from_uniform(1.5)
-    for wrong in (np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])):
-        with pytest.raises(FactorsError, match="expected"):
-            parse(wrong)
 
 
 def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
@@ -383,26 +306,16 @@ def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
 
 
 def test_the_factors_command_shows_one_line_a_layer(tmp_path, capsys):
-    from lpes_eval import cli
-
     Factors.from_list([1.0, 1.5, 1.25], origin={"task": "kv_retrieval"}).save(tmp_path / "f.json")
     assert cli.main(["factors", str(tmp_path / "f.json")]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:3] for line in printed if line.startswith("  layer")] == [
-        ["0", "1.0000"],
-        ["1", "1.5000"],
-        ["2", "1.2500"],
-    ]
+    shown = [line.split()[1:3] for line in printed if line.startswith("  layer")]
+    assert shown == [["0", "1.0000"], ["1", "1.5000"], ["2", "1.2500"]]
     assert printed[-1] == "  task: kv_retrieval"
 
 
-def test_the_package_offers_its_public_names():
-    assert set(lpes_eval.__all__) <= set(dir(lpes_eval))
-    assert lpes_eval.load is load
-
-
-def test_the_package_lists_no_name_but_its_own():
+def test_the_package_lists_its_public_names_and_no_others():
     shown = {name for name in dir(lpes_eval) if not name.startswith("__")}
     submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
-    assert "factors" in shown  # this file has imported it
-    assert shown <= {*lpes_eval.__all__, *submodules}
+    assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}
+    assert lpes_eval.load is load

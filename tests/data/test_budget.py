@@ -21,39 +21,39 @@ def model(tokenizer, window=200, **attributes):
     return SimpleNamespace(tokenizer=tokenizer, max_length=window, **attributes)
 
 
-def test_window_holds_prompt_and_answer(tokenizer):
+def test_a_prompt_has_what_the_window_leaves_beside_the_answer_and_no_more_than_the_protocol_allows(tokenizer, caplog):
     limits = budget.for_model(model(tokenizer, 200), new_tokens=50)
     assert (limits.tokens, limits.window, limits.new_tokens) == (150, 200, 50)
-
-
-def test_protocol_allows_no_more_than_its_own_limit(tokenizer):
     assert budget.for_model(model(tokenizer, 200), 50, cap=100).tokens == 100
-
-
-def test_smaller_window_than_the_protocol_allows_less_and_says_so(tokenizer, caplog):
-    budget._warn_once.cache_clear()
-    assert budget.for_model(model(tokenizer, 200), 50, cap=3584).tokens == 150
-    assert "150" in caplog.text
+    assert budget.for_model(model(tokenizer, 200, backend="seq2seq"), 50).tokens == 200  # its window holds no answer
+    assert not caplog.text
+    assert budget.for_model(model(tokenizer, 199), 50, cap=3584).tokens == 149
+    assert "149" in caplog.text
     assert "3584" in caplog.text
 
 
-def test_an_answer_that_fills_the_window_is_refused(tokenizer):
-    with pytest.raises(PromptTooLong, match=r"window of 200 .* 512 new tokens.*max_gen_toks"):
-        budget.for_model(model(tokenizer, 200), 512)
+def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
+    limits = budget.for_model(model(tokenizer, 40), 20)
+    for error, message, ask in (
+        (PromptTooLong, "window of 200 .* 512 new tokens.*max_gen_toks",
+         lambda: budget.for_model(model(tokenizer, 200), 512)),
+        (DataError, "tokenizer=NAME", lambda: budget.for_model(SimpleNamespace(max_length=100), 10)),
+        (DataError, "max_length=N", lambda: budget.for_model(SimpleNamespace(tokenizer=tokenizer), 10)),
+        (PromptTooLong, r"test without its document: \d+ prompt tokens",
+         lambda: limits.longest_beginning("a long document", lambda d: f"{'Instruction ' * 9}{d}", "test")),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            ask()
 
 
-def test_the_beginning_of_text_token_counts(tokenizer):
+def test_tokens_are_counted_as_the_model_gets_them(tokenizer):
+    from lm_eval.models.api_models import JsonChatStr
+
     limits = budget.for_model(model(tokenizer), 50)
-    assert limits.count("question") == len(tokenizer.backend_tokenizer.encode("question", add_special_tokens=False)) + 1
-
-
-def test_the_models_own_encoding_is_what_counts(tokenizer):
-    lm = model(tokenizer, backend="causal", tok_encode=lambda text: [7] * 3)
-    assert budget.for_model(lm, 50).count("anything") == 3
-
-
-def test_an_encoder_decoders_window_holds_the_prompt_alone(tokenizer):
-    assert budget.for_model(model(tokenizer, 200, backend="seq2seq"), 50).tokens == 200
+    alone = len(tokenizer.backend_tokenizer.encode("question", add_special_tokens=False))
+    assert limits.count("question") == limits.count(JsonChatStr("question")) == alone + 1  # <s>
+    own = model(tokenizer, backend="causal", tok_encode=lambda text: [7] * 3)
+    assert budget.for_model(own, 50).count("anything") == 3
 
 
 def test_a_prompt_that_may_not_be_cut_is_refused_with_the_numbers(tokenizer):
@@ -64,37 +64,11 @@ def test_a_prompt_that_may_not_be_cut_is_refused_with_the_numbers(tokenizer):
         limits.check("x" * 150, "kv, question 3")
 
 
-def test_a_model_without_tokenizer_is_refused():
-    with pytest.raises(DataError, match="tokenizer=NAME"):
-        budget.for_model(SimpleNamespace(max_length=100), 10)
-
-
-def test_a_model_without_window_is_refused(tokenizer):
-    with pytest.raises(DataError, match="max_length=N"):
-        budget.for_model(SimpleNamespace(tokenizer=tokenizer), 10)
-
-
-def test_metadata_names_what_an_api_model_does_not_have(tokenizer, tmp_path, monkeypatch):
-    import transformers
-
+def test_metadata_names_what_an_api_model_does_not_have(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    loads, original = [], transformers.AutoTokenizer.from_pretrained
-    monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: (loads.append(a), original(*a, **k))[1]
-    )
-    metadata = {"tokenizer": str(tmp_path), "max_length": 300}
-    for _ in range(3):
-        limits = budget.for_model(SimpleNamespace(tokenizer=None), 100, metadata)
+    limits = budget.for_model(SimpleNamespace(tokenizer=None), 100, {"tokenizer": str(tmp_path), "max_length": 300})
     assert limits.tokens == 200
     assert limits.count("the question") == len(tokenizer("the question")["input_ids"])
-    assert len(loads) == 1
-
-
-def test_a_rendered_chat_of_an_api_model_is_counted(tokenizer):
-    from lm_eval.models.api_models import JsonChatStr
-
-    limits = budget.for_model(model(tokenizer), 50)
-    assert limits.count(JsonChatStr("the question")) == limits.count("the question")
 
 
 def slowest_search(limits, document, compose):
@@ -123,29 +97,15 @@ def test_a_cut_document_is_the_longest_that_fits(tokenizer, window, offsets):
     assert limits.count(compose(best)) - limits.count(compose(found)) <= 1
 
 
-def test_no_room_for_a_document_is_refused(tokenizer):
-    limits = budget.for_model(model(tokenizer, 40), 20)
-    with pytest.raises(PromptTooLong, match=r"test without its document: \d+ prompt tokens"):
-        limits.longest_beginning("a long document", lambda d: f"{'Instruction ' * 9}{d}", "test")
+def test_a_prompt_is_rendered_with_a_template_and_without(tokenizer):
+    def template(messages):
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-
-def chat(tokenizer):
-    def template(messages, add_generation_prompt=True):
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-
-    return template
-
-
-def test_render_without_template_joins_system_and_user():
+    assert budget.render("Q") == "Q"
     assert budget.render("Q", "S. ") == "S. Q"
     assert budget.render("Q", "S. ", "I") == "I\n\nS. Q"
-    assert budget.render("Q") == "Q"
-
-
-def test_render_with_template(tokenizer):
-    template = chat(tokenizer)
-    assert budget.render("Q", "S. ", "I", template) == "<system>I\n\nS.</system><user>Q</user><assistant>"
     assert budget.render("Q", chat_template=template) == "<user>Q</user><assistant>"
+    assert budget.render("Q", "S. ", "I", template) == "<system>I\n\nS.</system><user>Q</user><assistant>"
 
 
 def test_a_system_message_is_not_lost_where_the_template_has_none(tmp_path):

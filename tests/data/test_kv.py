@@ -31,29 +31,24 @@ def prompt_by_protocol(records, key):
 @pytest.mark.parametrize("position", [0, 60, 100])
 def test_the_prompt_equals_the_protocols_to_the_byte(num_keys, position):
     question = kv.generate(17, num_keys)
-    key, value = question.records[int(position * (num_keys - 1) // 100)]
+    index = int(position * (num_keys - 1) // 100)
+    key, value = question.records[index]
     assert question.prompt(position) == prompt_by_protocol(question.records, key)
     assert question.value(position) == value
     assert json.loads(re.search(r"\{.*\}", question.prompt(position), re.S)[0]) == dict(question.records)
-
-
-@pytest.mark.parametrize("position", [0, 40, 100])
-def test_segments_are_the_prompt_and_the_gold_one_holds_the_asked_record(position):
-    question = kv.generate(3, 7)
     segments = question.segments(position)
     assert "".join(segment.text for segment in segments) == question.prompt(position)
-    assert [s.label for s in segments][0::8] == ["instruction", "question"]
+    assert [segment.label for segment in segments][:: num_keys + 1] == ["instruction", "question"]
     [gold] = [segment for segment in segments if segment.label == "gold"]
-    assert question.value(position) in gold.text
-    assert segments.index(gold) == 1 + int(position * 6 // 100)
+    assert value in gold.text
+    assert segments.index(gold) == 1 + index
 
 
 def test_positions_of_a_generated_example_share_all_records_and_differ_in_the_key_asked():
-    question = kv.generate(5, 50)
-    asked = [question.at(p)[1] for p in (0, 20, 40, 60, 80, 100)]
-    assert asked == [0, 9, 19, 29, 39, 49]
-    prompts = [question.prompt(p) for p in (0, 20, 40, 60, 80, 100)]
-    assert len({p.split("Key: ")[0] for p in prompts}) == 1
+    question, positions = kv.generate(5, 50), (0, 20, 40, 60, 80, 100)
+    assert [question.at(p)[1] for p in positions] == [0, 9, 19, 29, 39, 49]
+    prompts = [question.prompt(p) for p in positions]
+    assert len({prompt.split("Key: ")[0] for prompt in prompts}) == 1
     assert len(set(prompts)) == 6
 
 
@@ -74,19 +69,16 @@ def test_generated_examples_are_the_same_on_every_machine():
 DIGEST = "f9d5c26df7ac9c9ce2480b9db4e0840027146f4fb83d1866d3f2438604c5db09"
 
 
-@pytest.mark.parametrize(
-    ("position", "items", "index"), [(0, 10, 0), (25, 10, 2), (50, 10, 4), (75, 10, 6), (100, 10, 9)]
-)
-def test_the_gold_index_is_the_protocols(position, items, index):
-    assert gold_index(position, items) == index
-
-
-def test_a_position_outside_the_context_is_refused():
+def test_the_gold_index_is_the_protocols():
+    assert [gold_index(position, 10) for position in (0, 25, 50, 75, 100)] == [0, 2, 4, 6, 9]
     with pytest.raises(DataError, match="101"):
         gold_index(101, 10)
 
 
-@pytest.mark.parametrize(("total", "held_out", "search"), [(kv.POOL, 500, 200), (500, 300, 200), (100, 60, 40)])
+@pytest.mark.parametrize(
+    ("total", "held_out", "search"),
+    [(kv.POOL, 500, 200), (500, 300, 200), (100, 60, 40), (2, 1, 1), (833, 499, 200), (834, 500, 200)],
+)
 def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, search):
     drawn = [splits.split(total, seed) for seed in range(5)]
     assert len({s.held_out for s in drawn}) == 1
@@ -97,22 +89,16 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
         assert {*s.search, *s.held_out} <= set(range(total))
     if total > 700:
         assert len({s.search for s in drawn}) == 5
-
-
-@pytest.mark.parametrize("seed", ["one", "", 1.5, None, True, "--5", "1\n", "٣", float("nan")])
-def test_a_search_seed_that_is_no_whole_number_is_refused(seed):
-    with pytest.raises(DataError, match=r"search_seed=.* is not a whole number"):
-        splits.split(2700, seed)
-
-
-@pytest.mark.parametrize(("given", "seed"), [("1", 1), ("01", 1), (-1.0, -1), ("-1", -1)])
-def test_a_search_seed_draws_the_same_however_lm_eval_hands_it_over(given, seed):
-    assert splits.split(2700, given) == splits.split(2700, seed)
-
-
-def test_an_unknown_split_is_refused():
     with pytest.raises(DataError, match="held_out, search"):
-        splits.split(10).indices("test")
+        drawn[0].indices("test")
+
+
+def test_a_search_seed_is_a_whole_number_however_lm_eval_hands_it_over():
+    for given, seed in (("1", 1), ("01", 1), (-1.0, -1), ("-1", -1)):
+        assert splits.split(2700, given) == splits.split(2700, seed)
+    for given in ("one", "", 1.5, None, True, "--5", "1\n", "٣", float("nan")):
+        with pytest.raises(DataError, match=r"search_seed=.* is not a whole number"):
+            splits.split(2700, given)
 
 
 def test_drawing_is_even_and_repeatable():
@@ -156,9 +142,8 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
     assert questions[0].prompt(60) == prompt_by_protocol(records, first["key"])
 
 
-@pytest.mark.parametrize(
-    ("lines", "named"),
-    [
+def test_a_broken_official_file_is_named_with_the_line(tmp_path):
+    for lines, named in (
         ([LINE, "{"], "line 2: not JSON"),
         ([LINE, "[1]"], "line 2: found list"),
         ([{"key": "b", "value": "2"}], "line 1: the field 'ordered_kv_records' is missing"),
@@ -169,21 +154,22 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
         ([{"ordered_kv_records": [["a", "1"], ["b", ""], ["c", "3"]], "key": "b", "value": ""}], "value is empty"),
         ([], "no examples in it; expected one a line and at least two"),
         ([LINE], "1 example in it; expected one a line and at least two"),
-    ],
-)
-def test_a_broken_official_file_is_named_with_the_line(tmp_path, lines, named):
-    path = official(tmp_path / "f.jsonl.gz", lines)
-    with pytest.raises(DataError) as caught:
-        kv.read_official(path, 3)
-    assert str(path) in str(caught.value)
-    assert named in str(caught.value)
+    ):
+        path = official(tmp_path / "f.jsonl.gz", lines)
+        with pytest.raises(DataError, match=rf"^{path}.*{named}"):
+            kv.read_official(path, 3)
 
 
-def test_a_file_that_is_cut_off_is_named(tmp_path):
+def test_an_archive_that_is_cut_off_or_compressed_against_its_name_is_named(tmp_path):
     path = official(tmp_path / "f.jsonl.gz", [LINE] * 2000)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match="broken gzip archive after line"):
         kv.read_official(path, 3)
+    path.write_text((json.dumps(LINE) + "\n") * 2)
+    with pytest.raises(DataError, match=r"f.jsonl.gz: not a gzip archive"):
+        kv.read_official(path, 3)
+    with pytest.raises(DataError, match=r"f.jsonl: a gzip archive.* Add .gz"):
+        kv.read_official(official(tmp_path / "f.jsonl", [LINE]), 3)
 
 
 def test_a_line_that_lacks_a_field_is_told_what_it_has_and_what_a_line_looks_like(tmp_path):
@@ -192,16 +178,6 @@ def test_a_line_that_lacks_a_field_is_told_what_it_has_and_what_a_line_looks_lik
         kv.read_official(path, 3)
     shown = json.loads(str(caught.value).split("a line like ")[1])
     assert len(kv.read_official(official(path, [shown, shown]), len(shown["ordered_kv_records"]))) == 2
-
-
-def test_a_file_that_is_compressed_or_not_against_its_name_is_told_so(tmp_path):
-    line = json.dumps(LINE) + "\n"
-    (tmp_path / "f.jsonl.gz").write_text(line * 2)
-    with pytest.raises(DataError, match=r"f.jsonl.gz: not a gzip archive.* compress it \(gzip\) or take .gz from its"):
-        kv.read_official(tmp_path / "f.jsonl.gz", 3)
-    official(tmp_path / "f.jsonl", [LINE])
-    with pytest.raises(DataError, match=r"f.jsonl: a gzip archive.* Add .gz"):
-        kv.read_official(tmp_path / "f.jsonl", 3)
 
 
 def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path):
@@ -239,45 +215,28 @@ def test_the_line_that_the_readme_shows_is_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*)\n```$", readme.read_text(), re.M)
     question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [shown] * 2), 3)
     assert question.prompt(100).endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
-    drawn = {n: splits.split(n) for n in (2, 10, 833, 834, 5000)}
-    assert {n: len(split.held_out) for n, split in drawn.items()} == {2: 1, 10: 6, 833: 499, 834: 500, 5000: 500}
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        (' "2A8D-x"', 1.0),
-        ("the value is 2a8d-X, I think", 1.0),
-        ("2a8d", 0.0),
-        ("", 0.0),
-        ("\n2a8d-x", 1.0),
-        ("2a8d -x", 0.0),
-    ],
-)
-def test_an_answer_is_right_where_it_contains_the_value_in_any_case(answer, score):
-    assert accuracy(answer, "2a8d-x") == score
+def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
+    for right in (' "2A8D-x"', "the value is 2a8d-X, I think", "\n2a8d-x"):
+        assert accuracy(right, "2a8d-x") == 1.0
+    for wrong in ("2a8d", "", "2a8d -x"):
+        assert accuracy(wrong, "2a8d-x") == 0.0
 
 
-def test_nothing_but_the_end_token_and_the_limit_ends_an_answer():
-    from lm_eval.tasks import TaskManager
-
-    from lpes_eval.harness.plugin import tasks_folder
-
-    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False)
-    task = manager.load(["kv_retrieval"])["tasks"]["kv_retrieval"]
+def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
+    task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
 
 
-@pytest.mark.parametrize(("num_keys", "there"), [(75, True), (50, False)])
-def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch, num_keys, there):
+def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch):
     monkeypatch.setenv("LPES_EVAL_DATA", str(tmp_path))
-    named = (
-        "get it from https://.*kv-retrieval-75"
-        if there
-        else "no official file has 50 pairs; expected one of 75, 140, 300"
-    )
-    with pytest.raises(DataError, match=rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"):
-        kv.load(num_keys=num_keys)
-    if not there:
-        with pytest.raises(DataError, match="no official file"):
-            kv.load(num_keys=num_keys, source="official")
+    for num_keys, named in (
+        (75, "get it from https://.*kv-retrieval-75"),
+        (50, "no official file has 50 pairs; expected one of 75, 140, 300"),
+    ):
+        missing = rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"
+        with pytest.raises(DataError, match=missing):
+            kv.load(num_keys=num_keys)
+    with pytest.raises(DataError, match="no official file"):
+        kv.load(num_keys=50, source="official")

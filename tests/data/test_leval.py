@@ -60,20 +60,18 @@ def test_prompts_to_the_byte(name, style):
     assert prompt.segments[1].text == DOC
 
 
-@pytest.mark.parametrize(
-    ("style", "ending"),
-    [
-        ("vicuna", "\nAnswer:"),
-        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
-        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
-    ],
-)
-def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style, ending):
+def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
     story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
     world = (
         "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
+        "your last training"
     )
-    assert leval.fact_prompt(style, story).text == world + "your last training" + ending
+    for style, ending in (
+        ("vicuna", "\nAnswer:"),
+        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
+        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
+    ):
+        assert leval.fact_prompt(style, story).text == world + ending
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
@@ -107,24 +105,19 @@ EXTRACTED = {  # answer -> what auto_eval.py's process_output_mc returns for one
     "BC": ("BC", "BC"),  # contained in "ABCD", so returned as it is, even where one letter is asked for
     "AC": ("A", "AC"),
     "DCBA": ("D", "ABCD"),
-    "DD": ("D", "D"),
     "Answer: (B)": ("A", "AB"),
     "\n\nC. because": ("C", "C"),
     "B\nC": ("B", "B"),
     "B C D": ("B", "BC"),  # the last letter has nothing behind it
     "B, C and D.": ("B", "BCD"),
-    "A. text (C) text": ("A", "AC"),
     "ACQuestion 3. B. D.": ("A", "AC"),  # leading letters are taken before the text is cut at "Question"
     "DBQuestion A.": ("D", "BD"),
     "xCABx": ("C", "CAB"),  # the first run anywhere stays in its order, not sorted
     "xCAB. D": ("C", "B"),
-    "zAzB": ("A", "A"),
     "Both B and D are correct": ("B", "BD"),
     "Α": ("A", "A"),  # Greek
     "ＡＢ": ("A", "A"),
-    "É B": ("B", "B"),
     "I. think. E. F.": ("A", "A"),
-    "\tD": ("D", "D"),
     "C\x00": ("C", "C"),
     "A" * 50: ("A", "A"),
     "B.A.": ("B", "AB"),
@@ -137,22 +130,15 @@ def test_letters_are_read_as_the_authors_script_reads_them(text):
     assert (leval.predicted_letters(text), leval.predicted_letters(text, several=True)) == EXTRACTED[text]
 
 
-@pytest.mark.parametrize(
-    ("output", "letters"),
-    [("B", "B"), ("ACD", "ACD"), ("(B) It was a planet. A", "B"), ("B, C", "B"), ("none", "A"), (" D ", "D")],
-)
-def test_the_reference_is_read_from_its_first_word(output, letters):
-    assert leval.reference_letters(output) == letters
-
-
-def test_a_blank_reference_is_refused():
+def test_the_reference_is_read_from_its_first_word():
+    read = {"B": "B", "ACD": "ACD", "(B) It was a planet. A": "B", "B, C": "B", "none": "A", " D ": "D"}
+    assert {output: leval.reference_letters(output) for output in read} == read
     with pytest.raises(DataError, match="blank"):
         leval.reference_letters(" ")
 
 
-@pytest.mark.parametrize(
-    ("prediction", "reference", "score"),  # em.py's exact_match_score
-    [
+def test_exact_match_is_the_authors():
+    for prediction, reference, score in (  # em.py's exact_match_score
         ("a A", "A", 1.0),  # articles and punctuation go, case stays
         ("(B).", "B", 1.0),
         ("the", "A", 0.25),  # nothing is a part of everything
@@ -162,7 +148,6 @@ def test_a_blank_reference_is_refused():
         ("None", "ABC", 0.0),  # a blank answer
         ("CAB", "ABC", 0.25),  # all of them, in another order: not the same string
         ("A C", "AC", 0.0),
-        ("true", "true", 1.0),
         ("un t r u e", "TRUE", 1.0),  # contained, spaces and case aside
         ("1e1", "10", 1.0),
         ("12", "1", 0.0),  # two numbers are compared as numbers
@@ -170,15 +155,12 @@ def test_a_blank_reference_is_refused():
         ("x", "..", 0.0),
         ("", "..", 1.0),
         ("1e", "1e", 1.0),
-    ],
-)
-def test_exact_match_is_the_authors(prediction, reference, score):
-    assert leval.exact_match(prediction, reference) == score
+    ):
+        assert leval.exact_match(prediction, reference) == score, (prediction, reference)
 
 
-@pytest.mark.parametrize(
-    ("loyalty", "fact", "output", "scores"),
-    [
+def test_sci_fi_has_two_judgements():
+    for loyalty, fact, output, scores in (
         ("True", "False", "True [fact: False]", (1.0, 1.0)),
         ("False", "False", "True [fact: False]", (0.0, 1.0)),
         ("\nThe statement is true.", "FALSE, since", "True [fact: False]", (1.0, 1.0)),
@@ -188,13 +170,8 @@ def test_exact_match_is_the_authors(prediction, reference, score):
         ("True [fact: True]", "False", "True [fact: False]", (1.0, 0.0)),  # the first mark is the one that is read
         ("Truе (Cyrillic e)", "vérité", "True [fact: True]", (0.0, 0.0)),
         ("the a an", "...", "False [fact: False]", (0.0, 0.0)),
-    ],
-)
-def test_sci_fi_has_two_judgements(loyalty, fact, output, scores):
-    assert leval.judgement_scores(loyalty, fact, output) == scores
-
-
-def test_a_sci_fi_reference_without_its_second_judgement_is_refused():
+    ):
+        assert leval.judgement_scores(loyalty, fact, output) == scores, loyalty
     with pytest.raises(DataError, match="fact"):
         leval.judgement_scores("True", "True", "True")
 
@@ -211,19 +188,16 @@ def write(path: Path, *lines) -> Path:
 GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"], "source": "s", "evaluation": "exam"}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_file_of_another_form_is_refused_with_its_place(tmp_path):
+    for line, message in (
         ("{broken\n", "line 2"),
         ({**GOOD, "input": None}, "document 2: 'input' is NoneType"),
         ({**GOOD, "outputs": ["A"]}, "document 2: 2 instructions but 1 outputs"),
         ({**GOOD, "instructions": ["q", 3]}, "document 2: 'instructions'"),
         ({"input": "text", "outputs": []}, "line 2: .*'instructions'"),
-    ],
-)
-def test_a_file_of_another_form_is_refused_with_its_place(tmp_path, line, message):
-    with pytest.raises(DataError, match=message):
-        leval.read(write(tmp_path / "tpo.jsonl", GOOD, line))
+    ):
+        with pytest.raises(DataError, match=message):
+            leval.read(write(tmp_path / "tpo.jsonl", GOOD, line))
 
 
 @pytest.mark.parametrize("total", [2, 7, 15])
@@ -233,17 +207,6 @@ def test_no_document_is_in_both_splits(total):
     assert search
     assert not held & search
     assert held | search == set(leval.document_numbers(total, "all")) == set(range(total))
-
-
-@needs_samples
-def test_published_numbers_of_documents_and_questions():
-    sizes = {name: leval.read(SHARED / f"{name}.jsonl") for name in leval.NAMES}
-    assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
-        "coursera": (15, 172),
-        "quality": (15, 202),
-        "tpo": (15, 269),
-        "sci_fi": (7, 64),
-    }
 
 
 # -- the tasks ---------------------------------------------------------------------------------------------------------
@@ -306,7 +269,7 @@ def document_of(prompt: str) -> str:
     return prompt.partition("Document is as follows. ")[2].partition(" \nQuestion: ")[0]
 
 
-def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm):
+def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, folder):
     assert list(results["samples"]) == [f"leval_{name}" for name in leval.NAMES]
     for samples in results["samples"].values():
         assert [sample["doc"]["question_id"] for sample in samples] == list(range(15))
@@ -315,8 +278,17 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm):
         for prompt, arguments in (request for sample in samples for request in sample["arguments"]):
             assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
             assert prompt.endswith("\nAnswer:")
+    for sample in results["samples"]["leval_sci_fi"]:
+        (story, _), (world, _) = sample["arguments"]
+        assert "Document is as follows." in story
+        assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"]).text
+        assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
     scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
     assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
+    source = results["configs"]["leval_tpo"]["metadata"]["source"]
+    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
+    assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
+    assert len(source["sha256"]) == 64
 
 
 def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results, folder):
@@ -343,21 +315,6 @@ def test_by_the_authors_rule_the_limit_is_the_documents_alone(evaluate, folder, 
         assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
 
 
-def test_results_say_where_the_questions_came_from(results, folder):
-    source = results["configs"]["leval_tpo"]["metadata"]["source"]
-    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
-    assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
-    assert len(source["sha256"]) == 64
-
-
-def test_sci_fi_asks_twice_and_scores_both(results):
-    for sample in results["samples"]["leval_sci_fi"]:
-        (story, _), (world, _) = sample["arguments"]
-        assert "Document is as follows." in story
-        assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"]).text
-        assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
-
-
 def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm):
     results = evaluate(["leval_coursera", "leval_sci_fi"], limit=4, apply_chat_template=True)
     for name in ("coursera", "sci_fi"):
@@ -370,22 +327,18 @@ def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm)
     assert world.startswith("<user>Question 0 about 0")
 
 
-def test_the_larger_size_allows_more(evaluate, lm):
+def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(evaluate, lm):
     prompts = {}
     for task, metadata in (("leval_tpo", {"prompt_tokens": 600}), ("leval_16k_tpo", {})):
         (sample,) = evaluate([task], limit=1, metadata=metadata)["samples"][task]
         prompts[task] = len(lm.tok_encode(sample["arguments"][0][0]))
     assert prompts["leval_tpo"] <= 600 < prompts["leval_16k_tpo"] <= WINDOW - NEW_TOKENS
-
-
-def test_without_room_for_a_document_the_numbers_are_given(evaluate):
     with pytest.raises(PromptTooLong, match=r"leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
         evaluate(["leval_tpo"], metadata={"prompt_tokens": 100})
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
+def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, tmp_path):
+    for metadata, message in (
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"split": "test"}, "split='test'.* held_out, search, all"),
         ({"search_seed": "abc"}, "search_seed='abc'"),  # though every document is taken
@@ -393,30 +346,28 @@ def test_without_room_for_a_document_the_numbers_are_given(evaluate):
         ({"cutting": "words"}, "cutting='words'.* prompt, authors"),
         ({"prompt_tokens": "x"}, "prompt_tokens='x'"),
         ({"data_dir": str(Path(__file__).parent)}, r"tpo\.jsonl.* https://raw.githubusercontent.com/OpenLMLab"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, metadata, message):
-    with pytest.raises(UserError, match=message):
-        task_manager(**{"data_dir": str(folder), "split": "all", **metadata}).load(["leval_tpo"])
-
-
-@pytest.mark.parametrize("line", [GOOD, {**GOOD, "instructions": [], "outputs": []}])
-def test_a_file_of_one_document_has_no_held_out_split(task_manager, tmp_path, line):
-    path = write(tmp_path / "tpo.jsonl", line)
-    with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
-        task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
-
-
-def test_examples_before_the_question_are_refused(task_manager, folder):
+    ):
+        with pytest.raises(UserError, match=message):
+            task_manager(**{"data_dir": str(folder), "split": "all", **metadata}).load(["leval_tpo"])
+    for line in (GOOD, {**GOOD, "instructions": [], "outputs": []}):
+        path = write(tmp_path / "tpo.jsonl", line)
+        with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
+            task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
     task = task_manager(data_dir=str(folder)).load(["leval_tpo"])["tasks"]["leval_tpo"]
-    doc = task.eval_docs[0]
-    assert task.fewshot_context(doc, 0) == task.doc_to_text(doc)
+    assert task.fewshot_context(task.eval_docs[0], 0) == task.doc_to_text(task.eval_docs[0])
     with pytest.raises(DataError, match=r"leval_tpo.* --num_fewshot 2"):
-        task.fewshot_context(doc, 2)
+        task.fewshot_context(task.eval_docs[0], 2)
 
 
 @needs_samples
-def test_all_four_official_files_run(evaluate):
+def test_the_official_files_have_the_published_sizes_and_run(evaluate):
+    sizes = {name: leval.read(SHARED / f"{name}.jsonl") for name in leval.NAMES}
+    assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
+        "coursera": (15, 172),
+        "quality": (15, 202),
+        "tpo": (15, 269),
+        "sci_fi": (7, 64),
+    }
     results = evaluate(["leval"], limit=2, metadata={"split": "held_out", "data_dir": str(SHARED.parent)})
     assert all(len(samples) == 2 for samples in results["samples"].values())
 

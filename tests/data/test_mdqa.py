@@ -15,7 +15,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
 POSITIONS = (0, 25, 50, 75, 100)
-STEPS = tuple(range(0, 101, 10))
 needs_oracle = pytest.mark.skipif(
     not (SHARED / mdqa.ORACLE).is_file(), reason=f"{mdqa.ORACLE} is not beside the repository (../shared/data)"
 )
@@ -29,13 +28,7 @@ def no_folder_in_the_environment(monkeypatch):
 def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
     """A line of an official file."""
     contexts = [
-        {
-            "id": str(i),
-            "title": f"Title {number}.{i}",
-            "text": f"Text {i} of\n{number}.",
-            "isgold": False,
-            "hasanswer": False,
-        }
+        {"id": str(i), "title": f"Title {number}.{i}", "text": f"Text {i} of\n{number}.", "isgold": False}
         for i in range(1, num_documents)
     ]
     gold = {"title": f"Gold {{{number}}}", "text": f"Röntgen, number {number}.", "isgold": True, "hasanswer": True}
@@ -45,7 +38,7 @@ def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
 
 def write(path: Path, lines: list) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as file:
         file.writelines((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines)
     return path
 
@@ -80,27 +73,25 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
         assert example.documents(position)[index] == example.gold
 
 
-def test_the_steps_of_ten_documents_are_eleven_positions():
-    assert [fiction.generate(0, 10).gold_index(p) for p in STEPS] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
 @pytest.mark.parametrize("num_documents", [10, 20, 30])
 def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_documents):
     for question_id in range(5):
         example = fiction.generate(question_id, num_documents)
         gold = f"](Title: {example.gold.title}) {example.gold.text}"
         frames, distractors = set(), set()
-        for position in STEPS:
-            prompt = example.prompt(position)
-            head, rest = prompt.split("\n\n", 1)
-            body, tail = rest.split("\n\n", 1)
+        for position in range(0, 101, 10):
+            index = position * (num_documents - 1) // 100
+            head, body, tail = example.prompt(position).split("\n\n", 2)
             lines = body.split("\n")
             assert [one.split("]")[0] for one in lines] == [f"Document [{i}" for i in range(1, num_documents + 1)]
             texts = [one[one.index("](") :] for one in lines]
-            assert texts.index(gold) == position * (num_documents - 1) // 100
-            texts.remove(gold)
+            assert texts.pop(index) == gold
             frames.add((head, tail))
             distractors.add(tuple(texts))
+            segments = example.segments(position)
+            assert "".join(segment.text for segment in segments) == example.prompt(position)
+            labels = [segment.label for segment in segments]
+            assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + index, "question")
         assert len(frames) == len(distractors) == 1
 
 
@@ -120,43 +111,25 @@ def test_official_file_gives_its_documents_in_their_order_wherever_the_gold_one_
         assert f"Document [10](Title: Gold {{{number}}}) Röntgen, number {number}.\n\nQuestion" in example.prompt(100)
 
 
-def changed(**fields) -> dict:
-    return line(1) | fields
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
+def test_a_corrupt_line_is_reported_with_file_and_number(tmp_path):
+    contexts = line(1)["ctxs"]
+    for second, message in (
         ('{"question": "who', "line 2: not JSON"),
         ("[1, 2]", "line 2: found list, expected a JSON object"),
         ({"question": "who", "answers": ["x"]}, "line 2: the field 'ctxs' is missing"),
-        (changed(question=7), "example 2: 'question' is not a text"),
-        (changed(question=" "), "example 2: 'question' is not a text"),
-        (changed(answers="x"), "example 2: 'answers' is not a list"),
-        (changed(answers=[]), "example 2: 'answers' is not a list"),
-        (changed(answers=["x", " "]), "example 2: 'answers' holds an empty text"),
-        (changed(answers=[None]), "example 2: 'answers' is not a list"),
-        (changed(ctxs={}), "example 2: 'ctxs' is not a list of documents"),
-        (changed(ctxs=[{"title": "t", "text": None}]), "example 2: 'ctxs' is not a list of documents"),
+        (line(1) | {"question": 7}, "example 2: 'question' is not a text"),
+        (line(1) | {"question": " "}, "example 2: 'question' is not a text"),
+        (line(1) | {"answers": "x"}, "example 2: 'answers' is not a list"),
+        (line(1) | {"answers": []}, "example 2: 'answers' is not a list"),
+        (line(1) | {"answers": ["x", " "]}, "example 2: 'answers' holds an empty text"),
+        (line(1) | {"ctxs": [{"title": "t", "text": None}]}, "example 2: 'ctxs' is not a list of documents"),
         (line(1, 20), "example 2: 20 documents in 'ctxs', expected 10"),
-        (changed(ctxs=[c | {"isgold": False} for c in line(1)["ctxs"]]), "example 2: 0 documents .* expected one"),
-        (changed(ctxs=[c | {"isgold": True} for c in line(1)["ctxs"]]), "example 2: 10 documents .* expected one"),
-    ],
-)
-def test_a_corrupt_line_is_reported_with_file_and_number(tmp_path, second, message):
-    path = write(tmp_path / "nq.jsonl.gz", [line(0), second, line(2)])
-    with pytest.raises(DataError, match=message) as error:
-        mdqa.read_official(path, 10)
-    assert str(error.value).startswith(str(path))
-
-
-def test_an_archive_that_was_cut_off_or_is_empty_is_reported(tmp_path):
-    path = write(tmp_path / "nq.jsonl.gz", [line(n) for n in range(200)])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="broken gzip archive"):
-        mdqa.read_official(path, 10)
-    with pytest.raises(DataError, match="no examples in it"):
-        mdqa.read_official(write(tmp_path / "empty.jsonl.gz", []), 10)
+        (line(1) | {"ctxs": [c | {"isgold": False} for c in contexts]}, "example 2: 0 documents .* expected one"),
+        (line(1) | {"ctxs": [c | {"isgold": True} for c in contexts]}, "example 2: 10 documents .* expected one"),
+    ):
+        path = write(tmp_path / "nq.jsonl.gz", [line(0), second, line(2)])
+        with pytest.raises(DataError, match=rf"^{path}.*{message}"):
+            mdqa.read_official(path, 10)
 
 
 # -- distractors from other questions --------------------------------------------------------------------------------
@@ -184,24 +157,15 @@ def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_an
                     assert letters not in re.sub(r"[^\w\s]", "", copy.lower()).split()
 
 
-@needs_oracle
-def test_drawn_distractors_are_the_same_for_every_size():
-    oracle = mdqa.read_oracle(SHARED / mdqa.ORACLE)
-    ten, thirty = mdqa.drawn_distractors(oracle, 10), mdqa.drawn_distractors(oracle, 30)
-    assert thirty(5).distractors[:9] == ten(5).distractors
-    assert ten(5) == mdqa.drawn_distractors(oracle, 10)(5)
-    assert ten(5).distractors != ten(6).distractors
-
-
-def test_too_few_paragraphs_to_draw_from_is_an_error_with_the_numbers(tmp_path):
+def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path):
     path = write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(6)])
     with pytest.raises(DataError, match=r"example 3: 0 distractors .* among 6 documents, expected 9"):
         mdqa.drawn_distractors(mdqa.read_oracle(path), 10)(2)
-
-
-def test_an_oracle_file_with_distractors_is_refused(tmp_path):
     with pytest.raises(DataError, match="example 1: 10 documents in 'ctxs', expected the gold one alone"):
-        mdqa.read_oracle(write(tmp_path / mdqa.ORACLE, [line(0)]))
+        mdqa.read_oracle(write(path, [line(0)]))
+    for read in (mdqa.read_oracle, lambda empty: mdqa.read_official(empty, 10)):
+        with pytest.raises(DataError, match="no examples in it"):
+            read(write(path, []))
 
 
 # -- the task --------------------------------------------------------------------------------------------------------
@@ -210,43 +174,36 @@ def test_an_oracle_file_with_distractors_is_refused(tmp_path):
 def test_search_and_held_out_questions_are_disjoint_at_every_search_seed():
     held_out, source = mdqa.load(num_documents=10)
     assert (len(held_out), source.examples, source.total) == (500, 500, fiction.POOL)
-    seen = {row["question"] for row in held_out}
     for seed in (0, 1):
         search, _ = mdqa.load(num_documents=10, split="search", search_seed=seed)
         assert len(search) == 200
-        assert seen.isdisjoint(row["question"] for row in search)
-        assert {row["question_id"] for row in search}.isdisjoint(row["question_id"] for row in held_out)
-
-
-@pytest.mark.parametrize("position", [0, 50, 100])
-def test_segments_are_the_prompt_and_the_gold_one_holds_the_answer(position):
-    example = fiction.generate(4, 10)
-    segments = example.segments(position)
-    assert "".join(segment.text for segment in segments) == example.prompt(position)
-    assert [segments[0].label, segments[-1].label] == ["instruction", "question"]
-    [gold] = [segment for segment in segments if segment.label == "gold"]
-    assert any(answer in gold.text for answer in example.answers)
-    assert segments.index(gold) == 1 + position * 9 // 100
+        for field in ("question", "question_id"):
+            assert {row[field] for row in search}.isdisjoint(row[field] for row in held_out)
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data/10_total_documents", "qa_data"])
-def test_a_local_folder_is_read_flat_or_as_the_repository_lays_it_out(tmp_path, place):
-    path = write(tmp_path / place / mdqa.official_name(10), [line(n) for n in range(50)])
+def test_a_local_folder_is_read_anew_flat_or_as_the_repository_lays_it_out_compressed_or_not(tmp_path, place):
     write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(50)])  # the benchmark's own distractors are preferred
-    rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
-    held_out = splits.split(50).indices("held_out")
-    assert [row["question"] for row in rows] == [f"who is {i}" for i in held_out]
-    assert (source.kind, source.name) == ("folder", "nq-open-10_total_documents_gold_at_0")
-    assert (source.location, source.total, source.examples) == (str(path), 50, 30)
+    compressed = tmp_path / place / mdqa.official_name(10)
+    for first, path in ((0, compressed), (100, compressed), (200, compressed.with_suffix(""))):
+        compressed.unlink(missing_ok=True)
+        write(path, [line(first + n) for n in range(50)])
+        rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
+        held_out = splits.split(50).indices("held_out")
+        assert [row["question"] for row in rows] == [f"who is {first + i}" for i in held_out]
+        assert (source.kind, source.name) == ("folder", "nq-open-10_total_documents_gold_at_0")
+        assert (source.location, source.total, source.examples) == (str(path), 50, 30)
 
 
 @needs_oracle
-def test_a_folder_with_the_gold_paragraphs_alone_says_so_in_the_sets_name():
-    rows, source = mdqa.load(num_documents=10, data_dir=str(SHARED))
+def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size():
+    ten, thirty = (mdqa.load(num_documents=n, data_dir=str(SHARED)) for n in (10, 30))
+    rows, source = ten
     assert len(rows) == 500
     assert source.version(1) == "1 folder: nq-open-oracle+drawn"
     assert source.sha256 == "6a7f72b846f663a133ef952244e5a4e43f06bcf190afe34e8fbe687ce0d1653e"
-    assert all(len(row["distractors"]) == 9 for row in rows)
+    assert [row["distractors"][:9] for row in thirty[0]] == [row["distractors"] for row in rows]
+    assert len({row["distractors"][0]["text"] for row in rows}) > 400  # each question draws its own
 
 
 def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(tmp_path):
@@ -266,40 +223,13 @@ def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_pa
     assert f"there is {mdqa.official_name(8)}: add num_documents=8 to --metadata" in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "documents"), [(mdqa.official_name(3), 3), (mdqa.ORACLE, 1)])
-def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path, name, documents):
-    path = tmp_path / name.removesuffix(".gz")
-    lines = (line(n, documents) | {"answers": [f"number {n}"]} for n in range(10))
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
-    rows, source = mdqa.load(num_documents=3, data_dir=str(tmp_path))
-    assert len(rows) == 6
-    assert source.location == str(path)
-
-
-def test_the_line_that_the_readme_shows_is_read(tmp_path):
+def test_the_lines_that_the_readme_and_errors_show_are_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / "README.md").read_text(), re.M)
     example, _ = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [shown] * 2), 2)
     assert example.prompt(100).splitlines()[2].startswith("Document [1](Title: New mill)")
     assert example.gold.title == "Old mill"
-
-
-def test_the_line_that_errors_show_is_read(tmp_path):
     (example, _) = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [mdqa.LINE] * 2), 2)
     assert example.gold.text == "TEXT WITH THE ANSWER"
-
-
-def test_a_file_that_changed_is_read_anew(tmp_path):
-    path = tmp_path / mdqa.official_name(10)
-    for offset in (0, 100):
-        write(path, [line(n + offset) for n in range(20)])
-        rows, _ = mdqa.load(num_documents=10, data_dir=str(tmp_path))
-        assert {int(row["question"].split()[-1]) // 100 for row in rows} == {offset // 100}
-
-
-@pytest.mark.parametrize("num_documents", [1, "10", None])
-def test_a_wrong_number_of_documents_is_refused(num_documents):
-    with pytest.raises(DataError, match="num_documents="):
-        mdqa.load(num_documents=num_documents)
 
 
 @pytest.fixture(scope="module")
@@ -322,15 +252,13 @@ def test_a_question_is_an_example_and_its_positions_are_its_requests(task_manage
     ]
 
 
-@pytest.mark.parametrize("positions", [[], [101], [0, 0], ["a"], "50", [True]])
-def test_positions_that_are_none_are_refused(task_manager, positions):
-    with pytest.raises(DataError, match="positions="):
-        task_manager(positions=positions).load(["mdqa_pos"])
-
-
-def test_a_task_generates_greedily_100_tokens_at_most_up_to_a_newline(task):
-    assert task.config.generation_kwargs == {"until": ["\n"], "do_sample": False, "max_gen_toks": 100}
-    assert task.OUTPUT_TYPE == "generate_until"
+def test_positions_or_documents_that_are_none_are_refused(task_manager):
+    for positions in ([], [101], [0, 0], ["a"], "50", [True]):
+        with pytest.raises(DataError, match="positions="):
+            task_manager(positions=positions).load(["mdqa_pos"])
+    for num_documents in (1, "10", None):
+        with pytest.raises(DataError, match="num_documents="):
+            mdqa.load(num_documents=num_documents)
 
 
 def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):
@@ -354,11 +282,9 @@ def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_sp
     }
 
 
-def test_source_checksum_and_split_seed_stand_in_the_tasks_metadata_and_version(task):
-    dumped = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
+def test_the_task_is_greedy_up_to_a_newline_and_names_its_source(task):
+    assert task.config.generation_kwargs == {"until": ["\n"], "do_sample": False, "max_gen_toks": 100}
+    source = json.loads(json.dumps(task.dump_config()["metadata"]))["source"]
     assert task.VERSION == "3 generated"
-    assert dumped["kind"] == "generated"
-    assert dumped["split"] == "held_out"
-    assert dumped["split_seed"] == str(splits.SPLIT_SEED)
-    assert len(dumped["sha256"]) == 64
-    assert (dumped["total"], dumped["examples"]) == (fiction.POOL, 500)
+    assert (source["kind"], source["split"], source["split_seed"]) == ("generated", "held_out", str(splits.SPLIT_SEED))
+    assert (len(source["sha256"]), source["total"], source["examples"]) == (64, fiction.POOL, 500)

@@ -72,19 +72,16 @@ def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
             assert length - 4 <= window.tokens <= length
 
 
-@pytest.mark.parametrize(
-    ("total", "count", "ends"),
-    [
+def test_scored_spans_are_spread_over_the_text_and_do_not_overlap():
+    for total, count, ends in (
         (899, 4, []),
         (900, 4, [900]),
         (931, 4, [900]),  # a second span would overlap the first
         (932, 4, [900, 932]),
         (1900, 3, [900, 1400, 1900]),
         (1900, 1, [900]),
-    ],
-)
-def test_scored_spans_are_spread_over_the_text_and_do_not_overlap(total, count, ends):
-    assert perplexity.target_ends(total, longest=900, stride=32, count=count) == ends
+    ):
+        assert perplexity.target_ends(total, longest=900, stride=32, count=count) == ends
 
 
 def test_a_window_must_be_longer_than_what_is_scored_of_it(tokenizer):
@@ -99,7 +96,10 @@ def test_perplexity_weights_every_token_alike():
     assert perplexity.perplexity(items) == pytest.approx(2 ** ((10 * 1 + 30 * 2) / 40))
 
 
-def test_texts_come_from_files_and_folders(tmp_path):
+def test_texts_come_from_files_folders_and_pg19s_parquet_file(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
     (tmp_path / "test").mkdir()
     for name in ("b", "a"):
         (tmp_path / "test" / f"{name}.txt").write_text(f"text {name}")
@@ -108,52 +108,35 @@ def test_texts_come_from_files_and_folders(tmp_path):
     assert perplexity.read(tmp_path) == [perplexity.Text("a.txt", "text a"), perplexity.Text("b.txt", "text b")]
     assert [t.text for t in perplexity.read(tmp_path / "lines.jsonl.gz")] == ["one", "two"]
     assert perplexity.read(tmp_path / "test" / "a.txt") == [perplexity.Text("a.txt", "text a")]
-
-
-def test_pg19_is_read_from_its_parquet_file(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     table = pyarrow.table({"short_book_title": ["Emma"], "publication_date": [1815], "url": ["-"], "text": ["I"]})
     parquet.write_table(table, tmp_path / "test.parquet")
     assert perplexity.read(tmp_path / "test.parquet") == [perplexity.Text("Emma", "I")]
-    (tmp_path / "test.parquet").write_bytes(b"broken")
-    with pytest.raises(DataError, match="cannot be read as PG-19"):
-        perplexity.read(tmp_path / "test.parquet")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name, content, message in (
         ("nothing.txt", None, "no such file"),
         ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 text .* at byte 3"),
-        ("folder", "", "folder: no text"),
+        ("folder", None, "folder: no text"),
         ("lines.jsonl", b'{"text": 1}\n', "lines.jsonl:1 is no text"),
         ("empty.jsonl", b"", "empty.jsonl: no text"),
-    ],
-)
-def test_what_is_no_text_is_refused(tmp_path, name, content, message):
-    path = tmp_path / name
-    if content == "":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        perplexity.read(path)
+        ("test.parquet", b"broken", "cannot be read as PG-19"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            perplexity.read(tmp_path / name)
 
 
-def test_a_text_is_in_one_split_only():
+def test_a_text_is_in_one_split_only_and_few_texts_are_all_held_out():
     held, search = (set(perplexity.text_numbers(100, split)) for split in ("held_out", "search"))
     assert not held & search
     assert held | search == set(range(100)) == set(perplexity.text_numbers(100, "all"))
-
-
-def test_few_texts_are_all_held_out():
     assert perplexity.text_numbers(4, "held_out") == [0, 1, 2, 3]
-    with pytest.raises(DataError, match="too few"):
-        perplexity.text_numbers(4, "search")
-    with pytest.raises(DataError, match="held_out, search, all"):
-        perplexity.text_numbers(9, "test")
+    for total, split, message in ((4, "search", "too few"), (9, "test", "held_out, search, all")):
+        with pytest.raises(DataError, match=message):
+            perplexity.text_numbers(total, split)
 
 
 # -- the tasks -------------------------------------------------------------------------------------------------------
@@ -245,21 +228,14 @@ def test_lm_eval_is_not_left_to_cut_a_window(folder, evaluate):
         evaluate(model(folder), ["lpes_ppl"], longest=16384)
 
 
-def test_without_the_extension_nobody_knows_the_windows(tmp_path, task_manager):
-    (tmp_path / "0.txt").write_text(BOOK)
-    task = task_manager(data_dir=str(tmp_path)).load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
-    with pytest.raises(UserError, match="lpes_ppl_001k: lm_eval runs without lpes-eval's extension"):
-        task.build_all_requests()
-
-
 def test_texts_that_are_all_too_short_are_refused(folder, evaluate):
     with pytest.raises(PromptTooLong, match=r"1 texts have fewer than longest=2048 tokens, and none has more"):
         evaluate(model(folder, max_length=2048), ["lpes_ppl_001k"], texts=("short",))
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
+def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(tmp_path, task_manager):
+    (tmp_path / "0.txt").write_text(BOOK)
+    for metadata, message in (
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"text_file": "x.txt"}, "exclude each other"),
         ({"text_file": "x.txt", "data_dir": None}, "x.txt: no such file"),
@@ -273,12 +249,12 @@ def test_texts_that_are_all_too_short_are_refused(folder, evaluate):
         ({"stride": 0}, "stride=0"),
         ({"longest": "x"}, "longest='x'"),
         ({"windows": 2.5}, r"windows=2\.5"),
-    ],
-)
-def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(tmp_path, task_manager, metadata, message):
-    (tmp_path / "0.txt").write_text(BOOK)
-    with pytest.raises(UserError, match=message):
-        task_manager(**{"data_dir": str(tmp_path), **metadata}).load(["lpes_ppl_001k"])
+    ):
+        with pytest.raises(UserError, match=message):
+            task_manager(**{"data_dir": str(tmp_path), **metadata}).load(["lpes_ppl_001k"])
+    task = task_manager(data_dir=str(tmp_path)).load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
+    with pytest.raises(UserError, match="lpes_ppl_001k: lm_eval runs without lpes-eval's extension"):
+        task.build_all_requests()
 
 
 def test_pg19_that_is_not_there_is_one_line_with_its_address(monkeypatch, tmp_path, task_manager):

@@ -50,41 +50,27 @@ def test_score_equals_a_second_implementation(prediction, answers):
     assert qa.best_subspan_em(prediction, answers) == reference_score(prediction, answers)
 
 
-@given(ADVERSARIAL, ADVERSARIAL)
-def test_any_one_of_the_accepted_answers_is_enough(before, after):
-    assert qa.best_subspan_em(f"x{before.replace(chr(10), '')} paris", ["london", "Paris", after]) == 1.0
+WORKED = [  # prediction, accepted answers, score
+    ("Wilhelm Conrad Röntgen", ["Wilhelm Conrad Röntgen"], 1.0),
+    ("It was WILHELM CONRAD RÖNTGEN, in 1901.", ["Wilhelm Conrad Röntgen"], 1.0),
+    ("Rontgen", ["Röntgen"], 0.0),  # accents count
+    ("Ro\u0308ntgen", ["R\u00f6ntgen"], 0.0),  # and are not composed
+    ("March 14 1712", ["14 March 1712", "March 14, 1712"], 1.0),
+    ("the answer is the beatles", ["Beatles"], 1.0),
+    ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
+    ("", ["*"], 1.0),  # so is punctuation alone
+    ("", ["Paris"], 0.0),
+    ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
+    ("London\r\nParis", ["Paris"], 0.0),
+    ("parish", ["Paris"], 1.0),  # contained is enough
+    ("U.S.", ["US"], 1.0),
+    ("41,200 people", ["41200"], 1.0),
+    ("1 41 200", ["41,200"], 0.0),
+    ("b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
+    ("Paris", [], 0.0),
+]
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "score"),
-    [
-        ("Wilhelm Conrad Röntgen", ["Wilhelm Conrad Röntgen"], 1.0),
-        ("It was WILHELM CONRAD RÖNTGEN, in 1901.", ["Wilhelm Conrad Röntgen"], 1.0),
-        ("Rontgen", ["Röntgen"], 0.0),  # accents count
-        ("Ro\u0308ntgen", ["R\u00f6ntgen"], 0.0),  # and are not composed
-        ("March 14 1712", ["14 March 1712", "March 14, 1712"], 1.0),
-        ("the answer is the beatles", ["Beatles"], 1.0),
-        ("The Who", ["Who"], 1.0),
-        ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
-        ("", ["*"], 1.0),  # so is punctuation alone
-        ("", ["Paris"], 0.0),
-        ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
-        ("London\nParis", ["Paris"], 0.0),
-        ("London\r\nParis", ["Paris"], 0.0),
-        ("pari\ns", ["Paris"], 0.0),
-        ("parish", ["Paris"], 1.0),  # contained is enough
-        ("U.S.", ["US"], 1.0),
-        ("41,200 people", ["41200"], 1.0),
-        ("1 41 200", ["41,200"], 0.0),
-        ("a\u0301", ["\u0301"], 1.0),
-        ("thé", ["th"], 1.0),
-        ("Paris", [], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("prediction", "answers", "score"), WORKED)
 def test_worked_cases(prediction, answers, score):
     assert qa.best_subspan_em(prediction, answers) == score
-
-
-def test_an_accent_is_part_of_the_word_before_it():
-    assert qa.normalize("a\u0301 b") == "a\u0301 b"  # the boundary of `re` would make "a" an article here
-    assert qa.normalize("a b") == "b"

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import re
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from lpes_eval.harness.segments import join
 
 PREDICTIONS = ["exact match example", "hello there", "general kenobi"]
 REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi"]]
-"""The example in the documentation of the benchmark's metric, with the scores that are printed there."""
+"""The example in the documentation of the benchmark's metric."""
 
 
 @pytest.fixture
@@ -36,40 +35,25 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-def test_published_rouge_scores(no_network):
-    rows = [
-        tuple(zeroscrolls.rouge(prediction, references).values())
-        for prediction, references in zip(PREDICTIONS, REFERENCES, strict=True)
-    ]
+def test_published_scores_and_none_needs_the_network(no_network):
+    pairs = list(zip(PREDICTIONS, REFERENCES, strict=True))
+    rows = [tuple(zeroscrolls.rouge(*pair).values()) for pair in pairs]
     means = [100 * sum(column) / 3 for column in zip(*rows, strict=True)]
     assert [round(mean, 4) for mean in means] == [72.2222, 33.3333, 72.2222]
-    assert round(100 * zeroscrolls.geometric_mean(rows), 4) == 55.8136
+    assert round(100 * zeroscrolls.geometric_mean(rows), 4) == 55.8136  # of the averages
+    assert round(100 * sum(zeroscrolls.f1(*pair) for pair in pairs) / 3, 4) == 72.2222
 
 
-def test_published_f1_score(no_network):
-    scores = [zeroscrolls.f1(p, r) for p, r in zip(PREDICTIONS, REFERENCES, strict=True)]
-    assert round(100 * sum(scores) / 3, 4) == 72.2222
-
-
-def test_words_are_not_stemmed():
-    assert zeroscrolls.rouge("reports", ["report"])["rouge1"] == 0
-
-
-def test_each_rouge_takes_its_own_best_reference():
+def test_each_score_takes_its_own_best_reference_and_words_are_not_stemmed():
     scores = zeroscrolls.rouge("a b c d", ["a b x y z w", "d c b a"])
     # of the second: all words; of the first: "a b", one of 3 and of 5 pairs; of the first: "a b", 2 of 4 and of 6 words
     assert scores == pytest.approx({"rouge1": 1.0, "rouge2": 2 / (3 + 5), "rougeL": 4 / (4 + 6)})
+    assert zeroscrolls.f1("two words", ["none", "two words", "two"]) == 1.0
+    assert zeroscrolls.rouge("reports", ["report"])["rouge1"] == 0
 
 
-def test_geometric_mean_is_taken_of_the_averages():
-    items = [(0.5, 0.0, 0.5), (1.0, 1.0, 1.0)]
-    assert zeroscrolls.geometric_mean(items) == pytest.approx((0.75 * 0.5 * 0.75) ** (1 / 3))
-    assert zeroscrolls.geometric_mean(items) != pytest.approx((0.0 + 1.0) / 2)
-
-
-@pytest.mark.parametrize(
-    ("prediction", "reference", "score"),
-    [
+def test_f1_normalisation():
+    for prediction, reference, score in (
         ("café", "Cafe", 1.0),  # accents are transliterated
         ("Łódź", "Lodz", 1.0),
         ("cafe\u0301", "café", 1.0),  # composed or not
@@ -81,14 +65,8 @@ def test_geometric_mean_is_taken_of_the_averages():
         ("The U.S. agency's report", "us agencys", 0.8),  # 2 words of 3 and of 2
         ("½ a mile", "1/2 mile", 0.5),  # the fraction is written out after punctuation has gone
         ("日本", "日本", 1.0),
-    ],
-)
-def test_f1_normalisation(prediction, reference, score):
-    assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score)
-
-
-def test_f1_takes_the_best_reference():
-    assert zeroscrolls.f1("two words", ["none", "two words", "two"]) == 1.0
+    ):
+        assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score), prediction
 
 
 @settings(max_examples=300, deadline=None)
@@ -100,14 +78,10 @@ def test_transliteration_equals_unidecode(text):
     assert zeroscrolls.transliterate(text) == unidecode(text)
 
 
-@pytest.mark.parametrize(
-    ("prediction", "score"),
-    [
-        ("40%", 1.0),
-        ("50%", 0.5),
-        ("30%", 0.5),
+def test_exponential_similarity_is_of_the_first_percentage():
+    for prediction, score in (
         ("20.5%", 0.5**1.95),
-        ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),  # the first percentage counts
+        ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),
         ("60%, that is 40%", 0.25),
         ("40", 0.0),  # no percent sign
         ("40 %", 0.0),
@@ -116,10 +90,8 @@ def test_transliteration_equals_unidecode(text):
         ("-40%", 1.0),  # the sign is not seen
         ("140%", 0.5**10),
         ("\n\n40.%", 1.0),
-    ],
-)
-def test_exponential_similarity_halves_every_ten_points(prediction, score):
-    assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score)
+    ):
+        assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
 
 
 @given(st.floats(0, 100), st.integers(0, 100))
@@ -221,35 +193,28 @@ def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
     assert found[1].references == tuple(f"reference {i}" for i in range(4))
 
 
-@pytest.mark.parametrize(("split", "message"), [("search", "search on another task"), ("train", "held_out, test")])
-def test_all_labelled_examples_are_held_out(split, message):
-    with pytest.raises(DataError, match=message):
-        zeroscrolls.file_for(split)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_line_of_another_form_is_refused_with_its_place(tmp_path):
+    for change, message in (
         ({"input": 3}, "example 2: 'input' is int"),
         ({"truncation_seperator": None}, "'truncation_seperator' is NoneType"),
         ({"query_start_index": "5"}, "'query_start_index' is str"),
         ({"query_start_index": 10**6}, "do not follow each other"),
         ({"document_end_index": 1}, "do not follow each other"),
         ({"output": ["a"]}, "'output' is list"),
-    ],
-)
-def test_a_line_of_another_form_is_refused_with_its_place(tmp_path, change, message):
-    lines = [row("qasper", 0, "text", "x"), {**row("qasper", 1, "text", "x"), **change}]
-    archive(tmp_path, "qasper", lines, [])
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, "qasper")
+    ):
+        lines = [row("qasper", 0, "text", "x"), {**row("qasper", 1, "text", "x"), **change}]
+        archive(tmp_path, "qasper", lines, [])
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, "qasper")
 
 
-def test_archives_without_examples_are_refused(tmp_path):
-    path = tmp_path / "qasper.zip"
+def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
+    for split, message in (("search", "search on another task"), ("train", "held_out, test")):
+        with pytest.raises(DataError, match=message):
+            zeroscrolls.file_for(split)
     with pytest.raises(DataError, match=r"qasper\.zip"):
         read(tmp_path, "qasper")
-    archive(tmp_path, "qasper", [], [])
+    path = archive(tmp_path, "qasper", [], [])
     with pytest.raises(DataError, match="holds no example"):
         read(tmp_path, "qasper")
     with zipfile.ZipFile(path, "w") as file:
@@ -315,7 +280,7 @@ def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, na
     assert len(tokenizer(fitted)["input_ids"]) <= window - 8
 
 
-def test_the_chat_template_counts(tokenizer, tmp_path):
+def test_the_chat_template_counts_and_an_instruction_that_leaves_no_room_is_refused(tokenizer, tmp_path):
     _, example = read_one(tmp_path, "qasper", "the story goes on; " * 60)
 
     def render(text):
@@ -324,11 +289,8 @@ def test_the_chat_template_counts(tokenizer, tmp_path):
     fitted = fit(tokenizer, example, 500, render)
     assert 490 <= len(tokenizer(render(fitted))["input_ids"]) <= 492
     assert len(fitted) < len(fit(tokenizer, example, 500))
-
-
-def test_an_instruction_that_leaves_no_room_is_refused(tokenizer, tmp_path):
     with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
-        fit(tokenizer, read_one(tmp_path, "qasper", "text " * 500)[1], 200)
+        fit(tokenizer, example, 200)
 
 
 def test_chat_models_get_the_published_prompt_without_header(tmp_path):
@@ -440,27 +402,22 @@ def test_test_split_is_answered_and_becomes_a_submission(evaluate, folder, tmp_p
 
 def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys):
     archive(tmp_path, "quality", [], [row("quality", 1, "text", None)])
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps({"quality_1": "C"}))
-    bad.write_text("[1]")
     common = ["--data_dir", str(tmp_path), "--output", str(tmp_path / "o.csv"), "--partial", "--predictions"]
-    assert zeroscrolls_submission.main([*common, f"quality={good}"]) == 0
-    assert zeroscrolls_submission.main([*common, f"quality={bad}"]) == 2
+    for content, status in (({"quality_1": "C"}, 0), ([1], 2)):
+        (tmp_path / "p.json").write_text(json.dumps(content))
+        assert zeroscrolls_submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
     assert "id -> prediction" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_complete_submission_passes_and_a_wrong_one_is_refused():
+    complete = {task: {"a": "x", "b": ""} for task in zeroscrolls_submission.LEADERBOARD}
+    expected = {task: ["a", "b"] for task in complete}
+    zeroscrolls_submission.check(complete, expected)
+    for change, message in (
         ({"qasper": {"a": "x"}}, "submission, qasper: 1 predictions for 2 examples; 1 ids are missing, such as b"),
         ({"qasper": {"a": "x", "b": "", "c": ""}}, "1 ids are not in the test set, such as c"),
         ({"qasper": {"a": "x", "b": None}}, "the prediction for b is no text"),
         ({"trivia": {}}, "trivia: no such task"),
-    ],
-)
-def test_a_complete_submission_passes_and_a_wrong_one_is_refused(change, message):
-    complete = {task: {"a": "x", "b": ""} for task in zeroscrolls_submission.LEADERBOARD}
-    expected = {task: ["a", "b"] for task in complete}
-    zeroscrolls_submission.check(complete, expected)
-    with pytest.raises(DataError, match=re.escape(message)):
-        zeroscrolls_submission.check({**complete, **change}, expected)
+    ):
+        with pytest.raises(DataError, match=message):
+            zeroscrolls_submission.check({**complete, **change}, expected)

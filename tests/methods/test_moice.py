@@ -175,19 +175,6 @@ def test_the_first_base_alone_is_the_plain_model_and_all_give_the_same_from_the_
     assert torch.allclose(step_by_step(model, ids, 11), mixed, atol=5e-5)
 
 
-def test_bases_in_turns_give_what_bases_in_one_call_give(monkeypatch):
-    model = build()
-    MoICE.apply(model, router=make_router(model))
-    ids = tokens(3, 20)
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    together = [logits(model, ids, attention_mask=mask, use_cache=cached) for cached in (False, True)]
-    monkeypatch.setattr(moice, "BATCHED_BYTES", 0)
-    in_turns = [logits(model, ids, attention_mask=mask, use_cache=cached) for cached in (False, True)]
-    for a, b in zip(together, in_turns, strict=True):
-        assert torch.allclose(a[mask.bool()], b[mask.bool()], atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "attention"),
     [("llama", {}, "sdpa"), ("llama", {}, "eager"), ("phi", {}, "sdpa"), ("mistral", {"sliding_window": 7}, "sdpa")],
@@ -204,17 +191,20 @@ def test_generation_with_a_cache_and_beams_is_the_same_as_without(family, change
 
 
 @torch.no_grad()
-def test_a_left_padded_batch_equals_its_prompts_alone():
+def test_a_left_padded_batch_equals_its_prompts_alone_and_bases_in_turns_give_the_same(monkeypatch):
     model = build()
     MoICE.apply(model, router=make_router(model))
     prompts = [tokens(1, length, seed=length) for length in (5, 17, 11)]
     pad = torch.nn.functional.pad
     ids = torch.cat([pad(p, (17 - p.shape[1], 0)) for p in prompts])
     mask = torch.cat([pad(torch.ones_like(p), (17 - p.shape[1], 0)) for p in prompts])
-    together = generated(model, {"input_ids": ids, "attention_mask": mask})
-    for row, prompt in enumerate(prompts):
-        for a, b in zip(generated(model, {"input_ids": prompt}).logits, together.logits, strict=True):
-            assert torch.allclose(a[0], b[row], atol=3e-5)
+    for at_once in (moice.BATCHED_BYTES, 0):  # 0: one base after another
+        monkeypatch.setattr(moice, "BATCHED_BYTES", at_once)
+        together = generated(model, {"input_ids": ids, "attention_mask": mask})
+        for row, prompt in enumerate(prompts):
+            monkeypatch.undo()
+            for a, b in zip(generated(model, {"input_ids": prompt}).logits, together.logits, strict=True):
+                assert torch.allclose(a[0], b[row], atol=3e-5)
 
 
 @torch.no_grad()
@@ -276,16 +266,13 @@ def test_a_cache_grows_in_place_and_holds_keys_for_every_base_and_values_once():
 # -- what it cannot do
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
-def test_other_kinds_of_rotary_embedding_are_refused_with_the_reason(kind):
-    model = build(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0})
-    with pytest.raises(UnsupportedModel, match=f"type {kind}; MoICE"):
-        new_router(model)
-    with pytest.raises(UnsupportedModel, match=f"type {kind}; MoICE"):
-        MoICE.apply(model, router=make_router(build()))
-
-
-def test_a_model_whose_layers_do_not_rotate_is_refused_instead_of_being_left_as_it_is():
+def test_models_that_it_cannot_serve_are_refused_with_the_reason():
+    for kind in ("linear", "dynamic", "yarn"):
+        model = build(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0})
+        with pytest.raises(UnsupportedModel, match=f"type {kind}; MoICE"):
+            new_router(model)
+        with pytest.raises(UnsupportedModel, match=f"type {kind}; MoICE"):
+            MoICE.apply(model, router=make_router(build()))
     config = transformers.Exaone4Config(**SIZES | {"layer_types": ["full_attention"] * 2})  # none has positions
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(UnsupportedModel, match="exaone4: none of the layers"):
@@ -306,25 +293,18 @@ def routed(tmp_path_factory):
     return path
 
 
-def test_it_says_which_router_it_used_and_another_one_answers_otherwise(routed, task_manager):
-    results = evaluate("moice", task_manager)
-    method = results["config"]["method"]
-    assert method["router"] == str(reference.path() / router.FILE)
-    assert method["bases"] == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
-    changed = evaluate("moice", task_manager, f"router={routed / 'other'}")
-    assert answers(changed) != answers(results)
-
-
-def test_with_equal_bases_it_answers_and_scores_as_hf(routed, task_manager):
+def test_with_equal_bases_it_answers_and_scores_as_hf_and_another_router_otherwise(routed, task_manager):
     hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
     ours = MoICE(router=str(routed / "same.safetensors"), batch_size=4)
-    assert answers(evaluate(ours, task_manager)) == answers(evaluate(hf, task_manager))
+    other = MoICE(router=str(routed / "other"), batch_size=4)
+    plain, equal, changed = (answers(evaluate(lm, task_manager)) for lm in (hf, ours, other))
+    assert equal == plain
+    assert changed != plain
     rows = torch.randint(20, 700, (5, 60), generator=torch.Generator().manual_seed(0)).tolist()
     requests = [
         (("", ""), row[:cut], row[cut:end])
         for row, cut, end in zip(rows, (30, 5, 40, 9, 59), (60, 9, 50, 60, 60), strict=True)
     ]
-    other = MoICE(router=str(routed / "other"), batch_size=4)
     plain, equal, changed = (
         [score for score, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)] for lm in (hf, ours, other)
     )
@@ -352,13 +332,15 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
             MoICE(**arguments)
 
 
-def test_the_reference_models_shipped_router_is_used_where_there_is_one(routed, tmp_path, monkeypatch):
+def test_the_reference_models_shipped_router_is_used_where_there_is_one_and_named(routed, tmp_path, monkeypatch):
+    described = MoICE().method.describe()
+    assert described["router"] == str(reference.path() / router.FILE)
+    assert described["bases"] == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
     shutil.copytree(reference.path(), tmp_path / "kv", ignore=shutil.ignore_patterns("*.png", "*.jsonl"))
     shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.FILE)
-    monkeypatch.setattr(reference, "path", lambda name="base": tmp_path / "kv")
-    assert MoICE().method.describe()["router"] == str(tmp_path / "kv" / router.FILE)
-    with pytest.raises(UserError, match="moice needs router="):
+    with pytest.raises(UserError, match="moice needs router="):  # of another model than the shipped one
         MoICE(pretrained=str(tmp_path / "kv"))
     (tmp_path / "kv" / router.FILE).unlink()
+    monkeypatch.setattr(reference, "path", lambda name="base": tmp_path / "kv")
     with pytest.raises(UserError, match="moice needs router="):
         MoICE()

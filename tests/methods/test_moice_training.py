@@ -58,10 +58,7 @@ def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed()
     assert torch.equal(fresh.w1, Router(config(head_dim=64), seed=1).w1)
     values = torch.cat([p.flatten() for p in fresh.parameters()])
     assert values.std().item() == pytest.approx(0.02, rel=0.1)
-
-
-def test_of_equal_scores_exactly_k_are_kept():
-    assert top_k_softmax(torch.zeros(3, 7), 2).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0]] * 3
+    assert top_k_softmax(torch.zeros(3, 7), 2).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0]] * 3  # of equal scores k are kept
 
 
 def slow_balance(layers, k):
@@ -80,18 +77,14 @@ def slow_balance(layers, k):
 def test_the_balance_loss_is_that_of_the_switch_transformer():
     rng = random.Random(1)
     layers = [[[rng.gauss(0, 2) for _ in range(7)] for _ in range(rng.randint(3, 9))] for _ in range(3)]
+    scores = torch.randn(50, 7, dtype=torch.float64)
+    scores[:, 2] += 3  # one base is preferred
     for k in (1, 3, 7):
         fast = load_balance([torch.tensor(layer, dtype=torch.float64) for layer in layers], k)
         assert fast.item() == pytest.approx(slow_balance(layers, k), rel=1e-12)
-
-
-def test_the_balance_loss_pulls_towards_balance_below_seven_bases_and_not_at_all_with_seven():
-    scores = torch.randn(50, 7, dtype=torch.float64)
-    scores[:, 2] += 3  # one base is preferred
-    for k, pulls in ((1, True), (3, True), (7, False)):
         leaf = scores.clone().requires_grad_()
-        load_balance([leaf], k).backward()
-        assert leaf.grad[:, 2].sum().item() > 1e-3 if pulls else leaf.grad.abs().max() < 1e-12
+        load_balance([leaf], k).backward()  # pulls towards balance, but for all seven bases there is nothing to pull
+        assert leaf.grad[:, 2].sum().item() > 1e-3 if k < 7 else leaf.grad.abs().max() < 1e-12
 
 
 # -- files
@@ -146,7 +139,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path):
         refused(words, other)
 
 
-def test_a_router_for_another_model_is_refused_with_both_names():
+def test_a_router_for_another_model_is_refused_with_both_names_and_settings_that_cannot_be():
     mine = config(model="org/small")
     routers.check(mine, "r.safetensors", config(model="org/other-name-same-shape"))
     with pytest.raises(UserError, match=r"org/small with 3 layers of 2 heads.*org/large has 5 layers of 2 heads"):
@@ -154,6 +147,9 @@ def test_a_router_for_another_model_is_refused_with_both_names():
     with pytest.raises(UserError, match=r"with weights aaaa, but kv has weights bbbb"):
         routers.check(config(weights_sha256="aaaa"), "r", config(model="kv", weights_sha256="bbbb"))
     routers.check(config(weights_sha256="aaaa"), "r", config(model="kv"))
+    for changes, words in (({"top_k": 0}, "top_k=0"), ({"bases": ()}, "bases"), ({"heads": 0}, "0 heads")):
+        with pytest.raises(UserError, match=words):
+            config(**changes)
 
 
 def test_the_checksum_is_of_a_folders_weights_and_not_of_the_router_in_it(tmp_path):
@@ -164,12 +160,6 @@ def test_the_checksum_is_of_a_folders_weights_and_not_of_the_router_in_it(tmp_pa
     save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
     assert routers.weights_digest(str(tmp_path)) != before
     assert routers.weights_digest("org/name") is None
-
-
-def test_settings_that_cannot_be_are_refused():
-    for changes, words in (({"top_k": 0}, "top_k=0"), ({"bases": ()}, "bases"), ({"heads": 0}, "0 heads")):
-        with pytest.raises(UserError, match=words):
-            config(**changes)
 
 
 # -- training
@@ -304,12 +294,6 @@ def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(fol
     assert torch.cosine_similarity(moved, moved_half, dim=0) > 0.8
 
 
-def test_a_few_bases_of_ones_own_choice(folder, tmp_path):
-    assert command(folder, tmp_path, "--bases", "10000:40000:1e5", "--steps", "1") == 0
-    made = routers.read(tmp_path / routers.FILE)
-    assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
-
-
 def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
     for weight in ("0", "30"):
         command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
@@ -317,22 +301,6 @@ def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path)
     assert plain[0] == balanced[0]
     assert balanced[-1] < plain[-1] - 1e-3
     assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_a_dry_run_says_what_it_would_do_and_loads_no_weights(folder, tmp_path, capsys):
-    assert command(folder, tmp_path / "out", "--dry_run") == 0
-    shown = capsys.readouterr().out
-    assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
-    assert "6 steps of 3 sequences from texts.jsonl" in shown
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_defaults_are_the_published_settings():
-    settings = train.Settings()
-    assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
-    assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
-    assert routers.BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
 
 
 def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
@@ -348,7 +316,12 @@ def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsys):
+def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
+    assert command(folder, tmp_path / "out", "--dry_run") == 0
+    shown = capsys.readouterr().out
+    assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
+    assert "6 steps of 3 sequences from texts.jsonl" in shown
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
@@ -363,9 +336,6 @@ def test_errors_are_one_line_before_any_weight_is_loaded(folder, tmp_path, capsy
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
-
-
-def test_flags_with_which_nothing_can_be_trained_are_named(folder, tmp_path, capsys):
     for flag, value in (("--steps", "0"), ("--length", "1"), ("--rate", "0"), ("--balance", "nan")):
         with pytest.raises(SystemExit, match="2"):
             command(folder, tmp_path / "out", flag, value)
@@ -426,16 +396,21 @@ def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
     )
 
 
-def test_a_run_on_tasks_records_them(folder, tmp_path):
+def test_a_run_records_its_tasks_and_bases_of_ones_own_choice(folder, tmp_path):
     tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2", "--steps", "2")
-    assert command(folder, tmp_path, *tasks) == 0
-    assert routers.read(tmp_path / routers.FILE).config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
+    assert command(folder, tmp_path, *tasks, "--bases", "10000:40000:1e5") == 0
+    made = routers.read(tmp_path / routers.FILE)
+    assert made.config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
+    assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
 
 
 def test_the_shipped_router_was_trained_by_the_published_settings_for_the_shipped_weights():
     file = reference.path() / routers.FILE
     found = routers.read_config(file)
     settings = train.Settings(tasks=tuple(train.TASK_SIZES.items()))
+    assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
+    assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
+    assert found.bases == routers.BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
     expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
     assert {name: found.training[name] for name in expected} == expected
     assert found.weights_sha256 == routers.weights_digest(str(reference.path()))
