@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,10 @@ class Guard:
         return rows
 
     def check(self, plain: Sequence[float], found: Sequence[float]) -> dict[str, Any]:
-        """How a question's scores compare with the plain model's: as plain data, for the journal."""
+        """How the questions' scores compare with the plain model's: as plain data, for the journal.
+
+        One question gives no interval, and shows nothing.
+        """
         import numpy as np
 
         from lpes_eval.compare import statistics
@@ -73,7 +77,7 @@ class Guard:
         return {
             "plain": sum(plain) / len(plain),
             "found": sum(found) / len(found),
-            "interval": [difference.low, difference.high],
+            "interval": [end if math.isfinite(end) else None for end in (difference.low, difference.high)],
             "over": drop - self.max_drop if worse else 0.0,
         }
 

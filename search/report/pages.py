@@ -303,7 +303,7 @@ def _guards(held_out: HeldOut) -> str:
     for name, guard in held_out.guards.items():
         low, high = guard["interval"]
         verdict = "worse" if guard["over"] else "ok"
-        change = f"{guard['found'] - guard['plain']:+.4f} [{low:+.4f}, {high:+.4f}]"
+        change = f"{guard['found'] - guard['plain']:+.4f}" + (f" [{low:+.4f}, {high:+.4f}]" if low is not None else "")
         rows.append([name, f"{guard['plain']:.4f}", f"{guard['found']:.4f}", change, verdict])
     return _markdown(["guard", PLAIN, FOUND, "difference", ""], rows)
 

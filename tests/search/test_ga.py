@@ -357,6 +357,12 @@ def test_any_task_can_be_a_guard_and_an_unknown_one_is_refused(command, tmp_path
     assert "--guard no_such_task: no task" in err
 
 
+def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, tmp_path):
+    assert command(*SMALL, "--examples", "1", "--held_out_examples", "1")[0] == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["guards"]["answers that end"]["interval"] == [None, None]
+
+
 def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     guard = Guard("g", 0.1, None)
     plain = [1.0] * 12
