@@ -1,6 +1,6 @@
 """Searches compared on simulated models, whose true accuracy under any factors is known.
 
-    python -m benchmarks.landscapes                 # 50 seeds a search and landscape: about ten minutes on one core
+    python -m benchmarks.landscapes                 # 50 seeds a search and landscape: an hour or more on one core
     python -m benchmarks.landscapes --seeds 5       # a look
 
 A landscape gives the probability of a right answer at the beginning, in the middle and at the end of the context, for

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.errors import DataError
+
+
+def remembered(read: Callable[..., Any]) -> Callable[..., Any]:
+    """``read(path, ...)``, which reads a file once as long as it stays the same (its time and size)."""
+
+    @functools.cache
+    def once(path: Path, stamp: tuple[int, int], *rest: Any) -> Any:
+        return read(path, *rest)
+
+    def again(path: Path, *rest: Any) -> Any:
+        if not path.exists():
+            return read(path, *rest)  # which says so
+        found = path.stat()
+        return once(path, (found.st_mtime_ns, found.st_size), *rest)
+
+    return again
 
 
 def read_jsonl(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str, Any]]:

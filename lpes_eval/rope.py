@@ -39,7 +39,7 @@ BATCHED_LIMIT = 1 << 22
 layers ask for them, so that a long prompt never holds more than one layer's table beside the model's own."""
 
 METHOD = "_peer_method"
-"""The attribute by which a peer method (``lpes_eval.peers``) marks a module of the model that it is in: its name."""
+"""The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
 _ATTRIBUTE = "_layer_factors"
 
@@ -59,7 +59,7 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers.
         UnsupportedModel: a model whose layers cannot be given factors; the message says why.
-        UserError: a peer method (``lpes_eval.peers``) is in the model.
+        UserError: another method (``lpes_eval.methods``) is in the model.
 
     A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
 
@@ -105,7 +105,7 @@ def applied(model: nn.Module) -> list[float] | None:
 
 
 def method_in(model: nn.Module) -> str | None:
-    """The name of the peer method (``lpes_eval.peers``) that is in the model, or None."""
+    """The name of the other method (``lpes_eval.methods``) that is in the model, or None."""
     return next((module.__dict__[METHOD] for module in model.modules() if METHOD in module.__dict__), None)
 
 

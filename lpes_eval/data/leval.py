@@ -17,7 +17,6 @@ import re
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def read(path: str | Path) -> list[Document]:
     return documents
 
 
-_read_once = cache(read)  # one reading serves the rows, the prompts, and every size of a task
+_read_once = files.remembered(read)  # one reading serves the rows, the prompts, and every size of a task
 
 
 def document_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:

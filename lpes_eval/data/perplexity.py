@@ -15,7 +15,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def _read_parquet(path: Path) -> list[Text]:
     return [Text(name, text) for name, text in zip(columns["short_book_title"], columns["text"], strict=True)]
 
 
-_read_once = cache(read)  # one reading serves every length
+_read_once = files.remembered(read)  # one reading serves every length
 
 
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:

@@ -130,7 +130,7 @@ def read(path: str | Path, name: str, split: str) -> list[Example]:
     return list(examples.values())
 
 
-_read_once = cache(read)  # one reading serves the rows, the prompts, and every size of a task
+_read_once = files.remembered(read)  # one reading serves the rows, the prompts, and every size of a task
 
 
 def _archived(path: Path, member: str) -> Iterator[Any]:

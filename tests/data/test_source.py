@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lpes_eval import reference
+from lpes_eval import files, reference
 from lpes_eval.data import source
 from lpes_eval.errors import DataError
 from lpes_eval.factors import Factors
@@ -196,3 +196,16 @@ def test_offline_and_not_cached_is_one_line_with_file_address_and_ways_out(tmp_p
         "source=generated",
     ):
         assert part in run.stdout
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path):
+    read = []
+    remembered = files.remembered(lambda path, part: read.append(path) or path.read_text()[part])
+    path = tmp_path / "a.txt"
+    path.write_text("first")
+    assert [remembered(path, 0), remembered(path, 0), remembered(path, 1)] == ["f", "f", "i"]
+    path.write_text("second one")
+    assert remembered(path, 0) == "s"
+    assert len(read) == 3
+    with pytest.raises(FileNotFoundError):
+        remembered(tmp_path / "none.txt", 0)
