@@ -23,9 +23,10 @@ def remembered(read: Callable[..., Any]) -> Callable[..., Any]:
         return read(path, *rest)
 
     def again(path: Path, *rest: Any) -> Any:
-        if not path.exists():
-            return read(path, *rest)  # which says so
-        found = path.stat()
+        try:
+            found = path.stat()
+        except OSError:
+            return read(path, *rest)  # which says what is wrong
         return once(path, (found.st_mtime_ns, found.st_size), *rest)
 
     return again
