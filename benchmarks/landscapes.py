@@ -157,7 +157,8 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> tuple[list[float], in
             least = optimizer.cutoff if kind.early else None
             parent = known.get(factors_of(least[0], kind, L), (0, None))[1] if least else None
             if parent is not None:
-                race = Race([0.0] * kind.examples, [1 / kind.examples] * kind.examples, list(parent), 0.01)
+                units = [1 / kind.examples] * kind.examples
+                race = Race([0.0] * kind.examples, units, list(parent), 0.01, margin=least[1] - float(parent.sum()))
                 for asked, unit in enumerate(shuffled(range(kind.examples), stream("order", repr(factors))), 1):  # noqa: B007
                     race.take(unit, float(values[unit]))
                     if race.lost:

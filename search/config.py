@@ -349,8 +349,7 @@ def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
     of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
     idle = of_all - {each.name for each in settings_of(args.optimizer)}
-    if optimizers.load(args.optimizer).free_curve():
-        idle |= {"curve"}
+    idle |= set(optimizers.load(args.optimizer).ignores)
     if args.curve == "free":
         idle |= {"control_points", "max_dx"}
     return sorted(f"--{name}" for name in _given(argv) & idle)
@@ -364,7 +363,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     """
     optimizer = optimizers.load(args.optimizer)
     optimizer.settle(args)
-    if optimizer.free_curve():
+    if "curve" in optimizer.ignores:
         args.curve = "free"
     if "split" in args.metadata:
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")

@@ -70,12 +70,20 @@ class Race:
         highs: the most.
         parent: what it adds to the parent's.
         error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness.
+        margin: by how much it has to exceed the parent's fitness instead.
 
     Attributes:
         lost: whether the individual can be given up.
     """
 
-    def __init__(self, lows: Sequence[float], highs: Sequence[float], parent: Sequence[float], error: float) -> None:
+    def __init__(
+        self,
+        lows: Sequence[float],
+        highs: Sequence[float],
+        parent: Sequence[float],
+        error: float,
+        margin: float = 0.0,
+    ) -> None:
         self._parent, self._error = parent, error
         self.lost = False
         self._bets = [
@@ -83,7 +91,7 @@ class Race:
                 len(parent),
                 min(low - share * y for low, y in zip(lows, parent, strict=True)),
                 max(high - share * y for high, y in zip(highs, parent, strict=True)),
-                (1 - share) * math.fsum(parent),
+                (1 - share) * math.fsum(parent) + margin,
             )
             for share in SHARES
         ]

@@ -70,8 +70,8 @@ class Cutoff:
 
     Attributes:
         fitness: give up as soon as this cannot be reached any more, were all remaining answers perfect.
-        examples: every example's score of the individual that has this fitness: give up as soon as it is improbable to
-            be reached (``search.early_stopping``).
+        examples: every example's score of an individual to compare with: give up as soon as it is improbable that
+            ``fitness`` is reached (``search.early_stopping``).
         error: how probable it may be that an individual is given up so which would have reached it.
     """
 
@@ -333,7 +333,7 @@ class _Racing:
         lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
         highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
         reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
-        self._race = Race(lows, highs, reached, cutoff.error)
+        self._race = Race(lows, highs, reached, cutoff.error, margin=cutoff.fitness - math.fsum(reached))
         self.order = rng.shuffled(range(len(self._examples_of)), rng.stream("order", name))
         self._next = self.asked = 0
         self._seen: dict[str, list[float]] = {}

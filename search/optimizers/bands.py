@@ -1,4 +1,4 @@
-"""The default search: a scan of bands of layers, coarse to fine, and the best of them put together."""
+"""The default search: a scan of bands of layers, coarse to fine, that keeps what helps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from lpes_eval.flags import at_least
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import Y_HIGH, Y_LOW, Individual, Points
 
-STEPS = ((1.5, 1.2), (1.2, 1 / 1.2), (1.1, 1 / 1.1))
-"""What a band's factors are multiplied by, from the first rounds to the last."""
+STEPS = ((1.5, 1.2, 1 / 1.2), (1.2, 1.1, 1 / 1.2), (1.1, 1 / 1.1))
+"""What a band's factors are multiplied by: in the first sweep, the second and the last."""
 Band = tuple[int, int]
 """Layers (first, last + 1)."""
 
@@ -19,123 +19,114 @@ Band = tuple[int, int]
 class BandConfig(Config):
     """How far a scan goes."""
 
-    finest: int = setting(16, at_least(1), "bands at most that the first rounds divide the layers into", least=1)
-    combined: int = setting(4, at_least(2), "bands at most that are put together at once", least=2)
-    individuals: int = setting(160, at_least(1), "individuals at most; the finest bands are left out first", least=1)
+    finest: int = setting(8, at_least(1), "bands that the layers are divided into at most", least=1)
+    least_gain: float = setting(0.01, float, "fitness that a change has to add to be kept", "G", least=0)
 
 
 class BandScan(Optimizer):
-    """Scale whole bands of layers by a step, and go on from the best.
+    """Scale whole bands of layers by a step, and keep what makes the model fitter.
 
-    A round has two generations. The first multiplies the factors of one band: the whole stack, its halves, their halves
-    and so on. The second puts bands together that each made the model fitter and do not overlap. Where the fittest of
-    both is fitter than what the round set out from, the next round sets out from there; where it is not, the next one
-    takes smaller steps and finer bands, and after the last step the search is done. It draws nothing at random.
+    A sweep takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
+    generation scales every band on its own, by each step. Where several bands make the model fitter, the next
+    generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
+    the fittest so far. Every sweep takes smaller steps. It draws nothing at random.
     """
 
     Config = BandConfig
     title = "a scan of bands of layers, coarse to fine"
     default_start = 1.0
+    ignores = ("curve", "generations")
 
     def _set_up(self, model: object) -> None:
-        self._center: tuple[Points, float] | None = None
-        self._step = 0
-        self._bands: dict[Points, Band] = {}  # of the round's first generation
         self._fitness: dict[Points, float] = {}
-        self._next: list[list[Individual]] = [[Individual(self.start, "start")]]
-
-    @classmethod
-    def free_curve(cls) -> bool:
-        """Yes: a band is a set of layers."""
-        return True
+        self._center: tuple[Points, float] | None = None  # the fittest so far
+        self._bands: dict[Points, Band] = {}  # of a generation of single bands
+        levels = self._levels()
+        self._left = [(bands, steps) for steps in STEPS for bands in levels]
+        self.generations = 2 * len(self._left)
+        self._next: list[Points] = [self.start]
 
     @property
     def done(self) -> bool:
-        """Whether the smallest step found nothing, or the generations are spent."""
-        return not self._next or super().done
+        """Whether the last sweep is over."""
+        return not self._next
 
     @property
     def max_evaluations(self) -> int:
         """The most individuals that will be asked for."""
-        return int(self.config.individuals)
+        levels = self._levels()
+        single = sum(len(bands) * len(steps) for bands in levels for steps in STEPS)
+        together = len(STEPS) * sum(len(_sizes(len(bands))) for bands in levels)
+        return 1 + single + together
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
-        """What the round set out from: a band that does not make the model fitter is never put together with others."""
-        return self._center
+        """The fittest so far, and what has to be reached to be kept."""
+        return self._center and (self._center[0], self._center[1] + self.config.least_gain)
 
     def _propose(self) -> list[list[Individual]]:
-        return self._next
+        origin = "start" if self._center is None else "band" if self._bands else "together"
+        parents = (self._center[0],) if self._center else ()
+        return [[Individual(P, origin, parents)] for P in self._next]
 
     def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
+        before = self._center
         self._fitness |= survivors
-        if self._center is None:
-            self._center = next(iter(survivors.items()))
-        elif self._bands and (together := self._put_together()):
-            self._next, self._bands = together, {}
-            return
-        else:
-            fittest = max(self._fitness.items(), key=lambda pair: pair[1])
-            if fittest[1] > self._center[1]:
-                self._center = fittest
-            else:
-                self._step += 1
-        self._next = self._scan()
+        fittest = max(survivors.items(), key=lambda pair: pair[1])
+        if before is None or self._better(fittest[1], before[1]):
+            self._center = fittest
+        self._next = self._together(*before) if self._bands and before else []
+        self._bands = {}
+        while not self._next and self._left:
+            self._bands = self._scaled(*self._left.pop(0))
+            self._next = list(self._bands)
 
-    def _scan(self) -> list[list[Individual]]:
-        """One band changed, for every band and step; what was measured before is not asked for again."""
+    def _scaled(self, bands: Sequence[Band], steps: Sequence[float]) -> dict[Points, Band]:
+        """One band scaled by one step, for each of them; without what was measured before."""
         assert self._center is not None
-        while self._step < len(STEPS):
-            self._bands = {}
-            for band in self._divided(self.config.finest << self._step):
-                for step in STEPS[self._step]:
-                    P = self._scaled(self._center[0], band, step)
-                    if P not in self._fitness:
-                        self._bands.setdefault(P, band)
-            if self._bands:
-                left = self.config.individuals - len(self._fitness)
-                self._bands = dict(list(self._bands.items())[:left])
-                return [[Individual(P, "band", (self._center[0],))] for P in self._bands]
-            self._step += 1
-        return []
-
-    def _put_together(self) -> list[list[Individual]]:
-        """The fittest bands, two, three and so on, as far as they do not overlap and each was an improvement."""
-        assert self._center is not None
-        center, fitness = self._center
-        better = sorted((P for P in self._bands if self._fitness[P] > fitness), key=lambda P: -self._fitness[P])
-        found: list[list[Individual]] = []
-        taken: list[Band] = []
-        points = list(center)
-        for P in better:
-            first, end = self._bands[P]
-            if any(first < e and f < end for f, e in taken):
-                continue
-            taken.append((first, end))
-            points[first:end] = P[first:end]
-            if 1 < len(taken) <= self.config.combined and tuple(points) not in self._fitness:
-                found.append([Individual(tuple(points), "together", (center,))])
-        return found[: self.config.individuals - len(self._fitness)]
-
-    def _scaled(self, points: Points, band: Band, step: float) -> Points:
-        scaled = [
-            (x, min(max(y * step, Y_LOW), Y_HIGH) if band[0] <= h < band[1] else y) for h, (x, y) in enumerate(points)
-        ]
-        return self.space.nearest(tuple(scaled))
-
-    def _divided(self, finest: int) -> list[Band]:
-        """The whole stack, its halves, their halves and so on, each level of at most ``finest`` bands."""
-        level: list[Band] = [(0, self.space.L)]
-        found: list[Band] = []
-        while level and len(level) <= finest:
-            found += level
-            level = [
-                part
-                for first, end in level
-                if end - first > 1
-                for part in ((first, (first + end) // 2), ((first + end) // 2, end))
-            ]
+        found: dict[Points, Band] = {}
+        for first, end in bands:
+            for step in steps:
+                points = [
+                    (x, min(max(y * step, Y_LOW), Y_HIGH) if first <= h < end else y)
+                    for h, (x, y) in enumerate(self._center[0])
+                ]
+                P = self.space.nearest(tuple(points))
+                if P not in self._fitness:
+                    found.setdefault(P, (first, end))
         return found
+
+    def _together(self, points: Points, fitness: float) -> list[Points]:
+        """The bands that made the model fitter, each with its best step: all, the better half, and so on."""
+        best: dict[Band, Points] = {}
+        for P in sorted(self._bands, key=lambda P: -self._fitness[P]):
+            if self._better(self._fitness[P], fitness):
+                best.setdefault(self._bands[P], P)
+        found: dict[Points, None] = {}
+        for size in _sizes(len(best)):
+            together = list(points)
+            for (first, end), P in list(best.items())[:size]:
+                together[first:end] = P[first:end]
+            if tuple(together) not in self._fitness:
+                found[tuple(together)] = None
+        return list(found)
+
+    def _better(self, fitness: float, than: float) -> bool:
+        return fitness > than and fitness >= than + self.config.least_gain - 1e-9  # sums are rounded
+
+    def _levels(self) -> list[list[Band]]:
+        """The whole stack, its halves and so on; of a stack with fewer layers, single layers at last."""
+        L, finest = self.space.L, self.config.finest
+        counts = [1]
+        while counts[-1] < min(finest, L):
+            counts.append(min(2 * counts[-1], L))
+        edges = [[round(i * L / n) for i in range(n + 1)] for n in counts if n <= finest]
+        return [list(zip(ends, ends[1:], strict=False)) for ends in edges]
+
+
+def _sizes(n: int) -> list[int]:
+    """n, its half and so on down to 2."""
+    return [n >> k for k in range(n.bit_length()) if n >> k > 1]
 
 
 OPTIMIZER = BandScan

@@ -65,6 +65,9 @@ class Optimizer:
     """One line for ``--help``."""
     default_start: ClassVar[float | None] = Y_START
     """The factor in every layer that it sets out from without ``--start``; None if it sets out from nowhere."""
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """Of the flags that are no optimiser's own, those that it does not look at; with ``curve``, it searches one factor
+    a layer."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
 
@@ -103,11 +106,6 @@ class Optimizer:
             UserError: one line that names the flag.
         """
 
-    @classmethod
-    def free_curve(cls) -> bool:
-        """Whether it searches one factor a layer whatever ``--curve`` says."""
-        return False
-
     def plan(self) -> list[str]:
         """Lines for the search's plan, where it costs more than its evaluations or starts in a way of its own."""
         return []
@@ -140,7 +138,7 @@ class Optimizer:
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
-        """An individual and its fitness: one that is less fit changes nothing, however low its fitness is."""
+        """An individual and a fitness: what is less fit than that changes nothing, however low its fitness is."""
         return None
 
     def ask(self) -> list[Individual]:

@@ -37,6 +37,7 @@ class GradientDescent(Optimizer):
     Config = GradientConfig
     title = "gradient descent on one factor a layer (App. C), the negative control"
     needs_every_fitness = True
+    ignores = ("curve",)
     BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam (arXiv 1412.6980), Algorithm 1
 
     @classmethod
@@ -47,11 +48,6 @@ class GradientDescent(Optimizer):
             raise UserError(
                 f"--epoch_samples {args.epoch_samples}: less than one --gradient_batch, {args.gradient_batch}"
             )
-
-    @classmethod
-    def free_curve(cls) -> bool:
-        """Yes: there is no curve to descend on."""
-        return True
 
     def _set_up(self, model: Any) -> None:
         from search.answer_loss import AnswerLoss  # imports torch, which --help does not need
