@@ -85,7 +85,6 @@ def test_the_default_is_a_scan_of_bands_that_ends_by_itself(command, tmp_path):
     assert "Optimizer    bands, from 1 in every layer" in out
     entries = journal(tmp_path / "out")
     assert {entry["origin"] for entry in entries} <= {"baseline", "PI", "start", "band", "together"}
-    assert len(entries) < 160
 
 
 def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(command, tmp_path, toy_lm, monkeypatch):
@@ -197,7 +196,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 160),
+        ([], "BandScan", 132),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
