@@ -52,6 +52,12 @@ class BandScan(Optimizer):
         return not self._next
 
     @property
+    def best(self) -> tuple[Individual, float]:
+        """The last that was kept: one that is fitter by less than the least gain is not worth another factor."""
+        best, fitness = super().best
+        return (Individual(self._center[0], "kept"), self._center[1]) if self._center else (best, fitness)
+
+    @property
     def max_evaluations(self) -> int:
         """The most individuals that will be asked for."""
         levels = self._levels()
