@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(getattr(error, "exit_status", 2))
     except OSError as error:
         print(f"lpes-eval: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except Exception:  # 1 is a verdict of a subcommand, which a defect must not look like
+        traceback.print_exc()
         return 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lpes_eval import factors
+from lpes_eval.compare.tables import plain
 from lpes_eval.errors import FactorsError
 from lpes_eval.flags import at_least
 
@@ -32,10 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
         hint = "" if arguments.layers or loaded.num_layers else " (--layers N)"
         raise FactorsError(f"{arguments.file}: {error}{hint}") from None
     reach = max(max(values) - 1, 1e-9)
-    print(f"{arguments.file}: {len(values)} layers, mean factor {loaded.mean(len(values)):.4f}")
+    print(f"{plain(str(arguments.file))}: {len(values)} layers, mean factor {loaded.mean(len(values)):.4f}")
     print(f"sha256 {loaded.digest(len(values))}")
     for h, value in enumerate(values):
         print(f"  layer {h:3d}  {value:8.4f}  {'#' * round(40 * max(value - 1, 0) / reach)}".rstrip())
     for name, value in loaded.origin.items():
-        print(f"  {name}: {value}")
+        print(plain(f"  {name}: {value}"))
     return 0

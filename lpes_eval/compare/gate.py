@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +31,10 @@ FORMAT = "lpes-eval baseline"
 FORMAT_VERSION = 1
 ALPHA = 0.01
 TOLERANCE = 0.001
-HEADER = ("", "baseline", "now", "change", "allowed", "p", "")
+HEADER = ("", "baseline", "now", "change", "still passes", "p", "")
+SLACK = 1.25
+"""The level that a family of n questions gets where it gets just enough to see the loss of all answers, in units of
+2^-n: p is estimated by random exchanges for means and spreads, and may come out a little above."""
 
 
 class NoBaseline(UserError):
@@ -140,25 +144,27 @@ class Row:
         if self.dropped:
             return "DROPPED"
         if self.change.method == "none":
-            return "not tested"
+            return "not testable"
         return "WORSE" if self.worse else "ok"
 
 
 @dataclass(frozen=True)
 class Section:
-    """The rows of one metric of one family of tasks."""
+    """The rows of one metric of one family of tasks, each tested at ``level``; 0 where nothing could be tested."""
 
     family: str
     metric: str
     paired: bool
     questions: int | None
+    level: float
     rows: tuple[Row, ...]
 
     @property
     def title(self) -> str:
         """Names the family, the metric, and how the two runs were held against each other."""
         how = "paired" if self.paired else "unpaired"
-        return ", ".join([self.family, self.metric, *([f"{self.questions} questions"] if self.questions else []), how])
+        asked = [f"{self.questions} questions"] if self.questions else []
+        return tables.plain(", ".join([self.family, self.metric, *asked, how]))
 
 
 @dataclass(frozen=True)
@@ -168,17 +174,17 @@ class Verdict:
     Attributes:
         sections: all rows, tested or not.
         alpha: the false-alarm rate of the whole gate.
-        level: that of each test: ``alpha`` over the number of tests.
         notes: what else a reader should know, such as the smallest loss that could be found.
         max_drop: the largest drop of a mean or of a single task's score; None where chance alone decides.
+        strict: whether the gate also fails where a score could not be tested.
         compared: ``baseline`` and ``now`` -> the model and the file it is of; empty where there are no files.
     """
 
     sections: tuple[Section, ...]
     alpha: float
-    level: float
     notes: tuple[str, ...]
     max_drop: float | None = None
+    strict: bool = False
     compared: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -188,8 +194,18 @@ class Verdict:
 
     @property
     def worse(self) -> bool:
-        """Whether the gate fails."""
+        """Whether a score got worse."""
         return any(row.worse for row in self.rows)
+
+    @property
+    def untestable(self) -> int:
+        """How many rows could not be tested, and did not fail by their size either."""
+        return sum(row.change.method == "none" and not row.worse for row in self.rows)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the gate fails."""
+        return self.worse or (self.strict and self.untestable > 0)
 
     @property
     def headline(self) -> str:
@@ -199,6 +215,8 @@ class Verdict:
         found = (
             f"{worse} of {len(self.rows)} scores and spreads got worse" if worse else "nothing got worse beyond chance"
         )
+        if self.untestable:
+            found += f"; {self.untestable} could not be tested" + (", which fails under --strict" * self.strict)
         besides = "" if self.max_drop is None else f", or wherever a mean drops by more than {self.max_drop:g}"
         return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / self.alpha:.0f}{besides})"
 
@@ -212,14 +230,18 @@ class Verdict:
         """Write the verdict as Markdown, for a job summary."""
         parts = [f"## lpes-eval regress: {self.headline}"]
         if self.compared:
-            parts.append("\n".join(f"* {side}: {what}" for side, what in self.compared.items()))
+            parts.append("\n".join(f"* {side}: {tables.markdown(what)}" for side, what in self.compared.items()))
         parts += [
-            f"### {section.title}\n\n{tables.markdown_table(HEADER, _cells(section))}" for section in self.sections
+            f"### {tables.markdown(section.title)}\n\n{tables.markdown_table(HEADER, _cells(section))}"
+            for section in self.sections
         ]
-        return "\n\n".join([*parts, *(f"* {note}" for note in self.notes)])
+        return "\n\n".join([*parts, *(f"* {tables.markdown(note)}" for note in self.notes)])
 
     def to_junit(self) -> str:
-        """Write the verdict as JUnit XML: a test case for each row, failed where it got worse."""
+        """Write the verdict as JUnit XML: a test case for each row, failed where it got worse.
+
+        What could not be tested is skipped, or under ``strict`` failed.
+        """
         cases = []
         for section in self.sections:
             for row in section.rows:
@@ -227,7 +249,8 @@ class Verdict:
                 if row.worse:
                     case.outcome, case.message = "failure", _sentence(row)
                 elif row.change.method == "none":
-                    case.outcome, case.message = "skipped", "no standard error: not tested"
+                    case.outcome = "failure" if self.strict else "skipped"
+                    case.message = "not testable: too few questions, or no samples and no standard error"
                 cases.append(case)
         return _junit(cases, self.notes)
 
@@ -285,15 +308,15 @@ def regress(
     alpha: float = ALPHA,
     tolerance: float = TOLERANCE,
     max_drop: float | None = None,
+    strict: bool = False,
     other_model: bool = False,
     other_prompts: bool = False,
 ) -> Verdict:
     """Hold a run against a baseline.
 
     Every position of every family, its mean over positions and its spread is one test, where there is anything to test
-    it by. Each is made at ``alpha`` over the number of tests (Bonferroni; Holm's step-down would fail the same gates),
-    so that a rerun of the same model fails the gate with a probability of at most ``alpha``, however many tasks there
-    are.
+    it by. Their levels add up to ``alpha`` at most (Bonferroni; see ``_levels``), so that a rerun of the same model
+    fails the gate with a probability of at most ``alpha``, however many tasks there are.
 
     Args:
         baseline: what was committed.
@@ -302,6 +325,7 @@ def regress(
         tolerance: a worsening up to this much, in the score's unit, never fails.
         max_drop: a mean over positions, or the score of a single task, that gets worse by more than this fails whatever
             chance says. It is for deterministic reruns, and comes without a false-alarm rate.
+        strict: fail where a score cannot be tested, too.
         other_model: hold another model against the baseline on purpose.
         other_prompts: accept the same examples in other prompts.
 
@@ -314,17 +338,18 @@ def regress(
     tests = sum(comparison.tests for comparison in comparisons)
     if not tests:
         raise NotComparable("no score has samples or a standard error to test it by; run lm_eval with --log_samples")
-    level = alpha / tests
-    needed = _fewest_lost(level)
-    tested = [comparison.questions for comparison in comparisons if comparison.tests]
-    if all(questions is not None and questions < needed for questions in tested):
+    levels = _levels([(comparison.tests, comparison.questions) for comparison in comparisons], alpha)
+    if not any(levels):
+        asked = max(comparison.questions or 0 for comparison in comparisons if comparison.tests)
         raise NotComparable(
-            f"{max(filter(None, tested))} questions are too few: at alpha {alpha:g} over {tests} tests not even the "
-            f"loss of every answer could be told from chance; evaluate at least {needed}"
+            f"{asked} questions are too few: at alpha {alpha:g} over {tests} tests not even the loss of every answer "
+            f"could be told from chance; evaluate at least {_fewest_lost(alpha / tests)}"
         )
     largest = math.inf if max_drop is None else max(max_drop, tolerance)
-    sections = tuple(comparison.section(level, tolerance, largest) for comparison in comparisons)
-    return Verdict(sections, alpha, level, (*_least_losses(sections, level), *_notes(baseline, now)), max_drop)
+    sections = tuple(
+        comparison.section(level, tolerance, largest) for comparison, level in zip(comparisons, levels, strict=True)
+    )
+    return Verdict(sections, alpha, (*_least_losses(sections), *_notes(baseline, now)), max_drop, strict)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -334,8 +359,9 @@ def add_parser(subparsers: Any) -> None:
         help="fail if scores got worse than a committed baseline",
         description="Hold a run of lm_eval against a committed baseline. docs/regress.md says what is tested and how "
         "often a mere rerun fails.",
-        epilog="exit status: 0 nothing got worse beyond chance; 1 something did; 2 an error of use; 3 no baseline; 4 "
-        "not comparable (another task version, model, source or set of examples)",
+        epilog="exit status: 0 nothing got worse beyond chance; 1 something did, or under --strict a score could not "
+        "be tested; 2 an error of use; 3 no baseline; 4 not comparable (another task version, model, source or set of "
+        "examples)",
     )
     parser.add_argument("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
     parser.add_argument("--baseline", metavar="FILE", required=True, help="the committed baseline (JSON)")
@@ -358,6 +384,12 @@ def add_parser(subparsers: Any) -> None:
         help="fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
         "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)",
     )
+    parser.add_argument(
+        "--strict",
+        action=argparse.BooleanOptionalAction,
+        default=bool(os.environ.get("CI")),
+        help="fail where a score cannot be tested (default: where the environment variable CI is set)",
+    )
     parser.add_argument("--other-model", action="store_true", help="hold another model against the baseline on purpose")
     parser.add_argument("--other-prompts", action="store_true", help="accept the same examples in other prompts")
     parser.set_defaults(run=run)
@@ -373,7 +405,9 @@ def run(arguments: argparse.Namespace) -> int:
         verdict = _verdict(arguments, results.read(arguments.results))
     except UserError as error:
         if arguments.markdown:
-            tables.write(arguments.markdown, f"## lpes-eval regress: could not compare\n\n{error}")
+            tables.write(
+                arguments.markdown, f"## lpes-eval regress: could not compare\n\n{tables.markdown(str(error))}"
+            )
         if arguments.junit:
             tables.write(arguments.junit, _junit([_Case("lpes-eval", "comparable", "error", str(error))]))
         raise
@@ -383,12 +417,13 @@ def run(arguments: argparse.Namespace) -> int:
         tables.write(arguments.junit, verdict.to_junit())
     if "-" not in (arguments.markdown, arguments.junit):
         tables.write("-", verdict.to_text())
-    return 1 if verdict.worse else 0
+    return 1 if verdict.fails else 0
 
 
 def _update(arguments: argparse.Namespace, found: Results) -> int:
     """Write the baseline that the command line names, if any run could be held against it."""
     path, now = Path(arguments.baseline), snapshot(found)
+    _check_replaceable(path)
     try:
         regress(now, now, alpha=arguments.alpha, tolerance=arguments.tolerance)
     except NotComparable as error:
@@ -398,6 +433,18 @@ def _update(arguments: argparse.Namespace, found: Results) -> int:
     hint = "; some scores without samples (lm_eval --log_samples): they can only be compared unpaired"
     print(f"{path}: baseline of {len(now.tasks)} tasks written from {found.path}{hint if unpaired else ''}")
     return 0
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse to overwrite a file that is no baseline; one of another version, or damaged behind its head, may go."""
+    if not path.exists():
+        return
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UserError(f"{path}: is there and is not a baseline, so --update does not overwrite it; name another file")
 
 
 def _verdict(arguments: argparse.Namespace, found: Results) -> Verdict:
@@ -410,6 +457,7 @@ def _verdict(arguments: argparse.Namespace, found: Results) -> Verdict:
             alpha=arguments.alpha,
             tolerance=arguments.tolerance,
             max_drop=arguments.max_drop,
+            strict=arguments.strict,
             other_model=arguments.other_model,
             other_prompts=arguments.other_prompts,
         )
@@ -466,13 +514,41 @@ def _fewest_lost(level: float) -> int:
     return math.floor(math.log2(1 / level)) + 1
 
 
-def _least_losses(sections: Sequence[Section], level: float) -> Iterator[str]:
-    fewest = _fewest_lost(level)
-    for questions in sorted({section.questions for section in sections if section.questions}):
-        if questions < fewest:
-            yield f"{questions} questions: a loss of any number of them cannot be told from chance."
+def _levels(families: Sequence[tuple[int, int | None]], alpha: float) -> list[float]:
+    """The level of each family's tests, of which all add up to ``alpha`` at most.
+
+    Tests share ``alpha`` evenly. Where a family has too few questions for that, it gets just what it takes to see the
+    loss of all its answers, as long as half of ``alpha`` is left to the others; where it does not, it gets 0.
+
+    Args:
+        families: of each, its tests and its questions (None: not known).
+        alpha: the false-alarm rate of the whole gate.
+    """
+    needed = [SLACK * 2.0**-questions if questions else 0.0 for _, questions in families]
+    levels, spent = [0.0] * len(families), 0.0
+    even = [i for i, (tests, _) in enumerate(families) if tests]
+    even.sort(key=lambda i: families[i][0] * needed[i])
+    while even:
+        level = (alpha - spent) / sum(families[i][0] for i in even)
+        few = [i for i in even if (questions := families[i][1]) is not None and questions < _fewest_lost(level)]
+        if not few:
+            for i in even:
+                levels[i] = level
+            break
+        even.remove(few[0])
+        cost = families[few[0]][0] * needed[few[0]]
+        if even and spent + cost <= alpha / 2:
+            spent += cost
+            levels[few[0]] = needed[few[0]]
+    return levels
+
+
+def _least_losses(sections: Sequence[Section]) -> Iterator[str]:
+    for questions, level in sorted({(section.questions, section.level) for section in sections if section.questions}):
+        if not level:
+            yield f"{questions} questions: not testable, a loss of all of them cannot be told from chance."
         elif any(section.paired for section in sections if section.questions == questions):
-            yield f"{questions} questions: a loss of fewer than {fewest} of them cannot be told from chance."
+            yield f"{questions} questions: a loss of fewer than {_fewest_lost(level)} cannot be told from chance."
 
 
 def _notes(baseline: Baseline, now: Baseline) -> Iterator[str]:
@@ -541,7 +617,9 @@ class _Comparison:
 
     def section(self, level: float, tolerance: float, largest: float) -> Section:
         """Its rows: the positions, their mean and their spread."""
-        found = self._changes(level)
+        found = self._changes(level or 0.5)
+        if not level:
+            found = found.untested()
         named = list(zip(self.labels, found.positions, strict=True))
         if found.mean is not None:
             named.append(("mean", found.mean))
@@ -550,7 +628,7 @@ class _Comparison:
         if found.spread is not None:
             rows.append(_row("spread", found.spread, True, level, tolerance))
         paired = self.scores is not None
-        return Section(self.family, self.key.removesuffix(",none"), paired, self.questions, tuple(rows))
+        return Section(self.family, self.key.removesuffix(",none"), paired, self.questions, level, tuple(rows))
 
 
 def _row(label: str, change: Change, worse_when_higher: bool, level: float, tolerance: float) -> Row:
@@ -770,10 +848,11 @@ def _junit(cases: Sequence[_Case], notes: Sequence[str] = ()) -> str:
     of_suite = {"name": "lpes-eval regress", "tests": str(len(cases)), **counts}
     suite = ElementTree.SubElement(root, "testsuite", of_suite)
     for case in cases:
-        element = ElementTree.SubElement(suite, "testcase", {"classname": case.suite, "name": case.name})
+        named = {"classname": tables.plain(case.suite), "name": tables.plain(case.name)}
+        element = ElementTree.SubElement(suite, "testcase", named)
         if case.outcome:
-            ElementTree.SubElement(element, case.outcome, {"message": case.message})
+            ElementTree.SubElement(element, case.outcome, {"message": tables.plain(case.message)})
     if notes:
-        ElementTree.SubElement(suite, "system-out").text = "\n".join(notes)
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(map(tables.plain, notes))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)

@@ -12,13 +12,14 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.errors import DataError
+from lpes_eval.errors import DataError, UserError
 
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
@@ -144,7 +145,10 @@ class Task:
     @cached_property
     def samples(self) -> dict[str, dict[QuestionId, Sample]]:
         """Filter -> question -> sample; empty where no samples were logged. Read when it is first asked for."""
-        return {} if self.samples_path is None else _read_samples(self.samples_path)
+        if self.samples_path is None:
+            return {}
+        with _well_formed(self.samples_path):
+            return _read_samples(self.samples_path)
 
     @property
     def positions(self) -> list[float]:
@@ -280,16 +284,33 @@ def read(path: str | Path) -> Results:
         raise DataError(f"{path}: no such file or folder; expected a results JSON of lm_eval --output_path")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}); expected a results JSON of lm_eval --output_path") from None
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("results", "configs")):
         raise DataError(f"{path}: has no 'results' and 'configs'; expected a results JSON of lm_eval --output_path")
-    model_keys = frozenset(_model_arguments(raw.get("config") or {}))
-    tasks = {name: _task(path, raw, name, model_keys) for name in raw["configs"] if name in raw["results"]}
-    if not tasks:
-        raise DataError(f"{path}: holds no scores of any task")
-    families = tuple(map(_family, tasks.values()))
-    return Results(path, _model(raw), {task.name: task for family in families for task in family.tasks}, families, raw)
+    with _well_formed(path):
+        model_keys = frozenset(_model_arguments(raw.get("config") or {}))
+        tasks = {name: _task(path, raw, name, model_keys) for name in raw["configs"] if name in raw["results"]}
+        if not tasks:
+            raise DataError(f"{path}: holds no scores of any task")
+        families = tuple(map(_family, tasks.values()))
+        by_name = {task.name: task for family in families for task in family.tasks}
+        found = Results(path, _model(raw), by_name, families, raw)
+        found.command(), found.subject  # what is asked for later fails here, too, if it must
+        return found
+
+
+@contextmanager
+def _well_formed(path: Path) -> Iterator[None]:
+    """Within it, what Python says of data in another form becomes an error that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise DataError(
+            f"{path}: not as lm_eval writes it ({type(error).__name__}: {error}); evaluate again, or restore the file"
+        ) from None
 
 
 def mismatch(a: Identity, b: Identity, *, prompts_may_differ: bool = False) -> str | None:
@@ -376,7 +397,7 @@ def _data(metadata: Mapping[str, Any], model_keys: frozenset[str]) -> dict[str, 
 
 def _samples_path(results: Path, task: str) -> Path | None:
     if dated := DATE.search(results.stem):
-        path = results.with_name(f"samples_{task}_{dated[1]}.jsonl")
+        path = results.parent / f"samples_{task}_{dated[1]}.jsonl"
         return path if path.is_file() else None
     # The results were renamed. The samples are theirs if the folder holds one set only.
     found = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,24 @@ from pathlib import Path
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+"""What a name must not bring into a terminal, a table or an XML file."""
 Rows = Sequence[Sequence[str]]
+
+
+def plain(text: str) -> str:
+    """The text in one line, without control characters."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def markdown(text: str) -> str:
+    """The text as Markdown that shows it as it is: no table cell ends in it, no link, image or HTML begins."""
+    return re.sub(r"([\\|\[\]`])", r"\\\1", plain(text)).replace("<", "&lt;")
 
 
 def text_table(header: Sequence[str], rows: Rows) -> str:
     """Lay out a table in columns: the first to the left, the others to the right."""
+    header, rows = [plain(cell) for cell in header], [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -31,7 +45,7 @@ def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Write the same table in Markdown."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(map(markdown, cells)) + " |"
 
     return "\n".join([line(header), line([":--", *["--:"] * (len(header) - 1)]), *(line(row) for row in rows)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lpes_eval.flags import at_least
 from search.optimizers.base import Config, Optimizer, setting
@@ -127,7 +128,7 @@ class BandScan(Optimizer):
         while counts[-1] < min(finest, L):
             counts.append(min(2 * counts[-1], L))
         edges = [[round(i * L / n) for i in range(n + 1)] for n in counts if n <= finest]
-        return [list(zip(ends, ends[1:], strict=False)) for ends in edges]
+        return [list(pairwise(ends)) for ends in edges]
 
 
 def _sizes(n: int) -> list[int]:

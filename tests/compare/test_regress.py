@@ -97,20 +97,50 @@ def test_the_verdict_says_the_smallest_loss_that_it_could_find(alpha):
     """Found by trying, at 20 questions and seven tests: 10 at alpha 0.01, 12 at 0.002."""
     verdict = gate.regress(*lost(0, of=20), alpha=alpha)
     least = next(n for n in range(21) if gate.regress(*lost(n, of=20), alpha=alpha).worse)
-    said = f"20 questions: a loss of fewer than {least} of them cannot be told from chance."
+    said = f"20 questions: a loss of fewer than {least} cannot be told from chance."
     assert said in verdict.to_text().splitlines()
     assert f"* {said}" in verdict.to_markdown().splitlines()
     [suite] = ElementTree.fromstring(verdict.to_junit().split("?>", 1)[1])
     assert said in suite.findtext("system-out")
 
 
-def test_of_tasks_with_too_few_questions_the_verdict_says_that_no_loss_is_found():
+def test_tasks_with_too_few_questions_are_not_testable_and_cost_the_others_nothing():
     few, many = np.ones((5, 3)), np.ones((40, 3))
     base = baseline_of(None, families={"few": few, "many": many})
-    assert gate.regress(base, base).notes == (
-        "5 questions: a loss of any number of them cannot be told from chance.",
-        "40 questions: a loss of fewer than 10 of them cannot be told from chance.",
+    verdict = gate.regress(base, baseline_of(None, families={"few": 0 * few, "many": many}))
+    assert verdict.notes == (
+        "5 questions: not testable, a loss of all of them cannot be told from chance.",
+        "40 questions: a loss of fewer than 9 cannot be told from chance.",
     )
+    assert [row.verdict for row in verdict.rows] == ["not testable"] * 5 + ["ok"] * 5
+    assert "5 could not be tested" in verdict.headline
+    [suite] = ElementTree.fromstring(verdict.to_junit().split("?>", 1)[1])
+    assert suite.get("skipped") == "5"
+    assert not verdict.fails
+    strict = gate.regress(base, base, strict=True)
+    assert strict.fails
+    [suite] = ElementTree.fromstring(strict.to_junit().split("?>", 1)[1])
+    assert suite.get("failures") == "5"
+
+
+def test_a_small_task_beside_a_large_one_keeps_the_power_to_see_all_its_answers_lost():
+    small, large = np.ones((8, 1)), np.ones((24, 6))
+    base = baseline_of(None, families={"small": small, "large": large})
+    verdict = gate.regress(base, baseline_of(None, families={"small": 0 * small, "large": large}))
+    assert [row.verdict for row in verdict.rows] == ["WORSE"] + ["ok"] * 8
+    assert sum(section.level * len(section.rows) for section in verdict.sections) <= gate.ALPHA
+    assert "8 questions: a loss of fewer than 8 cannot be told from chance." in verdict.notes
+
+
+@pytest.mark.parametrize("sizes", [(8, 24), (6, 7, 9, 40), (12, 200)])
+def test_false_alarms_stay_below_alpha_where_families_differ_in_size(sizes):
+    """At alpha 0.1, reruns with all answers drawn anew: of 100, 10 may fail; 17 would be beyond chance."""
+    rng = np.random.default_rng(sum(sizes))
+
+    def run():
+        return baseline_of(None, families={f"of{n}": run_of(rng, np.full((n, 2), 0.7)) for n in sizes})
+
+    assert sum(gate.regress(run(), run(), alpha=0.1).worse for _ in range(100)) <= 17
 
 
 def test_a_loss_of_almost_half_that_chance_allows_fails_by_its_size():
@@ -246,7 +276,7 @@ def test_the_level_is_shared_among_all_tests():
     scores = np.ones((10, 3))
     verdict = gate.regress(*(baseline_of(None, families={"a": scores, "b": scores}) for _ in range(2)), alpha=0.05)
     assert len(verdict.rows) == 2 * (3 + 2)
-    assert verdict.level == 0.05 / 10
+    assert {section.level for section in verdict.sections} == {0.05 / 10}
 
 
 # --- from files ---
@@ -512,7 +542,8 @@ def test_a_score_that_cannot_be_tested_takes_nothing_from_the_others(tmp_path):
     raw["results"]["toy"] |= {"other,none": 1.0, "other_stderr,none": "N/A"}
     run.write_text(json.dumps(raw))
     both = gate.snapshot(results.read(run))
-    assert gate.regress(both, both).level == gate.regress(alone, alone).level == gate.ALPHA
+    levels = {section.level for run in (both, alone) for section in gate.regress(run, run).sections}
+    assert max(levels) == gate.ALPHA
 
 
 def test_a_metric_that_the_run_lacks_is_4(tmp_path, committed, capsys):
@@ -604,3 +635,74 @@ def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypat
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
     call(write_answers(tmp_path / "run"), "--baseline", committed, "--markdown", target)
     assert target.read_text().startswith("from another step\n## lpes-eval regress: nothing got worse")
+
+
+# --- files that are not what they should be ---
+
+
+@pytest.mark.parametrize("text", ["notes", '{"results": {}}', "[]"])
+def test_update_does_not_overwrite_what_is_no_baseline(tmp_path, text, capsys):
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    assert call(write_answers(tmp_path / "run"), "--baseline", path, "--update") == 2
+    assert "is not a baseline" in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def test_update_replaces_a_baseline_of_another_version(tmp_path, committed):
+    committed.write_text(json.dumps(json.loads(committed.read_text()) | {"format_version": 0}))
+    assert call(write_answers(tmp_path / "run"), "--baseline", committed, "--update") == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("results", "toy"), [1]),
+        (("configs", "toy"), "x"),
+        (("configs", "toy", "metadata"), [1]),
+        (("config", "model_args"), 5),
+        (("config", "limit"), "x"),
+        (("config",), [1]),
+        (("n-samples", "toy"), 7),
+        (("higher_is_better", "toy"), "up"),
+        (("group_subtasks",), {"g": 5}),
+    ],
+)
+def test_results_in_another_form_are_an_error_of_use_that_names_the_file(tmp_path, committed, place, value, capsys):
+    path = write_answers(tmp_path / "run")
+    data = json.loads(path.read_text())
+    at = data
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path.write_text(json.dumps(data))
+    assert call(path, "--baseline", committed) in (2, 4)
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"metrics": 5}, {"prompt_hash": None}, {"doc_hash": [1]}])
+def test_samples_in_another_form_are_an_error_of_use(tmp_path, committed, change):
+    path = write_answers(tmp_path / "run")
+    [samples] = path.parent.glob("samples_*")
+    lines = [json.loads(line) | change for line in samples.read_text().splitlines()]
+    samples.write_text("\n".join(map(json.dumps, lines)))
+    assert call(path, "--baseline", committed) in (2, 4)
+
+
+def test_a_task_may_have_a_slash_in_its_name(tmp_path):
+    path = write_answers(tmp_path / "run")
+    path.write_text(path.read_text().replace('"toy"', '"group/toy"'))
+    assert call(path, "--baseline", tmp_path / "b.json", "--update") == 0
+
+
+def test_names_bring_no_markup_and_no_control_characters_into_reports():
+    name = "a\x1b[31m\n# heading ![x](y) <img> | b\ud800"
+    verdict = gate.regress(*(baseline_of(None, families={name: np.ones((20, 2))}) for _ in range(2)))
+    [suite] = ElementTree.fromstring(verdict.to_junit().split("?>", 1)[1])
+    assert len(suite) == 5
+    assert "\x1b" not in verdict.to_text()
+    text = verdict.to_markdown()
+    assert "\x1b" not in text
+    assert "\n# heading" not in text
+    assert "![" not in text
+    assert "<img" not in text
