@@ -498,7 +498,7 @@ def test_score_without_standard_error_and_samples_is_not_tested(tmp_path, capsys
     call(write_run(tmp_path / "a", right, samples=False, stderr=partly), "--baseline", path, "--update")
     assert call(write_run(tmp_path / "b", wrong, samples=False, stderr=partly), "--baseline", path) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines if line[-2:] == ["not", "tested"]] == ["0", "mean", "spread"]
+    assert [line[0] for line in lines if line[-2:] == ["not", "testable"]] == ["0", "mean", "spread"]
 
 
 def test_a_gate_that_could_test_nothing_is_4(tmp_path, capsys):
