@@ -235,7 +235,9 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Run, and write the results and the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--seeds", type=int, default=50, metavar="N", help="of the default search on each landscape; others get a tenth")
+    parser.add_argument(
+        "--seeds", type=int, default=50, metavar="N", help="of the default on each landscape; a tenth of others"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
     rows = run(args.seeds)

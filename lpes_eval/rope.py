@@ -38,6 +38,8 @@ BATCHED_LIMIT = 1 << 22
 """The tables of all layers are made at once up to this many numbers (16 MiB of float32); longer ones one by one as the
 layers ask for them, so that a long prompt never holds more than one layer's table beside the model's own."""
 
+CACHE = "cache"
+"""What transformers calls the key-value cache from 5.24 on; ``past_key_values`` before."""
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
@@ -231,8 +233,7 @@ class _LayerFactors:
 
     def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
         """Stamp the cache that a forward has made."""
-        found = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
-        for cache in found:
+        for cache in output if isinstance(output, tuple) else (cache_of(output),):
             if isinstance(cache, Cache) and getattr(cache, _ATTRIBUTE, None) is not self._stamp:
                 self._mark(cache)
 
@@ -243,6 +244,11 @@ class _LayerFactors:
             setattr(cache, _ATTRIBUTE, stamp)
         if not compiling:
             self._stamp.caches.add(cache)
+
+
+def cache_of(output: Any) -> Any:
+    """The key-value cache in a model's output; transformers 5.24 calls it ``cache``, versions before otherwise."""
+    return getattr(output, CACHE if hasattr(output, CACHE) else "past_key_values", None)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Buckets:
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
-        cache = call.get("past_key_values")
+        cache = call.get(self._cache_name(call))
         if isinstance(cache, Cache) and rope.held_in(cache) > 0:
             self._check_rows(cache, call)
             return self._in_parts(call, 1)
@@ -135,27 +135,35 @@ class Buckets:
 
     def _in_parts(self, call: dict[str, Any], parts: int) -> Any:
         """The model on N rows for each row of the input, a few bases at a time; afterwards the cache has all rows."""
-        given = call.get("past_key_values")
+        name = self._cache_name(call)
+        given = call.get(name)
         size = -(-len(self.bases) // parts)
         mixed, caches, output = None, [], None
         for start in range(0, len(self.bases), size):
             self._part = self.bases[start : start + size]
             own = copy.deepcopy(given) if parts > 1 and isinstance(given, Cache) else given
             try:
-                output = self._original(**_repeated(call | {"past_key_values": own}, len(self._part)))
+                output = self._original(**_repeated(call | {name: own}, len(self._part)))
                 if len(self.bases) > 1:
                     for logits in output.logits.unflatten(0, (len(self._part), -1)):  # (B, T, V)
                         mixed = _mixed(mixed, logits.float(), self.combine)
                     output.logits = None
             finally:
                 self._part = ()
-            caches.append(output.past_key_values)
+            caches.append(rope.cache_of(output))
         assert output is not None
         if mixed is not None:
             output.logits = mixed[0]
         if parts > 1 and isinstance(caches[0], Cache):
-            output.past_key_values = _joined(given if isinstance(given, Cache) else caches[0], caches)
+            joined = _joined(given if isinstance(given, Cache) else caches[0], caches)
+            setattr(output, rope.CACHE if hasattr(output, rope.CACHE) else "past_key_values", joined)
         return output
+
+    def _cache_name(self, call: dict[str, Any]) -> str:
+        """The argument that is the key-value cache."""
+        if "past_key_values" in call:  # its name before transformers 5.24, which takes it still
+            return "past_key_values"
+        return rope.CACHE if rope.CACHE in inspect.signature(self._original).parameters else "past_key_values"
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         """Cosines and sines of every row's own base, (N * B, T, d)."""
