@@ -67,6 +67,11 @@ class BandScan(Optimizer):
         return 1 + single + together
 
     @property
+    def expected_evaluations(self) -> int:
+        """Two steps of the first sweep and one of each other are new where few bands are kept."""
+        return min(1 + (len(STEPS) + 1) * sum(map(len, self._levels())), self.max_evaluations)
+
+    @property
     def cutoff(self) -> tuple[Points, float] | None:
         """The fittest so far, and what has to be reached to be kept."""
         return self._center and (self._center[0], self._center[1] + self.config.least_gain)

@@ -132,6 +132,11 @@ class Optimizer:
         raise NotImplementedError
 
     @property
+    def expected_evaluations(self) -> int:
+        """About how many it is likely to ask for, for the plan's estimate of the time."""
+        return self.max_evaluations
+
+    @property
     def asking_seconds(self) -> float:
         """How long the model worked for the individuals that ``ask()`` gives, before they are evaluated."""
         return 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -167,6 +166,11 @@ def most_prompts(search: Search) -> int:
     return (search.optimizer.max_evaluations + 2 + search.args.early_stopping_check) * search.evaluator.prompts
 
 
+def _expected_prompts(search: Search) -> int:
+    """About how many, if every individual answers them all."""
+    return (search.optimizer.expected_evaluations + 2 + search.args.early_stopping_check) * search.evaluator.prompts
+
+
 def _asked(tasks: Sequence[Objective]) -> int:
     return sum(len(task.task.instances) for task in tasks)
 
@@ -179,8 +183,8 @@ def duration(search: Search) -> str:
     prompts, taken = timed
     each = taken / prompts
     return (
-        f"Time         {prompts} prompts took {seconds(taken)} under the plain model, so at most about "
-        f"{seconds(each * most_prompts(search))} to search and {seconds(each * 3 * _asked(search.held_out))} to "
+        f"Time         {prompts} prompts took {seconds(taken)} under the plain model, so about "
+        f"{seconds(each * _expected_prompts(search))} to search and {seconds(each * 3 * _asked(search.held_out))} to "
         "evaluate"
         + "".join(f", not counting {line}" for line in search.optimizer.plan() if search.args.curve == "free")
     )
@@ -197,11 +201,14 @@ def to_beat(search: Search, entries: Mapping[str, Entry], journal: Journal) -> s
     known = len(journal.individuals)
     if known > 0:
         lines.append(f"  {known} individuals are already in the journal and will not be measured again")
-    paces = [entry["seconds"] for entry in entries.values() if entry["seconds"] > 0]
-    left = search.optimizer.max_evaluations - known
-    if paces and left > 0:
-        pace = seconds(statistics.fmean(paces) * left)
-        lines.append(f"At most about {pace} to go at this pace; equal factors are measured once.")
+    pace = entries[PLAIN]["seconds"]
+    left = search.optimizer.expected_evaluations - known
+    if pace > 0 and left > 0:
+        each = pace / search.evaluator.prompts
+        line = f"About {seconds(pace * left)} to search at the plain model's pace"
+        if search.held_out:
+            line += f", and then {seconds(each * 3 * _asked(search.held_out))} for the held-out evaluation"
+        lines.append(line + ".")
     return "\n".join(lines) + "\n"
 
 

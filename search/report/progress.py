@@ -42,8 +42,8 @@ class _Status:
     def left(self) -> str:
         if self.measured == 0:
             return "-"
-        individuals = self.search.optimizer.max_evaluations - self.asked
-        return "at most " + seconds(individuals * self.spent / self.measured)
+        individuals = max(self.search.optimizer.expected_evaluations - self.asked, 1)
+        return "about " + seconds(individuals * self.spent / self.measured)
 
     @property
     def pace(self) -> str:
@@ -109,7 +109,7 @@ def _table(status: _Status, last: Entry | None) -> Any:
         if entry is not None:
             values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
             table.add_row(name, f"{entry['fitness']:.4f}", *values)
-    total = search.optimizer.max_evaluations
-    bar = ProgressBar(total=total, completed=status.asked, width=50)
-    head = f"{status.place}   individual {status.asked} of at most {total}   {status.pace}   left {status.left}"
+    total = search.optimizer.expected_evaluations
+    bar = ProgressBar(total=max(total, status.asked), completed=status.asked, width=50)
+    head = f"{status.place}   individual {status.asked} of about {total}   {status.pace}   left {status.left}"
     return Group(head, bar, table)
