@@ -209,7 +209,7 @@ class Search:
         began = time.perf_counter()
         if plain is None:
             entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
-        elif entry["fitness"] > max(plain["fitness"], least[1] if least else -math.inf) + 1e-9:  # sums are rounded
+        elif entry["fitness"] > plain["fitness"] + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
             entry["guards"] = {
                 guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
                 for guard in self.guards

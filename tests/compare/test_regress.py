@@ -22,6 +22,11 @@ from lpes_eval.errors import UserError
 POSITIONS = (0, 25, 50, 75, 100)
 
 
+@pytest.fixture(autouse=True)
+def outside_of_ci(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+
+
 def baseline_of(scores, *, paired=True, families=None):
     """A baseline of scores (questions, positions) for each family, without files."""
     tasks = {}
@@ -499,6 +504,18 @@ def test_score_without_standard_error_and_samples_is_not_tested(tmp_path, capsys
     assert call(write_run(tmp_path / "b", wrong, samples=False, stderr=partly), "--baseline", path) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines if line[-2:] == ["not", "testable"]] == ["0", "mean", "spread"]
+
+
+def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkeypatch):
+    path = tmp_path / "b.json"
+    partly = {0: "N/A", 50: 0.1}
+    run = write_run(tmp_path / "a", {0: [1.0] * 9, 50: [0.0, *[1.0] * 8]}, samples=False, stderr=partly)
+    call(run, "--baseline", path, "--update")
+    assert call(run, "--baseline", path) == 0
+    assert call(run, "--baseline", path, "--strict") == 1
+    monkeypatch.setenv("CI", "true")
+    assert call(run, "--baseline", path) == 1
+    assert call(run, "--baseline", path, "--no-strict") == 0
 
 
 def test_a_gate_that_could_test_nothing_is_4(tmp_path, capsys):
