@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from runs import write_run
 
 from lpes_eval import cli
 from lpes_eval.compare import gate, results
 from lpes_eval.compare.results import Identity, Model
 from lpes_eval.compare.statistics import summarize
 from lpes_eval.errors import UserError
+from runs import write_run
 
 POSITIONS = (0, 25, 50, 75, 100)
 
