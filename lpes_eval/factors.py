@@ -254,7 +254,7 @@ def parse(value: Any) -> Factors:
         if not value.strip():
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
         try:
-            value = float(value)
+            value = Path(value) if "_" in value else float(value)  # Python reads 1_5 as 15
         except ValueError:
             value = Path(value)
     if isinstance(value, Path):

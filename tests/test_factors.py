@@ -319,3 +319,8 @@ def test_the_package_lists_its_public_names_and_no_others():
     submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
     assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}
     assert lpes_eval.load is load
+
+
+def test_a_number_with_an_underscore_is_not_read_as_another_number():
+    with pytest.raises(FactorsError, match="1_5"):
+        factors.parse("1_5")

@@ -82,12 +82,17 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     kind, folder = metadata.get("source"), metadata.get("data_dir")
     if kind is not None and kind not in KINDS:
         raise DataError(f"source={kind!r} is not a source; expected one of {', '.join(KINDS)}")
+    if folder == "":
+        raise DataError("data_dir= is empty (a shell variable that is not set?); name the folder, or leave it out")
     if folder and kind not in (None, "folder"):
         raise DataError(f"source={kind} and data_dir={folder} exclude each other; drop one of the two")
     if kind in (None, "folder") and (folder := folder or os.environ.get(ENV)):
-        path = Path(str(folder)).expanduser()
+        path, given = Path(str(folder)), "data_dir" if metadata.get("data_dir") else ENV
+        try:
+            path = path.expanduser()
+        except RuntimeError as error:  # ~ of somebody whom this machine does not know
+            raise DataError(f"{given}={folder}: {error}; expected the folder with the benchmark's files") from None
         if not path.is_dir():
-            given = "data_dir" if metadata.get("data_dir") else ENV
             raise DataError(f"{given}={folder}: no such folder; expected the folder with the benchmark's files")
         return Asked("folder", path)
     if kind == "folder":

@@ -58,6 +58,12 @@ def test_factors_name_a_model_where_pretrained_does_not(tmp_path):
         assert source.asked({"factors": str(tmp_path / "f.json"), "pretrained": "gpt2"}) == source.Asked("official")
 
 
+@pytest.mark.parametrize("folder", ["", "~nosuchuser/data", "no/such/folder"])
+def test_a_folder_that_is_none_is_refused_by_name(folder):
+    with pytest.raises(DataError, match="data_dir="):
+        source.asked({"data_dir": folder})
+
+
 def test_a_folder_overrides_the_model_and_the_argument_the_environment(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
