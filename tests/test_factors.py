@@ -323,4 +323,4 @@ def test_the_package_lists_its_public_names_and_no_others():
 
 def test_a_number_with_an_underscore_is_not_read_as_another_number():
     with pytest.raises(FactorsError, match="1_5"):
-        factors.parse("1_5")
+        parse("1_5")
