@@ -45,7 +45,7 @@ def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Write the same table in Markdown."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(markdown, cells)) + " |"
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     return "\n".join([line(header), line([":--", *["--:"] * (len(header) - 1)]), *(line(row) for row in rows)])
 
