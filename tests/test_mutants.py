@@ -1,7 +1,8 @@
 """The faults of ``mutants.py`` can be planted: their text is where they say, and the tests that must notice exist."""
 
-import mutants
 import pytest
+
+import mutants
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.claim)

@@ -5,13 +5,13 @@ import shlex
 
 import numpy as np
 import pytest
-from runs import write_run
 from scipy import stats
 
 from lpes_eval import cli
 from lpes_eval.compare import results
 from lpes_eval.compare.compare import compare
 from lpes_eval.errors import UserError
+from runs import write_run
 
 
 def right_or_wrong(seed, accuracies, questions=60):

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import tiny_llama
 
+import tiny_llama
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_llama
 
+import tiny_llama
 from lpes_eval.data import leval
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 

@@ -5,8 +5,8 @@ import json
 import math
 
 import pytest
-import tiny_llama
 
+import tiny_llama
 from lpes_eval.data import perplexity
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny_llama
 from lpes_eval.data import zeroscrolls, zeroscrolls_submission
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget

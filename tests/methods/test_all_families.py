@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 import torch
-from checks import distance, generated
 
 from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
+from checks import distance, generated
 from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel
 

@@ -5,11 +5,11 @@ import inspect
 
 import pytest
 import torch
-from checks import LENGTH, distance, generated, inputs
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
+from checks import LENGTH, distance, generated, inputs
 from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.interception import Interception, check

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from checks import LENGTH, answers, distance, evaluate, generated, inputs
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
+from checks import LENGTH, answers, distance, evaluate, generated, inputs
 from lpes_eval import reference
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets

@@ -7,11 +7,11 @@ from pathlib import Path
 import lm_eval
 import pytest
 import torch
-from checks import TASK, answers, distance, evaluate, generated
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
+from checks import TASK, answers, distance, evaluate, generated
 from lpes_eval import methods, reference
 from lpes_eval.data import kv
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from checks import answers, evaluate, generated, slow_weights
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from benchmarks.families import tiny_config, tiny_model
+from checks import answers, evaluate, generated, slow_weights
 from lpes_eval import reference
 from lpes_eval.errors import UnsupportedModel, UserError
 from lpes_eval.methods import moice

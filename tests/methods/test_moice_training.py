@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from checks import slow_weights
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from checks import slow_weights
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 from lpes_eval.errors import UserError

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from checks import LENGTH, PADDING, TASK, answers, distance, evaluate, generated, inputs
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
+from checks import LENGTH, PADDING, TASK, answers, distance, evaluate, generated, inputs
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from checks import LENGTH, PADDING, distance, generated, inputs
 from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
+from checks import LENGTH, PADDING, distance, generated, inputs
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
