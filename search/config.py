@@ -72,7 +72,7 @@ what it writes to the output folder:
   summary.md      what was found, and how baseline, PI and these factors do on held-out examples
   report.json     the same as data
   *.png           convergence, the curve over the layers, scores by position
-  journal.jsonl   every individual evaluated; with settings.json, arguments.json and held_out.json: to go on from
+  journal.jsonl   every individual evaluated; with settings.json and arguments.json: to go on from
 
 More in docs/search.md: what a search costs, and how to choose examples and weights.
 """
@@ -151,14 +151,10 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=share, default=0.01, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
-    add("--early_stopping_check", type=at_least(0), default=0, metavar="N",
-        help="measure N of those given up in full after the search, to see how many were lost")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
     add("--tokens_per_batch", type=at_least(1), metavar="N",
         help="with --batch_size auto; halved when memory runs out")  # fmt: skip
-    add("--no_lookup", action="store_true", help="decode token by token, not along what an answer repeats")
-    add("--no_shared_prefixes", action="store_true", help="prefill every prompt on its own")
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
 
@@ -170,6 +166,10 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
         "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
         "answers that end by themselves, unless there is --guard none")  # fmt: skip
+    add("--choose", type=_choice, metavar="mean|worst|B,M,E",
+        help="end with the individual that has the best mean over positions, the best worst position, or the best sum "
+        "by other lambdas, of all that were measured in full; also for a search that is over: nothing is measured "
+        "again (default: the fittest)")  # fmt: skip
     add("--guard_examples", type=at_least(2), default=12, metavar="N", help="search examples a guard is measured on")
 
     add = parser.add_argument_group("the run").add_argument
@@ -301,8 +301,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = build_parser(args.preset).parse_args(argv)
     given = _given(argv)
     if args.resume is not None:
-        if given - {"resume", "preset"}:
-            raise UserError(f"--resume takes all settings from {args.resume}; leave the other flags out")
+        if given - {"resume", "preset", "choose"}:
+            raise UserError(f"--resume takes all settings from {args.resume}; leave all other flags but --choose out")
         path = args.resume / "arguments.json"
         try:
             kept = json.loads(path.read_text())
@@ -312,9 +312,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             kept = None
         if not isinstance(kept, dict):
             raise UserError(f"{path}: damaged; give the search's own command again instead of --resume")
-        folder = args.resume
+        folder, choose = args.resume, args.choose
         args = build_parser().parse_args([])
         args.__dict__.update(kept, output=folder)
+        args.choose = choose or args.choose
     return complete(args)
 
 
@@ -374,14 +375,14 @@ def _check_flags(args: argparse.Namespace) -> None:
             f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "
             f"({', '.join(f'{position:g}' for position in args.positions)}); expected one each"
         )
+    if isinstance(args.choose, list) and len(args.choose) != len(args.positions):
+        raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
-    if args.early_stopping_check and not args.early_stopping:
-        raise UserError("--early_stopping_check: nothing is given up that could be checked; add --early_stopping")
     if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
         raise UserError(f"--start {DIVERSE}: {args.optimizer} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
@@ -445,8 +446,6 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that changes no answer."""
     return {
         "fast": not args.lm_eval_loop,
-        "share_prefixes": not args.no_shared_prefixes,
-        "look_up": not args.no_lookup,
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }
@@ -465,6 +464,10 @@ def model_name(args: argparse.Namespace) -> Any:
 
 def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
+
+
+def _choice(text: str) -> str | list[float]:
+    return text if text in ("mean", "worst") else numbers(text)
 
 
 def _size(text: str) -> int | str:

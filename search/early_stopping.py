@@ -69,7 +69,8 @@ class Race:
         lows: the least that each unit can add to an individual's fitness.
         highs: the most.
         parent: what it adds to the parent's.
-        error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness.
+        error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness; 0 waits
+            for proof.
         margin: by how much it has to exceed the parent's fitness instead.
 
     Attributes:
@@ -100,4 +101,5 @@ class Race:
         """The next unit in the drawn order adds ``value`` to the individual's fitness."""
         for share, bet in zip(SHARES, self._bets, strict=True):
             bet.take(value - share * self._parent[unit])
-        self.lost = self.lost or sum(bet.wealth for bet in self._bets) / len(self._bets) >= 1 / self._error
+        wealth = sum(bet.wealth for bet in self._bets) / len(self._bets)
+        self.lost = self.lost or wealth >= (1 / self._error if self._error else math.inf)

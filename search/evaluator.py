@@ -51,9 +51,8 @@ class Measured:
         examples: each column's metric for every example, in the order of ``Objective.docs``.
         seconds: time it took; 0 if it was known.
         ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed.
-        stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then what it
-            could have reached at best, or, where it was given up as improbable, those of the examples until then; there
-            are no ``examples``.
+        stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then those
+            of the examples until then; there are no ``examples``.
     """
 
     fitness: float
@@ -69,14 +68,13 @@ class Cutoff:
     """The fitness below which an individual is of no use, and may be given up.
 
     Attributes:
-        fitness: give up as soon as this cannot be reached any more, were all remaining answers perfect.
-        examples: every example's score of an individual to compare with: give up as soon as it is improbable that
-            ``fitness`` is reached (``search.early_stopping``).
-        error: how probable it may be that an individual is given up so which would have reached it.
+        fitness: what has to be reached.
+        examples: every example's score of the individual that has it, to compare with (``search.early_stopping``).
+        error: how probable it may be that an individual is given up which would have reached it; 0 waits for proof.
     """
 
     fitness: float
-    examples: Examples | None = None
+    examples: Examples
     error: float = 0.01
 
 
@@ -164,54 +162,38 @@ class Evaluator:
         """
         values = factors.per_layer(self.num_layers) if isinstance(factors, Factors) else list(factors)
         name = Factors(factors=tuple(values)).digest()
-        if cutoff is not None and self.why_unbounded() is not None:
-            cutoff = None
-        race = _Racing(self, name, cutoff) if cutoff is not None and cutoff.examples is not None else None
+        race = _Racing(self, name, cutoff) if cutoff is not None and self.why_unbounded() is None else None
         if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
             if race is not None and race.lost(known["examples"]):
                 return Measured(*race.partial, {}, stopped_after=race.asked)
             return self._score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
         self.engine.set_factors(values)
-        answers, partial = self._answers(cutoff, race)
+        answers = self._answers(race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
         ended = [int(i not in self.engine.unended) for i in range(len(answers))]
         if self.cache is not None and all(answers):  # of one given up too, where all were under way by then
             self.cache.put(self._context, name, {"examples": examples, "ended": ended})
-        if partial is not None:
-            asked = race.asked if race is not None else sum(map(bool, answers))
-            return Measured(*partial, {}, seconds, stopped_after=asked)
+        if race is not None and race.over:
+            return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
         return self._score(examples, seconds, ended)
 
-    def _answers(
-        self, cutoff: Cutoff | None, race: _Racing | None
-    ) -> tuple[list[Any], tuple[float, dict[str, float]] | None]:
-        """A list of responses for every request, and fitness and scores to be reported once it is given up."""
+    def _answers(self, race: _Racing | None) -> list[Any]:
+        """The responses to every request; of what was not asked before the race was lost, none."""
         answers: list[Any] = [[] for _ in self._requests]
         answered = checked = 0
-        order = None
-        if race is not None:
-            order = self.in_order(race.order)
-        elif cutoff is not None:
-            order = self.in_order(range(len(self.questions)))
-        for batch in self.engine.answer(order):
+        for batch in self.engine.answer(self.in_order(race.order) if race is not None else None):
             for i, responses in batch.items():
                 answers[i] = responses
             answered += len(batch)
             self.progress(answered, len(answers))
-            complete = answered == len(answers)
-            if cutoff is None or (answered - checked < len(answers) / CHECKS and not complete):
+            if race is None or (answered - checked < len(answers) / CHECKS and answered < len(answers)):
                 continue
             checked = answered
-            if race is not None:  # it looks at question after question, so at the end too: batches decide nothing
-                if race.lost(self._examples(answers)):
-                    return answers, race.partial
-            elif not complete:
-                fitness, scores = self._bound(answers)
-                if fitness < cutoff.fitness - 1e-9:  # sums are rounded
-                    return answers, (fitness, scores)
-        return answers, None
+            if race.lost(self._examples(answers)):  # it looks at question after question: batches decide nothing
+                break
+        return answers
 
     def time_a_batch(self) -> tuple[int, float] | None:
         """Prompts in a batch of prompts drawn evenly, and the seconds that it took under the factors now in force.
@@ -236,16 +218,6 @@ class Evaluator:
             if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
                 return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
         return None
-
-    def _bound(self, answers: Sequence[Any]) -> tuple[float, dict[str, float]]:
-        """The fitness, and its scores, if every answer that is missing were perfect."""
-        examples, scores = self._examples(answers), {}
-        for name, (objective, column) in self.columns.items():
-            perfect = 1.0 if objective.sign > 0 else 0.0
-            values = [perfect if value is None else value for value in examples[name]]
-            _check_bounded(column, values)
-            scores[name] = float(mean(values))
-        return self._weighted(scores), scores
 
     def _examples(self, answers: Sequence[Any]) -> dict[str, list[Any]]:
         """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
@@ -312,12 +284,12 @@ class _Racing:
 
     Attributes:
         order: the order, as numbers of ``Evaluator.questions``.
+        over: whether it was given up.
         asked: prompts that it took to give it up; others may have been answered in the same batch.
         partial: fitness and scores of these.
     """
 
     def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff) -> None:
-        assert cutoff.examples is not None
         self._evaluator, self._cutoff = evaluator, cutoff.fitness
         # What each question can add to the fitness: a share of every column's mean for each of its examples.
         self._share = {
@@ -335,7 +307,7 @@ class _Racing:
         reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
         self._race = Race(lows, highs, reached, cutoff.error, margin=cutoff.fitness - math.fsum(reached))
         self.order = rng.shuffled(range(len(self._examples_of)), rng.stream("order", name))
-        self._next = self.asked = 0
+        self.over, self._next, self.asked = False, 0, 0
         self._seen: dict[str, list[float]] = {}
         self.partial: tuple[float, dict[str, float]] = (0.0, {})
 
@@ -358,8 +330,9 @@ class _Racing:
                 scores = {column: float(mean(values)) for column, values in self._seen.items()}
                 fitness = self._evaluator._weighted(scores)
                 self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores
-                return True
-        return False
+                self.over = True
+                break
+        return self.over
 
 
 def _code_of(task: Any) -> list[Any]:

@@ -97,18 +97,19 @@ def run(search: Search) -> Outcome | None:
 
             try:
                 fittest, best = search.run(journal, watch)
+                if args.choose:
+                    fittest, best = search.chosen(journal)
             except KeyboardInterrupt:
                 if so_far is not None:
                     plain = to_beat[PLAIN]["fitness"]
                     print(f"\nBest so far: fitness {so_far['fitness']:.4f}, the plain model {plain:.4f}", flush=True)
                     print(f"Its factors: {args.output / 'best_effort.json'}", flush=True)
                 raise
-        search.lost = search.check_given_up(journal) if args.early_stopping_check else []
-        outcome = Outcome(to_beat, best, search.factors(fittest))
+        outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))
         outcome.file = write_factors(search, outcome)
         report.write(search, journal, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:
-            outcome.held_out = evaluate_held_out(search, outcome.found)
+            outcome.held_out = evaluate_held_out(search, outcome.found, journal)
             outcome.file = write_factors(search, outcome)
             report.write(search, journal, outcome)
         print("\n" + report.summary(search, journal, outcome), flush=True)

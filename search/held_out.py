@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search import guards
+from search import guards, identity
 from search.config import speed_options
 
 if TYPE_CHECKING:
-    from search.evaluator import Measured
+    from search.evaluator import Evaluator, Measured
+    from search.journal import Journal
     from search.run import Search
     from search.tasks import Objective
 
@@ -54,11 +54,11 @@ class HeldOut:
         return [name for name, guard in self.guards.items() if guard["over"] > 0]
 
 
-def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
+def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldOut:
     """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
 
     PI has the fittest uniform factor that the search measured, or where it measured none the mean of the found factors
-    (section 4.1).
+    (section 4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
     """
     from lpes_eval.compare import statistics
     from search.evaluator import Evaluator
@@ -71,19 +71,9 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     factors = {PLAIN: search.uniform(1.0), search.pi(uniform.per_layer(search.num_layers)[-1]): uniform, FOUND: found}
     if uniform.digest() == found.digest():
         factors = {PLAIN: factors[PLAIN], FOUND: found}
-    kept = _Kept(args.output / "held_out.json", evaluator.describe())
     watched = guards.load(args, evaluator, "held_out", args.held_out_examples, search.evaluator.cache)
-    measured: dict[str, Measured] = {}
-    for name, values in factors.items():
-        if (known := kept.get(values)) is not None:
-            measured[name] = known
-            continue
-        print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
-        start = time.perf_counter()
-        evaluator.progress = every_few_seconds()
-        measured[name] = evaluator(values)
-        kept.put(values, measured[name])
-        print(f"    took {timedelta(seconds=round(time.perf_counter() - start))}", flush=True)
+    asked = identity.sha256(evaluator.describe())
+    measured = {name: _measure(name, values, asked, evaluator, journal) for name, values in factors.items()}
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}
@@ -106,6 +96,25 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     return HeldOut(tasks, factors, measured, comparisons, found_guards)
 
 
+def _measure(name: str, factors: Factors, asked: str, evaluator: Evaluator, journal: Journal) -> Measured:
+    """The scores under ``factors``, from the journal if they are there."""
+    from search.evaluator import Measured
+
+    key = f"held out {asked} {factors.digest()}"
+    if key not in journal.entries:
+        print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
+        evaluator.progress = every_few_seconds()
+        measured = evaluator(factors)
+        print(f"    took {timedelta(seconds=round(measured.seconds))}", flush=True)
+        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds", "ended")}
+        try:
+            journal.record(key, {"generation": None, "origin": "held out", **entry})
+        except ValueError:  # JSON has no NaN, which some metrics give
+            return measured
+    kept = journal.entries[key]
+    return Measured(**{name: kept[name] for name in ("fitness", "scores", "examples", "seconds", "ended")})
+
+
 def every_few_seconds(seconds: float = 10.0) -> Callable[[int, int], None]:
     """Says how many prompts are answered, from time to time, while it is called after every batch."""
     last = time.monotonic()
@@ -117,36 +126,6 @@ def every_few_seconds(seconds: float = 10.0) -> Callable[[int, int], None]:
             print(f"    {answered} of {asked} prompts answered", flush=True)
 
     return say
-
-
-class _Kept:
-    """The held-out measurements of a search's folder: going on with a finished search measures none again.
-
-    Args:
-        path: a JSON file; one that cannot be read counts as not there.
-        described: what is measured; measurements of anything else are dropped.
-    """
-
-    def __init__(self, path: Path, described: dict[str, Any]) -> None:
-        self._path = path
-        self._data: dict[str, Any] = {"described": json.loads(json.dumps(described)), "measured": {}}
-        try:
-            found = json.loads(path.read_bytes())
-            if found["described"] == self._data["described"] and isinstance(found["measured"], dict):
-                self._data = found
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-
-    def get(self, factors: Factors) -> Measured | None:
-        from search.evaluator import Measured
-
-        found = self._data["measured"].get(factors.digest())
-        return found and Measured(**found)
-
-    def put(self, factors: Factors, measured: Measured) -> None:
-        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds", "ended")}
-        self._data["measured"][factors.digest()] = entry
-        write_atomically(self._path, json.dumps(self._data, default=lambda number: number.item()) + "\n")  # numpy
 
 
 def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:

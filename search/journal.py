@@ -28,7 +28,6 @@ FILES = (
     "arguments.json",
     "factors.json",
     "best_effort.json",
-    "held_out.json",
     "held_out_samples.json",
     "summary.md",
     "report.json",
@@ -106,7 +105,7 @@ class Journal:
         Returns:
             The entry as it will be read again, so that a resumed search computes with the same values.
         """
-        line = json.dumps({"key": key, **entry}, allow_nan=False)
+        line = json.dumps({"key": key, **entry}, allow_nan=False, default=lambda number: number.item())  # numpy
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

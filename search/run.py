@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
-from lpes_eval.rng import shuffled, stream
 from search import guards, optimizers
 from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
-from search.guards import Guard, rank
+from search.guards import Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
 from search.space import Individual, Points, Space, to_points
+from search.tradeoff import ranked, trades
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
@@ -44,7 +44,6 @@ class Search:
         entries: the journal's, once it is open.
         guards: what the factors must not cost, on search examples.
         spent: seconds of measuring and prompts answered by the search so far.
-        lost: of individuals that were given up, those that were measured in full later: whether that was a mistake.
     """
 
     args: argparse.Namespace
@@ -56,7 +55,6 @@ class Search:
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     guards: Sequence[Guard] = ()
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
-    lost: list[bool] = field(default_factory=list)
 
     def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
         """Ask, measure, tell, until the optimiser is done or the budget spent.
@@ -90,6 +88,26 @@ class Search:
             optimizer.tell(fitness)
         best, _ = optimizer.best
         return best, journal.entries[self.key(best)]
+
+    def chosen(self, journal: Journal) -> tuple[Individual, dict[str, Any]]:
+        """The best individual by ``--choose``, of those that were measured in full and worsen no guard."""
+        plain = journal.entries[self.uniform(1.0).digest()]
+        found = trades([plain, *journal.individuals.values()], self.evaluator)
+        for trade in ranked(found, self.args.choose, self.evaluator):
+            key, entry = trade.entry["key"], dict(trade.entry)
+            if key == plain["key"]:
+                break
+            individual = Individual(to_points(entry["points"]), entry["origin"])
+            if "guards" not in entry and self.guards:  # the search had no use for them
+                if (kept := f"guards of {key}") not in journal.entries:
+                    factors = self.factors(individual)
+                    found = self._compared(plain, self.evaluator(factors), factors)
+                    journal.record(kept, {"generation": None, "origin": "--choose", "guards": found})
+                entry["guards"] = journal.entries[kept]["guards"]
+            if not over(entry):
+                return individual, entry
+        start = self.optimizer.space.line(1.0, 1.0)
+        return Individual(start, "plain"), plain
 
     @property
     def budget_spent(self) -> bool:
@@ -146,9 +164,8 @@ class Search:
         cutoff = None
         if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
             points, fitness = least
-            entry = self.entries.get(self.key(Individual(points, "")), {})
-            examples = entry.get("examples") if self.by_chance else None
-            cutoff = Cutoff(fitness, examples, self.args.early_stopping_error)
+            examples = self.entries[self.key(Individual(points, ""))]["examples"]
+            cutoff = Cutoff(fitness, examples, self.args.early_stopping_error if self.by_chance else 0.0)
         factors = self.factors(individual)
         entry = self.entry_of(self.evaluator(factors, cutoff), factors)
         entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
@@ -158,20 +175,6 @@ class Search:
     def by_chance(self) -> bool:
         """Whether individuals are given up that could, improbably, have become parents."""
         return bool(self.args.early_stopping == "probable")
-
-    def check_given_up(self, journal: Journal) -> list[bool]:
-        """Measure some of the individuals that were given up in full: which would have reached the least fit parent."""
-        given_up = [entry for entry in journal.entries.values() if "stopped_after" in entry]
-        drawn = shuffled(given_up, stream("check", self.args.seed))[: self.args.early_stopping_check]
-        found = []
-        for number, entry in enumerate(drawn, 1):
-            factors = self.factors(Individual(to_points(entry["points"]), ""))
-            if (key := f"check {entry['key']}") not in journal.entries:
-                print(f"  given up, now in full: {number} of {len(drawn)} ...", flush=True)
-                measured = self.entry_of(self.evaluator(factors), factors)
-                journal.record(key, {"generation": None, "origin": "check", **measured})
-            found.append(journal.entries[key]["fitness"] >= entry["cutoff"])
-        return found
 
     def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
         """What the journal keeps of a measurement.
@@ -210,11 +213,14 @@ class Search:
         if plain is None:
             entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
         elif entry["fitness"] > plain["fitness"] + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
-            entry["guards"] = {
-                guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
-                for guard in self.guards
-            }
+            entry["guards"] = self._compared(plain, measured, factors)
         entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
+
+    def _compared(self, plain: Mapping[str, Any], measured: Measured, factors: Factors) -> dict[str, Any]:
+        return {
+            guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
+            for guard in self.guards
+        }
 
     def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
         """Measure factors that are no individual, unless the journal knows them."""

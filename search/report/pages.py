@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
+from search import tradeoff
 from search.config import DIVERSE, metadata_of
 from search.guards import over
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command
 from search.report import pictures
-from search.space import Y_START
+from search.space import Y_START, Individual, to_points
 
 if TYPE_CHECKING:
     from search.journal import Journal
@@ -37,6 +38,7 @@ class Outcome:
         found: its factors.
         held_out: their scores on held-out examples; None where these were left out, or are still to come.
         file: the name of the factors file.
+        chosen: whether ``--choose`` took it, so that it need not be the fittest.
     """
 
     to_beat: dict[str, dict[str, Any]]
@@ -44,10 +46,16 @@ class Outcome:
     found: Factors
     held_out: HeldOut | None = None
     file: str = field(default="factors.json")
+    chosen: bool = False
 
     @property
     def fitter(self) -> bool:
-        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
+        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there.
+
+        What was chosen by something else than the fitness has only to be other than the plain model.
+        """
+        if self.chosen:
+            return self.best["key"] != self.to_beat[PLAIN]["key"]
         least = self.to_beat[PLAIN]["fitness"] + 1e-9  # sums are rounded
         return bool(self.best["fitness"] > least) and not over(self.best)
 
@@ -119,9 +127,6 @@ def plan(search: Search) -> str:
     """What will be done, before anything is."""
     args, evaluator, optimizer = search.args, search.evaluator, search.optimizer
     answers = "shared prefixes prefilled once, repetitions drafted and checked"
-    off = {"repetitions drafted": args.no_lookup, "shared prefixes": args.no_shared_prefixes}
-    if any(off.values()):
-        answers = "without " + " or ".join(name for name, is_off in off.items() if is_off)
     if evaluator.slow_because is not None:
         answers = f"by lm-eval's own loop, because {evaluator.slow_because}"
         if args.batch_size == "auto" and search.lm.batch_size == 1:
@@ -163,12 +168,12 @@ def plan(search: Search) -> str:
 
 def most_prompts(search: Search) -> int:
     """How many prompts the search may ask, those of its last evaluation apart."""
-    return (search.optimizer.max_evaluations + 2 + search.args.early_stopping_check) * search.evaluator.prompts
+    return (search.optimizer.max_evaluations + 2) * search.evaluator.prompts
 
 
 def _expected_prompts(search: Search) -> int:
     """About how many, if every individual answers them all."""
-    return (search.optimizer.expected_evaluations + 2 + search.args.early_stopping_check) * search.evaluator.prompts
+    return (search.optimizer.expected_evaluations + 2) * search.evaluator.prompts
 
 
 def _asked(tasks: Sequence[Objective]) -> int:
@@ -297,12 +302,27 @@ def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
         by_chance=search.by_chance,
         error=f"{100 * args.early_stopping_error:g}",
         asked=_prompts_asked(search, individuals),
-        lost=search.lost,
         cost=cost,
         held_out=[_held_out_section(task, held_out) for task in held_out.tasks] if held_out else [],
         guards=_guards(held_out) if held_out and held_out.guards else "",
+        trades=_trades(search, individuals, outcome),
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
     )
+
+
+def _trades(search: Search, individuals: Sequence[Entry], outcome: Outcome) -> str:
+    """The individuals that no other one beats in mean, worst position and guards; empty where there is no choice."""
+    best = tradeoff.front(tradeoff.trades(individuals, search.evaluator))
+    if len(best) < 2 or len(search.evaluator.columns) < 2:
+        return ""
+    rows = []
+    for trade in best:
+        factors = search.factors(Individual(to_points(trade.entry["points"]), "")).per_layer()
+        guards = "worse" if trade.harm else "ok" if "guards" in trade.entry else ""
+        ends = "this search ends with it" if trade.entry["key"] == outcome.best["key"] else ""
+        values = ", ".join(f"{s:.4g}" for s in factors)
+        rows.append([f"{trade.mean:.3f}", f"{trade.worst:.3f}", guards, values, ends])
+    return _markdown(["mean", "worst", "guards", "factors", ""], rows)
 
 
 def _guards(held_out: HeldOut) -> str:
@@ -367,8 +387,6 @@ def write(search: Search, journal: Journal, outcome: Outcome) -> None:
     }
     if search.by_chance:
         data["stopped_early_error"] = search.args.early_stopping_error
-    if search.lost:
-        data["stopped_early_check"] = {"measured": len(search.lost), "lost": sum(search.lost)}
     if held_out is not None:
         data["guards"] = held_out.guards
         data["held_out"] = {
@@ -389,6 +407,7 @@ def write(search: Search, journal: Journal, outcome: Outcome) -> None:
     write_atomically(folder / "report.json", json.dumps(_plain(data), indent=2, allow_nan=False) + "\n")
     names = {name: shown_name(search, name) for name in outcome.to_beat}
     pictures.convergence(folder, individuals, {names[name]: entry for name, entry in outcome.to_beat.items()})
+    pictures.tradeoff(folder, search, individuals, outcome)
     pictures.curve(folder, outcome.found.per_layer())
     if held_out is not None:
         for task in held_out.tasks:

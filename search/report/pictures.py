@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.held_out import FOUND, PLAIN
+from search.tradeoff import front, trades
 
 if TYPE_CHECKING:
     from search.evaluator import Measured
+    from search.report.pages import Outcome
+    from search.run import Search
     from search.tasks import Objective
 
 
@@ -34,6 +37,31 @@ def convergence(
             color, line, _ = _style(name)
             axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
     return axes.figure
+
+
+def tradeoff(folder: Path, search: Search, individuals: Sequence[Mapping[str, Any]], outcome: Outcome) -> None:
+    """Mean against worst position of every individual that was measured in full, and those that none other beats."""
+    from matplotlib.ticker import AutoLocator
+
+    found = trades(individuals, search.evaluator)
+    if len(search.evaluator.columns) < 2 or not found:
+        return
+    with _figure(folder / "tradeoff.png", "mean over positions, search examples", "worst position") as axes:
+        axes.xaxis.set_major_locator(AutoLocator())  # means are no whole numbers
+        harmful = [trade for trade in found if trade.harm]
+        for some, face, text in ((found, "0.7", "individuals"), (harmful, "white", "worsens a guard")):
+            if some:
+                at = [[getattr(trade, name) for trade in some] for name in ("mean", "worst")]
+                axes.scatter(*at, s=22, color=face, edgecolors="0.5", label=text, zorder=2)
+        best = [trade for trade in front(found) if not trade.harm]
+        axes.plot(
+            [t.mean for t in best], [t.worst for t in best], color="0.5", linewidth=1, label="not beaten", zorder=1
+        )
+        marked = [(PLAIN, outcome.to_beat[PLAIN]), (FOUND, outcome.best)]
+        for name, entry in marked:
+            color, _, marker = _style(name)
+            for trade in trades([entry], search.evaluator):
+                axes.scatter(trade.mean, trade.worst, s=60, color=color, marker=marker, label=name, zorder=3)
 
 
 def curve(folder: Path, per_layer: Sequence[float]) -> None:

@@ -84,7 +84,7 @@ def test_the_default_is_a_scan_of_bands_that_ends_by_itself(command, tmp_path):
     assert status == 0
     assert "Optimizer    bands, from 1 in every layer" in out
     entries = journal(tmp_path / "out")
-    assert {entry["origin"] for entry in entries} <= {"baseline", "PI", "start", "band", "together"}
+    assert {entry["origin"] for entry in entries} <= {"baseline", "PI", "start", "band", "together", "held out"}
 
 
 def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(command, tmp_path, toy_lm, monkeypatch):
@@ -130,20 +130,34 @@ def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byt
     assert found(tmp_path / "hasty").read_bytes() == found(tmp_path / "patient").read_bytes()
 
 
-def test_improbable_individuals_are_given_up_and_those_that_are_checked_are_counted(command, tmp_path, monkeypatch):
+def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--tasks", "toy_luck"]
-    flags += ["--early_stopping", "probable", "--early_stopping_error", "0.5", "--early_stopping_check", "100"]
-    assert command(*flags, "--no_cache")[0] == 0
+    assert command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.5", "--no_cache")[0] == 0
     entries = journal(tmp_path / "out")
-    stopped = [entry for entry in entries if "stopped_after" in entry]
-    in_full = {entry["key"].removeprefix("check "): entry for entry in entries if entry["origin"] == "check"}
-    assert in_full.keys() == {entry["key"] for entry in stopped} != set()
+    assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
-    lost = sum(in_full[entry["key"]]["fitness"] >= entry["cutoff"] for entry in stopped)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["stopped_early_check"] == {"measured": len(stopped), "lost": lost}
     assert "at most 50 % are lost" in (tmp_path / "out" / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("choice", ["mean", "worst", "1,0,0"])
+def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measuring_any(command, tmp_path, choice):
+    flags = [*SMALL, "--epochs", "3", "--held_out_examples", "4", "--guard", "none"]
+    assert command(*flags)[0] == 0
+    before = journal(tmp_path / "out")
+    measured = {entry["key"]: entry for entry in before if "examples" in entry and "points" in entry}
+
+    def value(entry):
+        scores = list(entry["scores"].values())
+        return {"mean": sum(scores) / len(scores), "worst": min(scores), "1,0,0": scores[0]}[choice]
+
+    assert command("--resume", str(tmp_path / "out"), "--choose", choice, output=None)[0] == 0
+    new = [entry for entry in journal(tmp_path / "out") if entry not in before]
+    assert {entry["origin"] for entry in new} <= {"held out"}
+    plain = next(entry for entry in before if entry["origin"] == "baseline")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert value(report["best"]) == max(map(value, [*measured.values(), plain]))
+    assert factors_file.load(found(tmp_path / "out")).digest() == report["best"]["key"]
 
 
 def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, monkeypatch):
@@ -240,7 +254,7 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
         (["--metadata", "split=search"], "--metadata split="),
         (["--metadata", "positions=0"], "--positions"),
         (["--lambdas", "0.5,0.5"], "--lambdas: 2 weights for 3"),
-        (["--early_stopping", "off", "--early_stopping_check", "3"], "--early_stopping_check"),
+        (["--choose", "1,0"], "--choose"),
         (["--limit", "3"], "--limit is a flag of lm_eval"),
         (["--fewshot_as_multiturn", "true"], "--fewshot_as_multiturn: only a chat template"),
     ],
@@ -338,7 +352,7 @@ def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, 
     assert status == 0
     plain, *others = journal(tmp_path / "out")
     assert set(plain["guard_rows"]) == {"answers that end"}  # the toy has no size, so no half of it
-    fitter = [entry for entry in others if entry["fitness"] > plain["fitness"]]
+    fitter = [entry for entry in others if entry["origin"] != "held out" and entry["fitness"] > plain["fitness"]]
     assert fitter
     assert all(entry["guards"]["answers that end"]["over"] == 0.1 for entry in fitter)
     best = json.loads((tmp_path / "out" / "report.json").read_text())["best"]

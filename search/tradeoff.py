@@ -1,0 +1,76 @@
+"""Mean against worst position against guards: what the individuals of a search trade for each other.
+
+The fitness weighs the positions beforehand (the lambdas). ``--choose`` weighs them afterwards, among the individuals
+that the search measured in full; nothing of these is measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from search.guards import over
+
+if TYPE_CHECKING:
+    from search.evaluator import Evaluator
+
+Choice = str | list[float]
+"""``mean``, ``worst``, or one weight a position."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """An individual's scores, so that higher is better.
+
+    Attributes:
+        entry: its entry in the journal.
+        mean: over tasks and positions.
+        worst: the lowest of them.
+        harm: by how much it worsens guards beyond what is allowed.
+    """
+
+    entry: Mapping[str, Any]
+    mean: float
+    worst: float
+    harm: float
+
+    def beats(self, other: Trade) -> bool:
+        """Whether it is nowhere worse and somewhere better (Pareto)."""
+        mine, theirs = ((t.mean, t.worst, -t.harm) for t in (self, other))
+        return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+def trades(entries: Sequence[Mapping[str, Any]], evaluator: Evaluator) -> list[Trade]:
+    """Those of ``entries`` that were measured in full."""
+    found = []
+    for entry in entries:
+        if "examples" in entry:
+            scores = [objective.sign * entry["scores"][name] for name, (objective, _) in evaluator.columns.items()]
+            found.append(Trade(entry, sum(scores) / len(scores), min(scores), over(entry)))
+    return found
+
+
+def front(found: Sequence[Trade]) -> list[Trade]:
+    """What no other one beats, the best mean first; of equals the first that was measured."""
+    best = [trade for trade in found if not any(other.beats(trade) for other in found)]
+    distinct = {(trade.mean, trade.worst, trade.harm): trade for trade in reversed(best)}
+    return sorted(distinct.values(), key=lambda trade: (-trade.mean, -trade.worst))
+
+
+def ranked(found: Sequence[Trade], choice: Choice, evaluator: Evaluator) -> list[Trade]:
+    """In the order of ``choice``, the fitter of equals first."""
+    columns = list(evaluator.columns.values())
+    positions = list(dict.fromkeys(column.position for _, column in columns if column.position is not None))
+
+    def value(trade: Trade) -> tuple[float, float, float]:
+        first = trade.worst if choice == "worst" else trade.mean
+        if isinstance(choice, list):
+            weights = dict(zip(positions, choice, strict=True))
+            first = sum(
+                weights.get(column.position, 0.0) * objective.sign * trade.entry["scores"][column.name]
+                for objective, column in columns
+            )
+        return first, trade.mean, trade.entry["fitness"]
+
+    return sorted(found, key=value, reverse=True)
