@@ -85,8 +85,9 @@ def regress(
     """
     _check_comparable(baseline, now, other_model, other_prompts)
     scores = [
-        _Score(name, key, metric, now.tasks[name].metrics[key], _logged(name, baseline, now))
+        _Score(name, key, metric, new.metrics[key], logged=None not in (task.documents, new.documents))
         for name, task in baseline.tasks.items()
+        for new in [now.tasks[name]]
         for key, metric in task.metrics.items()
     ]
     levels = _levels([(score.tests, score.questions) for score in scores], options.alpha)
@@ -207,41 +208,41 @@ class _Score:
     logged: bool
 
     @property
-    def tests(self) -> int:
-        """How many rows can be tested: none where one of the runs has no score for each question."""
-        if self.old.by_question is None or self.new.by_question is None:
-            return 0
-        return len(self.labels)
-
-    @property
-    def questions(self) -> int:
-        """How many were asked, where each has its score; otherwise 0."""
-        return len(next(iter(self.old.by_question.values()))) if self.tests and self.old.by_question else 0
+    def shown(self) -> str:
+        """The metric's name in a table."""
+        return self.key.removesuffix(",none")
 
     @property
     def labels(self) -> list[str]:
-        """The positions and, if there are several, what is said of them all."""
+        """The positions and, if there are several, what is said of them all: a row each."""
         return [*self.old.values, *(["mean", "spread"] if len(self.old.values) > 1 else [])]
 
+    @property
+    def tests(self) -> int:
+        """How many rows can be tested: none where one of the runs has no score for each question."""
+        return len(self.labels) if self.old.by_question and self.new.by_question else 0
+
+    @property
+    def questions(self) -> int:
+        """How many were asked, where there are tests."""
+        return len(next(iter(self.old.by_question.values()))) if self.tests and self.old.by_question else 0
+
     def changes(self, level: float) -> Sequence[Change]:
-        """What moved, for every label, tested at ``level``; at 0 it is not tested."""
+        """What moved, row by row, tested at ``level``; at 0 it is not tested."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
-        higher_is_better, positions = self.old.higher_is_better, list(self.old.values)
         if level:
-            scores = self.old.matrix(positions), self.new.matrix(positions)
-            return rerun_changes(*scores, level, higher_is_better=higher_is_better)
-        was, is_now = ([metric.values[label] for label in positions] for metric in (self.old, self.new))
+            scores = (metric.matrix(self.old.values) for metric in (self.old, self.new))
+            return rerun_changes(*scores, level, higher_is_better=self.old.higher_is_better)
+        was, is_now = ([metric.values[label] for label in self.old.values] for metric in (self.old, self.new))
         for values in (was, is_now):
-            values += [math.fsum(values) / len(values), max(values) - min(values)] if len(values) > 1 else []
-        return [
-            Change(a, b, a - b if higher_is_better and label != "spread" else b - a, math.inf, math.nan)
-            for label, a, b in zip(self.labels, was, is_now, strict=True)
-        ]
+            values += [math.fsum(values) / len(values), max(values) - min(values)]
+        moved = [(a, b, (b - a) * self.sign(label)) for label, a, b in zip(self.labels, was, is_now, strict=False)]
+        return [Change(a, b, worsening, math.inf, math.nan) for a, b, worsening in moved]
 
-
-def _logged(name: str, *runs: Results) -> bool:
-    return all(run.tasks[name].documents is not None for run in runs)
+    def sign(self, label: str) -> int:
+        """The sign of a change for the worse."""
+        return -1 if self.old.higher_is_better and label != "spread" else 1
 
 
 def _check_comparable(baseline: Results, now: Results, other_model: bool, other_prompts: bool) -> None:
@@ -302,55 +303,30 @@ def _levels(scores: Sequence[tuple[int, int]], alpha: float) -> list[float]:
 
 def _section(score: _Score, level: float, options: Options, has_parts: bool) -> tables.Section:
     """The rows of one score; ``has_parts`` where other metrics of its task are tested on the same samples."""
-    labels, positions = score.labels, len(score.old.values)
+    largest = math.inf if options.max_drop is None else max(options.max_drop, options.tolerance)
     excused = options.max_drop is not None or (has_parts and not score.tests)
+    of_all = "mean" if len(score.labels) > 1 else score.labels[0]
     rows = []
-    for number, (label, change) in enumerate(zip(labels, score.changes(level), strict=True)):
-        limit, held = max(change.allowed, options.tolerance), False
-        if options.max_drop is not None and number == (
-            positions if positions > 1 else 0
-        ):  # the mean, or the only score
-            limit, held = min(limit, max(options.max_drop, options.tolerance)), True
-        # Averages of the same drop differ in their last bits.
-        dropped = held and change.worsening > max(options.max_drop or 0.0, options.tolerance) + 1e-9
-        worse = change.p <= level and change.worsening > options.tolerance
-        untested = math.isnan(change.p)
-        verdict = "ok by size" if held and untested else NOT_TESTABLE if untested else "ok"
-        verdict = "DROPPED" if dropped else "WORSE" if worse else verdict
-        skipped = "failure" if options.strict and not excused else "skipped"
-        outcome = "failure" if dropped or worse else skipped if verdict == NOT_TESTABLE else ""
-        higher_is_worse = label == "spread" or not score.old.higher_is_better
-        rows.append(_row(label, change, limit if higher_is_worse else -limit, level, verdict, outcome))
-    shown = score.key.removesuffix(",none")
-    return tables.Section(score.task, shown, score.questions or None, HEADER, tuple(rows))
-
-
-def _row(label: str, change: Change, allowed: float, level: float, verdict: str, outcome: str) -> tables.Row:
-    moved, p = change.new - change.old, tables.p_value(change.p)
-    was, now, shift, passes = (
-        tables.score(change.old),
-        tables.score(change.new),
-        tables.signed(moved),
-        tables.signed(allowed),
-    )
-    message = f"{was} in the baseline, {now} now: {shift}, allowed {passes} (p = {p})"
-    if verdict == NOT_TESTABLE:
-        message = "not testable: too few questions, or no score for each of them"
-    return tables.Row(
-        cells=(label, was, now, shift, passes, p, verdict),
-        facts={
-            "row": label,
-            "baseline": change.old,
-            "now": change.new,
-            "change": moved,
-            "allowed": allowed,
-            "p": change.p,
-            "level": level,
-            "verdict": verdict,
-        },
-        outcome=outcome,
-        message=message if outcome else "",
-    )
+    for label, change in zip(score.labels, score.changes(level), strict=True):
+        drop = largest if label == of_all else math.inf
+        if change.worsening > drop + 1e-9:  # averages of the same drop differ in their last bits
+            verdict, outcome = "DROPPED", "failure"
+        elif change.p <= level and change.worsening > options.tolerance:
+            verdict, outcome = "WORSE", "failure"
+        elif not math.isnan(change.p):
+            verdict, outcome = "ok", ""
+        elif drop < math.inf:
+            verdict, outcome = "ok by size", ""
+        else:
+            verdict, outcome = NOT_TESTABLE, "failure" if options.strict and not excused else "skipped"
+        moved, allowed = change.new - change.old, score.sign(label) * min(max(change.allowed, options.tolerance), drop)
+        numbers = (tables.score(change.old), tables.score(change.new), tables.signed(moved), tables.signed(allowed))
+        p = tables.p_value(change.p)
+        message = "{} in the baseline, {} now: {}, allowed {}".format(*numbers) + f" (p = {p}): {verdict}"
+        facts = {"row": label, "baseline": change.old, "now": change.new, "change": moved, "allowed": allowed}
+        facts |= {"p": change.p, "level": level, "verdict": verdict}
+        rows.append(tables.Row((label, *numbers, p, verdict), facts, outcome, message))
+    return tables.Section(score.task, score.shown, score.questions or None, HEADER, tuple(rows))
 
 
 # --- what is said beside the tables -----------------------------------------------------------------------------------
@@ -377,7 +353,7 @@ def _least_losses(scores: Sequence[_Score], levels: Sequence[float]) -> Iterator
     for score in scores:
         if not score.tests:
             why = "not an average over its samples" if score.logged else "no samples on one of the sides"
-            yield f"{score.task}, {score.key.removesuffix(',none')}: not testable, {why}."
+            yield f"{score.task}, {score.shown}: not testable, {why}."
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
