@@ -232,8 +232,8 @@ class _Score:
         from lpes_eval.compare.statistics import Change, rerun_changes
 
         if level:
-            scores = (metric.matrix(self.old.values) for metric in (self.old, self.new))
-            return rerun_changes(*scores, level, higher_is_better=self.old.higher_is_better)
+            old, new = self.old.matrix(self.old.values), self.new.matrix(self.old.values)
+            return rerun_changes(old, new, level, higher_is_better=self.old.higher_is_better)
         was, is_now = ([metric.values[label] for label in self.old.values] for metric in (self.old, self.new))
         for values in (was, is_now):
             values += [math.fsum(values) / len(values), max(values) - min(values)]

@@ -41,12 +41,8 @@ _PERCENT = re.compile(r"\d+(\.\d+)?$")
 
 @dataclass(frozen=True)
 class Model:
-    """What was evaluated.
-
-    Attributes:
-        kind: lm-eval's model type, such as ``lpes``.
-        name: the model's name on the Hub, or the last part of its local path; empty where the type decides.
-        parameters: the number of its parameters, where lm-eval counted them.
+    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of the local path (empty where the
+    type decides), and the number of parameters where lm-eval counted them.
     """
 
     kind: str
@@ -66,13 +62,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a task under one of its filters, at each position; ``"all"`` where there are no positions.
+    """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    Attributes:
-        higher_is_better: its direction; lm-eval's default, higher, where the task does not say.
-        values: label -> score as reported.
-        by_question: label -> one score a question, every label's in the same order; None where no samples were logged,
-            or where the score is not their average (perplexity, a geometric mean of means).
+    ``values`` has the score at each label as reported; ``by_question`` one score a question, at every label in the same
+    order. It is None where no samples were logged, or where the score is not their average (perplexity, a geometric
+    mean of means).
     """
 
     higher_is_better: bool
@@ -91,13 +85,9 @@ class Metric:
 class Task:
     """One task of a run: what was asked, and what it scored.
 
-    Attributes:
-        version: the task's version.
-        data: what its metadata says of the data, such as source and split.
-        examples: the number of examples scored.
-        documents: digest of lm-eval's hashes of all documents and expected answers; None where no samples were logged.
-        prompts: digest of lm-eval's hashes of all prompts, chat template included; likewise.
-        metrics: the metrics by lm-eval's key, ``METRIC,FILTER``.
+    ``data`` is what the metadata says of the data, such as source and split. ``documents`` is a digest of lm-eval's
+    hashes of all documents and expected answers, ``prompts`` one of all prompts, chat template included; both are None
+    where no samples were logged. ``metrics`` are keyed as in lm-eval's results, ``METRIC,FILTER``.
     """
 
     version: str
@@ -110,14 +100,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval.
-
-    Attributes:
-        path: the file it was read from.
-        model: what was evaluated.
-        factors: the factors in force, as they were given; None where that is not known.
-        provenance: where the scores came from: date, command, packages, dtype, hashes.
-        tasks: the tasks by name.
+    """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
+    came from (date, command, packages, dtype, hashes), and the tasks by name.
     """
 
     path: Path
@@ -233,8 +217,8 @@ def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
         version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
         data=_data(metadata, frozenset(_model_arguments(raw))),
         examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
-        documents=asked and _digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked),
-        prompts=asked and _digest(sample["prompt_hash"] for sample in asked),
+        documents=_digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked) if asked else None,
+        prompts=_digest(sample["prompt_hash"] for sample in asked) if asked else None,
         metrics=_metrics(raw["results"][name], directions, samples),
     )
 

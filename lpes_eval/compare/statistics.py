@@ -155,7 +155,7 @@ def compare_paired(
         higher_is_better: says which position is the worst; each model's is its own.
         confidence: coverage of the intervals.
         replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
-        seed: seed of both.
+        seed: of both.
 
     Returns:
         For scores that are all 0 or 1, a position gets McNemar's exact test and the interval of
@@ -273,18 +273,11 @@ def rerun_changes(
     are counted where there are few, and otherwise drawn at random, the one that was seen being one of them (Phipson &
     Smyth, arXiv 1603.05766).
 
-    Args:
-        old: the baseline's scores, shape (questions, positions).
-        new: the new run's, same shape and order.
-        level: the false-alarm rate allowed to each quantity.
-        higher_is_better: direction of "worse".
-        seed: seed of the random exchanges.
-
     Returns:
         A change for each position and, for two positions or more, for their mean and their spread.
 
     Raises:
-        ValueError: if the shapes differ, or a score is missing.
+        ValueError: if the shapes, (questions, positions), differ, or a score is missing.
     """
     first, second = _paired(old, new)
     questions, columns = first.shape
