@@ -24,15 +24,9 @@ def answers(questions, accuracies, ability=1.0, seed=0, runs=1):
 # --- standard errors ---
 
 
-def test_standard_error_of_a_position_is_the_textbook_one():
-    scores = answers(40, [0.7, 0.4])
-    assert st.position_means(scores) == pytest.approx([stdlib.mean(line) for line in scores.T.tolist()])
-    errors = [stdlib.stdev(line) / math.sqrt(40) for line in scores.T.tolist()]
-    assert np.sqrt(np.diag(st.position_covariance(scores))) == pytest.approx(errors)
-
-
-def test_covariance_is_numpys_over_the_number_of_questions():
+def test_means_and_covariance_are_numpys_over_the_number_of_questions():
     scores = answers(40, [0.7, 0.4, 0.6])
+    assert st.position_means(scores) == pytest.approx(scores.mean(axis=0))
     assert st.position_covariance(scores) == pytest.approx(np.cov(scores.T) / 40)
 
 
@@ -101,11 +95,6 @@ def test_a_single_position_is_its_own_worst_and_has_no_spread():
     scores = answers(30, [0.6, 0.5])[:, :1]
     assert st.worst_position(scores) == st.mean_over_positions(scores)
     assert st.spread(scores) == st.Estimate(0.0, 0.0)
-
-
-def test_same_scores_give_the_same_numbers_in_every_call():
-    scores = answers(50, [0.6, 0.5, 0.9])
-    assert st.spread(scores) == st.spread(scores.copy())
 
 
 def test_lm_eval_is_given_these_numbers_and_na_for_an_unknown_error():
@@ -278,15 +267,9 @@ def test_equal_runs_differ_by_nothing():
 
 
 def test_holm_gives_the_values_of_r():
-    """p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm") of R."""
-    assert st.holm([0.04, 0.01, 0.03, 0.05, 0.02]) == pytest.approx([0.09, 0.05, 0.09, 0.09, 0.08])
-
-
-def test_holm_does_not_count_what_was_not_tested():
-    adjusted = st.holm([0.02, math.nan, 0.5])
-    assert adjusted[0] == pytest.approx(0.04)
-    assert math.isnan(adjusted[1])
-    assert adjusted[2] == 0.5
+    """p.adjust(c(0.04, 0.01, 0.03, NA, 0.05, 0.02), "holm") of R, which does not count what was not tested."""
+    expected = [0.09, 0.05, 0.09, math.nan, 0.09, 0.08]
+    assert st.holm([0.04, 0.01, 0.03, math.nan, 0.05, 0.02]) == pytest.approx(expected, nan_ok=True)
 
 
 # --- two runs of one model ---
@@ -334,14 +317,6 @@ def test_a_change_is_significant_exactly_where_it_exceeds_what_is_allowed(loss, 
     new[60:70] = 1  # ten gained
     for change in st.rerun_changes(old * scale, new * scale, 0.01):
         assert (change.p <= 0.01) == (change.worsening > change.allowed + 1e-12)
-
-
-def test_where_lower_is_better_a_rise_is_the_worsening():
-    rng = np.random.default_rng(0)
-    old = rng.normal(5, 1, size=(50, 2))
-    found = st.rerun_changes(old, old + rng.normal(0.5, 0.5, size=(50, 2)), 0.01, higher_is_better=False)
-    assert found[2].worsening > found[2].allowed
-    assert all(change.p <= 0.01 for change in found[:3])
 
 
 def test_an_identical_rerun_is_never_worse():
