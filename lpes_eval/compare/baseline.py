@@ -42,17 +42,12 @@ def load(path: str | Path) -> Results:
     if (version := data.get("format_version")) != FORMAT_VERSION:
         raise DataError(f"{path}: baseline format {version!r}, expected {FORMAT_VERSION}; write it again with --update")
     with well_formed(path, "damaged baseline", WAY_OUT):
-        model = data["model"]
-        if not data["tasks"]:
+        tasks = {name: _task(entry) for name, entry in data["tasks"].items()}
+        if not tasks:
             raise ValueError("no tasks")
-        flatten(data["provenance"])  # what names the differences later fails here, if it must
-        return Results(
-            path=path,
-            model=Model(str(model["kind"]), str(model["name"]), _count(model["parameters"])),
-            factors=None,
-            provenance=data["provenance"],
-            tasks={name: _task(entry) for name, entry in data["tasks"].items()},
-        )
+        found = Results(path, Model(**data["model"]), None, data["provenance"], tasks)
+        str(found.model), flatten(found.provenance)  # what names differences later fails here, if it must
+        return found
 
 
 def is_baseline(path: Path) -> bool:
@@ -69,29 +64,19 @@ def _has_format(data: Any) -> bool:
 
 def _task(entry: Mapping[str, Any]) -> Task:
     flatten(entry["data"])
-    metrics = {}
-    for key, metric in entry["metrics"].items():
-        values = {label: float(value) for label, value in metric["values"].items()}
-        if not values:
-            raise ValueError(f"{key}: no values")
-        packed = metric["by_question"]
-        by_question = None if packed is None else {label: _unpack(packed[label]) for label in values}
-        for label, scores in (by_question or {}).items():
-            if len(scores) != entry["examples"] or not math.isfinite(math.fsum(scores)):
-                raise ValueError(f"{key}, {label}: {len(scores)} scores for {entry['examples']} questions")
-        metrics[key] = Metric(bool(metric["higher_is_better"]), values, by_question)
-    return Task(
-        version=str(entry["version"]),
-        data=entry["data"],
-        examples=_count(entry["examples"]),
-        documents=entry["documents"],
-        prompts=entry["prompts"],
-        metrics=metrics,
-    )
+    return Task(**{**entry, "metrics": {key: _metric(one, entry["examples"]) for key, one in entry["metrics"].items()}})
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
+def _metric(entry: Mapping[str, Any], examples: Any) -> Metric:
+    values = {label: float(value) for label, value in entry["values"].items()}
+    packed = entry["by_question"]
+    by_question = None if packed is None else {label: _unpack(packed[label]) for label in values}
+    for label, scores in (by_question or {}).items():
+        if len(scores) != examples or not math.isfinite(math.fsum(scores)):
+            raise ValueError(f"{label}: {len(scores)} scores for {examples} questions")
+    if not values:
+        raise ValueError("a metric without values")
+    return Metric(bool(entry["higher_is_better"]), values, by_question)
 
 
 def _pack(scores: tuple[float, ...]) -> str | list[float]:

@@ -159,14 +159,6 @@ def _row(label: str, d: Difference, p_holm: float) -> tables.Row:
     scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
     return tables.Row(
         cells=(label, *scores, interval, tables.p_value(d.p), tables.p_value(p_holm)),
-        facts={
-            "row": label,
-            "a": d.a,
-            "b": d.b,
-            "difference": d.difference,
-            "interval": [d.low, d.high],
-            "p": d.p,
-            "p_holm": p_holm,
-            "method": d.method,
-        },
+        facts={"row": label, "interval": [d.low, d.high], "p_holm": p_holm}
+        | {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")},
     )

@@ -44,12 +44,10 @@ class NotComparable(UserError):
 class Options:
     """What decides about a change.
 
-    Attributes:
-        alpha: the false-alarm rate of the whole gate.
-        tolerance: a worsening up to this much, in the score's unit, never fails.
-        max_drop: a mean over positions, or the score of a task without positions, that gets worse by more than this
-            fails whatever chance says. It is for deterministic reruns, and comes without a false-alarm rate.
-        strict: fail where a score cannot be tested, too.
+    ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
+    fails. A mean over positions, or the score of a task without positions, that gets worse by more than ``max_drop``
+    fails whatever chance says: for deterministic reruns, without a false-alarm rate. ``strict`` fails where a score
+    cannot be tested, too.
     """
 
     alpha: float = ALPHA

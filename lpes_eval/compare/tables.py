@@ -25,13 +25,9 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """One line of a table: the cells as shown, of which the first names it, and the same facts in full for a program.
 
-    Attributes:
-        cells: what is shown; the first names the row.
-        facts: the same for a program, every number in full.
-        outcome: ``failure``, ``error``, ``skipped``, or empty where the row passed.
-        message: why it did not.
+    ``outcome`` is ``failure``, ``error``, ``skipped``, or empty where the row passed; ``message`` says why it did not.
     """
 
     cells: tuple[str, ...]
@@ -42,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The table of one metric of one task; ``questions`` is None where their number is not known."""
+    """The table of one metric of one task; ``questions`` is None where they are not known one by one."""
 
     task: str
     metric: str
@@ -58,15 +54,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables, and what a reader should know beside them.
+    """What a command found: tables, notes for below them, and the answer in one line.
 
-    Attributes:
-        command: what made it, such as ``lpes-eval regress``.
-        sides: of each of the two runs its name here, such as ``baseline`` -> what was evaluated, and its file.
-        sections: the tables.
-        notes: sentences for below the tables.
-        headline: the answer in one line.
-        facts: what else a program should know.
+    ``sides`` has what was evaluated in each of the two runs, and its file, by a name such as ``baseline``; ``facts`` is
+    what else a program should know.
     """
 
     command: str
@@ -112,17 +103,12 @@ class Report:
         """Write the report as JSON; what is not a finite number there is null."""
         sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
         comparisons = [
-            {
-                "task": section.task,
-                "metric": section.metric,
-                "questions": section.questions,
-                "rows": [_finite(row.facts) for row in section.rows],
-            }
-            for section in self.sections
+            {"task": s.task, "metric": s.metric, "questions": s.questions, "rows": [row.facts for row in s.rows]}
+            for s in self.sections
         ]
         headline = {"headline": self.headline} if self.headline else {}
-        data = {**headline, **sides, **_finite(self.facts), "comparisons": comparisons, "notes": self.notes}
-        return json.dumps(data, indent=2, allow_nan=False)
+        data = {**headline, **sides, **self.facts, "comparisons": comparisons, "notes": self.notes}
+        return json.dumps(_finite(data), indent=2, allow_nan=False)
 
     def to_junit(self) -> str:
         """Write the report as JUnit XML: a test case for each row."""
@@ -130,13 +116,9 @@ class Report:
 
         root = ElementTree.Element("testsuites")
         outcomes = [row.outcome for row in self.rows]
-        counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            {"name": self.command, "tests": str(len(outcomes))}
-            | {plural: str(outcomes.count(outcome)) for plural, outcome in counts.items()},
-        )
+        suite = ElementTree.SubElement(root, "testsuite", {"name": self.command, "tests": str(len(outcomes))})
+        for plural, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(plural, str(outcomes.count(outcome)))
         for section in self.sections:
             for row in section.rows:
                 named = {"classname": plain(f"{section.task}.{section.metric}"), "name": plain(row.cells[0])}
