@@ -290,13 +290,13 @@ def _levels(scores: Sequence[tuple[int, int]], alpha: float) -> list[float]:
     tests = sum(of_one for of_one, _ in scores)
     levels, reserve = [0.0] * len(scores), alpha / 2
     for i in sorted(range(len(scores)), key=lambda i: -scores[i][1]):
-        even, needed = alpha / 2 / max(tests, 1), 2.0 ** -scores[i][1]
+        even, needed = alpha / 2 / max(tests, 1), 2.0 ** -scores[i][1] * (1 + 1e-9)  # above 2^-n for all rounding
         top_up = scores[i][0] * max(0.0, needed - even)
         if scores[i][0] and top_up <= reserve:
             levels[i], reserve = max(even, needed), reserve - top_up
     spent = sum(of_one * level for (of_one, _), level in zip(scores, levels, strict=True))
     able = sum(of_one for (of_one, _), level in zip(scores, levels, strict=True) if level)
-    return [level and level + (alpha - spent) / able for level in levels]
+    return [level and level + max(0.0, alpha - spent) / able for level in levels]
 
 
 def _section(score: _Score, level: float, options: Options, has_parts: bool) -> tables.Section:
