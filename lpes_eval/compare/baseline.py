@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare.results import Metric, Model, Results, Task, flatten, read_json, well_formed
+from lpes_eval.compare.tables import finite
 from lpes_eval.errors import DataError
 from lpes_eval.files import write_atomically
 
@@ -26,7 +27,7 @@ def save(results: Results, path: str | Path) -> None:
         for metric in task["metrics"].values():
             if metric["by_question"]:
                 metric["by_question"] = {label: _pack(scores) for label, scores in metric["by_question"].items()}
-    write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n")
 
 
 def load(path: str | Path) -> Results:
@@ -46,7 +47,7 @@ def load(path: str | Path) -> Results:
         if not tasks:
             raise ValueError("no tasks")
         found = Results(path, Model(**data["model"]), None, data["provenance"], tasks)
-        str(found.model), flatten(found.provenance)  # what names differences later fails here, if it must
+        str(found.model), found.model.is_same(found.model), flatten(found.provenance)  # fail here, not later
         return found
 
 

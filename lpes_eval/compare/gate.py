@@ -302,7 +302,7 @@ def _levels(scores: Sequence[tuple[int, int]], alpha: float) -> list[float]:
 def _section(score: _Score, level: float, options: Options, has_parts: bool) -> tables.Section:
     """The rows of one score; ``has_parts`` where other metrics of its task are tested on the same samples."""
     largest = math.inf if options.max_drop is None else max(options.max_drop, options.tolerance)
-    excused = options.max_drop is not None or (has_parts and not score.tests)
+    excused = options.max_drop is not None or (has_parts and not score.old.by_question and not score.new.by_question)
     of_all = "mean" if len(score.labels) > 1 else score.labels[0]
     rows = []
     for label, change in zip(score.labels, score.changes(level), strict=True):

@@ -108,7 +108,7 @@ class Report:
         ]
         headline = {"headline": self.headline} if self.headline else {}
         data = {**headline, **sides, **self.facts, "comparisons": comparisons, "notes": self.notes}
-        return json.dumps(_finite(data), indent=2, allow_nan=False)
+        return json.dumps(finite(data), indent=2, allow_nan=False)
 
     def to_junit(self) -> str:
         """Write the report as JUnit XML: a test case for each row."""
@@ -202,11 +202,12 @@ def p_value(value: float) -> str:
     return f"{value:.3f}" if value >= 0.01 else f"{value:.4f}"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value for JSON, which knows no NaN and no infinity: these become None, however deep they stand."""
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

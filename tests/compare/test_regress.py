@@ -240,6 +240,10 @@ def test_a_score_that_is_no_average_is_not_testable_but_the_scores_of_its_sample
     assert "toy, perplexity: not testable, not an average over its samples." in report.notes
     assert "which fails" not in report.headline
     assert failing(regress(old, new, max_drop=0.5)) == ["all"]
+    averaged = Metric(False, {"all": 7.5}, {"all": (7.5,) * 20})
+    metrics = old.tasks["toy"].metrics | {"perplexity,none": averaged}
+    was_tested = run_with(toy=replace(old.tasks["toy"], metrics=metrics))
+    assert failing(regress(was_tested, new, strict=True)) == ["all"]  # an average that is none any more is no excuse
     [level] = {row.facts["level"] for row in report.rows if row.facts["level"]}
     assert level == gate.ALPHA  # what cannot be tested takes nothing from what can
 

@@ -221,6 +221,8 @@ def test_a_file_that_is_no_baseline_is_2(tmp_path, committed, capsys, content):
         (("tasks", "toy", "data"), 7),
         (("tasks",), {}),
         (("model",), "tiny"),
+        (("model", "name"), [1]),
+        (("model", "parameters"), "x"),
         (("provenance",), [1]),
     ],
 )
