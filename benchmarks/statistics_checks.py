@@ -7,12 +7,12 @@ deviation 1 on the logit scale). No model runs: minutes on one core.
 """
 
 import argparse
-import math
+from pathlib import Path
 
 import numpy as np
 
 from lpes_eval.compare import gate, statistics
-from lpes_eval.compare.results import Identity, Model, OverPositions
+from lpes_eval.compare.results import Metric, Model, Results, Task
 from lpes_eval.flags import at_least
 
 QUESTIONS = 500
@@ -43,27 +43,16 @@ def lose(rng, answers, points, columns):
     return answers
 
 
-def as_baseline(answers, paired=True):
-    tasks = {}
-    for position, line in enumerate(answers.T):
-        by_question = tuple(line) if paired else None
-        score = gate.Score(line.mean(), line.std(ddof=1) / math.sqrt(len(line)), True, by_question)
-        identity = Identity("1", {}, len(line), tuple(range(len(line))), "d", "p")
-        tasks[f"pos_{position}"] = gate.Record(identity, position, {"acc,none": score})
-    groups = {}
-    if not paired:  # as lm_eval prints them when this package is installed
-        summary = statistics.summarize(answers, replicates=500)
-        row = OverPositions(summary.mean.value, summary.mean.stderr, summary.spread.value, summary.spread.stderr)
-        groups = {"simulated": {"acc,none": row}}
-    return gate.Baseline(Model("hf", "simulated", None), {}, tasks, {"simulated": tuple(tasks)}, groups)
+def as_run(answers):
+    by_question = {f"{position} %": tuple(line) for position, line in enumerate(answers.T.tolist())}
+    values = {label: sum(line) / len(line) for label, line in by_question.items()}
+    task = Task("1", {}, QUESTIONS, "d", "p", {"acc,none": Metric(True, values, by_question)})
+    return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, {"simulated": task})
 
 
-def failure_rate(runs, make, paired=True):
-    failed = 0
-    for seed in range(runs):
-        old, new = make(np.random.default_rng(seed))
-        failed += gate.regress(as_baseline(old, paired), as_baseline(new, paired)).worse
-    return failed / runs
+def failure_rate(runs, make):
+    pairs = (make(np.random.default_rng(seed)) for seed in range(runs))
+    return sum(gate.regress(as_run(old), as_run(new)).failed for old, new in pairs) / runs
 
 
 def rerun(noise):
@@ -88,9 +77,7 @@ def worse_run(noise, points, columns):
 def false_alarms(runs):
     print(f"\nGate, nothing changed: share of {runs} reruns that fail (promised: at most {gate.ALPHA})")
     for label, noise in (("0.2 %", 0.002), ("2 %", 0.02), ("20 %", 0.2), ("all drawn anew", None)):
-        paired = failure_rate(runs, rerun(noise))
-        unpaired = failure_rate(runs, rerun(noise), paired=False)
-        print(f"answers that flip: {label:15} paired {paired:.4f}  unpaired {unpaired:.4f}")
+        print(f"answers that flip: {label:15} {failure_rate(runs, rerun(noise)):.4f}")
 
 
 def losses(runs):
@@ -100,8 +87,6 @@ def losses(runs):
             shares = [failure_rate(runs, worse_run(noise, points, columns)) for points in (1, 2, 3, 5)]
             label = "all drawn anew" if noise is None else f"{noise:.0%} flip"
             print(f"{where:14} {label:15} 1, 2, 3, 5 points: " + "  ".join(f"{share:.2f}" for share in shares))
-        shares = [failure_rate(runs, worse_run(0.02, points, columns), paired=False) for points in (1, 2, 3, 5)]
-        print(f"{where:14} {'unpaired':15} 1, 2, 3, 5 points: " + "  ".join(f"{share:.2f}" for share in shares))
 
 
 def coverage(runs):

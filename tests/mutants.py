@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "METRIC_worst is the worst position, not the mean",
         "lpes_eval/compare/statistics.py",
-        '"worst": _over_positions("worst", "value")',
-        '"worst": _over_positions("mean", "value")',
+        '"worst": _for_lm_eval(worst_position, "value")',
+        '"worst": _for_lm_eval(mean_over_positions, "value")',
         (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
@@ -156,9 +156,9 @@ MUTANTS = (
     Mutant(
         "the gate holds the run against the baseline, not the baseline against itself",
         "lpes_eval/compare/gate.py",
-        "            baseline,\n            snapshot(found),\n",
-        "            baseline,\n            baseline,\n",
-        (f"{COMPARE}/test_regress.py::test_a_worse_run_fails_with_1",),
+        "report = regress(committed, now, ",
+        "report = regress(committed, committed, ",
+        (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1",),
     ),
     # -- the search
     Mutant(

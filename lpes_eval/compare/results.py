@@ -1,7 +1,8 @@
-"""Reading what lm-eval wrote: a results JSON, and the samples that ``--log_samples`` put beside it.
+"""One run of lm-eval, reduced to what is compared, and how it is read from what lm-eval wrote.
 
-lm-eval names the two ``results_DATE.json`` and ``samples_TASK_DATE.jsonl``, in a folder named after the model. A task
-that reports a metric ``M`` and ``M@P`` is one by position: P is the position of the gold item in percent.
+lm-eval writes ``results_DATE.json`` and, with ``--log_samples``, ``samples_TASK_DATE.jsonl`` into a folder named after
+the model. A task that reports a metric ``M`` and ``M@P`` is one by position: P is the position of the gold item in
+percent.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lpes_eval import files
+from lpes_eval import files, reference
 from lpes_eval.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
@@ -27,56 +32,17 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
-QuestionId = int | str
+SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash", "metrics")
 _PERCENT = re.compile(r"\d+(\.\d+)?$")
 
 
-def _at(name: str, position: float) -> str:
-    return f"{name}@{position:g}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One answered question.
-
-    Attributes:
-        question: the ``question_id`` of the document, or lm-eval's ``doc_id`` where the document has none.
-        document: lm-eval's hashes of the document and of the expected answer.
-        prompt: lm-eval's hash of the prompt as the model saw it, chat template included.
-        scores: metric -> score, for the metrics that are one number a sample.
-    """
-
-    question: QuestionId
-    document: str
-    prompt: str
-    scores: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric of a task under one of its filters; lm-eval writes it ``METRIC,FILTER``."""
-
-    metric: str
-    filter: str
-
-    @property
-    def key(self) -> str:
-        """The key of lm-eval's results."""
-        return f"{self.metric},{self.filter}"
-
-    def __str__(self) -> str:
-        """Name it as a table does."""
-        return self.metric if self.filter == "none" else self.key
+# --- what a run is ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was evaluated.
-
-    Attributes:
-        kind: lm-eval's model type, such as ``lpes``.
-        name: the model's name on the Hub, or the last part of its local path; empty where the type decides.
-        parameters: the number of its parameters, where lm-eval counted them.
+    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of the local path (empty where the
+    type decides), and the number of parameters where lm-eval counted them.
     """
 
     kind: str
@@ -88,232 +54,69 @@ class Model:
         size = "" if self.parameters is None else f", {self.parameters:,} parameters"
         return f"{self.kind} {self.name or '(its default model)'}{size}"
 
+    def is_same(self, other: Model) -> bool:
+        """Whether both are one model, a shipped one under any of its names."""
+        a, b = ((m.kind, reference.NAMES.get(m.name, m.name), m.parameters) for m in (self, other))
+        return a == b
+
 
 @dataclass(frozen=True)
-class Identity:
-    """What a task asked, as far as the results and the samples tell.
+class Metric:
+    """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    Attributes:
-        version: the task's version.
-        data: what its metadata says of the data, such as source and split.
-        examples: the number of examples scored.
-        questions: their ids, in order; like the digests, None where no samples were logged.
-        documents: digest of lm-eval's hashes of all documents and expected answers.
-        prompts: digest of lm-eval's hashes of all prompts.
+    ``values`` has the score at each label as reported; ``by_question`` one score a question, at every label in the same
+    order. It is None where no samples were logged, or where the score is not their average (perplexity, a geometric
+    mean of means).
     """
 
-    version: str
-    data: Mapping[str, Any]
-    examples: int | None
-    questions: tuple[QuestionId, ...] | None = None
-    documents: str | None = None
-    prompts: str | None = None
+    higher_is_better: bool
+    values: Mapping[str, float]
+    by_question: Mapping[str, tuple[float, ...]] | None
+
+    def matrix(self, labels: Iterable[str]) -> NDArray[np.float64]:
+        """The questions' scores, shape (questions, labels)."""
+        import numpy as np
+
+        assert self.by_question is not None
+        return np.column_stack([self.by_question[label] for label in labels])
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run: what it was, what it scored, and its samples where they were logged.
+    """One task of a run: what was asked, and what it scored.
 
-    With a ``position`` it is the task at that position alone.
+    ``data`` is what the metadata says of the data, such as source and split. ``documents`` is a digest of lm-eval's
+    hashes of all documents and expected answers, ``prompts`` one of all prompts, chat template included; both are None
+    where no samples were logged. ``metrics`` are keyed as in lm-eval's results, ``METRIC,FILTER``.
     """
 
-    name: str
     version: str
-    position: float | None
     data: Mapping[str, Any]
     examples: int | None
-    reported: Mapping[Measure, tuple[float, float]]
-    higher_is_better: Mapping[str, bool]
-    samples_path: Path | None
-
-    @cached_property
-    def identity(self) -> Identity:
-        """What was asked."""
-        if not self.samples:
-            return Identity(self.version, self.data, self.examples)
-        samples = next(iter(self.samples.values()))  # every filter reads the same answers to the same prompts
-        questions = tuple(sorted(samples, key=lambda question: (isinstance(question, str), question)))
-        return Identity(
-            version=self.version,
-            data=self.data,
-            examples=self.examples,
-            questions=questions,
-            documents=_digest(samples[question].document for question in questions),
-            prompts=_digest(samples[question].prompt for question in questions),
-        )
-
-    @cached_property
-    def samples(self) -> dict[str, dict[QuestionId, Sample]]:
-        """Filter -> question -> sample; empty where no samples were logged. Read when it is first asked for."""
-        if self.samples_path is None:
-            return {}
-        with _well_formed(self.samples_path):
-            return _read_samples(self.samples_path)
-
-    @property
-    def positions(self) -> list[float]:
-        """The positions at which it was asked, in order; none where it is no task by position."""
-        found = {measure.metric.rpartition("@") for measure in self.reported}
-        named = {measure.metric for measure in self.reported}
-        return sorted(float(p) for metric, at, p in found if at and metric in named and _PERCENT.match(p))
-
-    def at(self, position: float) -> Task:
-        """The task at one position alone."""
-        reported = {
-            Measure(measure.metric, measure.filter): self.reported[there]
-            for measure in self.reported
-            if (there := Measure(_at(measure.metric, position), measure.filter)) in self.reported
-        }
-        return replace(self, name=_at(self.name, position), position=position, reported=reported)
-
-    def scores(self, measure: Measure) -> dict[QuestionId, float] | None:
-        """Question -> score, or None where the samples are missing or do not average to the reported score.
-
-        Some metrics have no score for a single sample (perplexity), and some are not averages (a geometric mean of
-        means); those can be compared as reported, but not in pairs.
-        """
-        samples = self.samples.get(measure.filter)
-        if not samples:
-            return None
-        name = measure.metric if self.position is None else _at(measure.metric, self.position)
-        scores = {question: sample.scores.get(name, math.nan) for question, sample in samples.items()}
-        average = math.fsum(scores.values()) / len(scores)
-        return scores if math.isclose(average, self.reported[measure][0], rel_tol=1e-6, abs_tol=1e-9) else None
-
-
-@dataclass(frozen=True)
-class OverPositions:
-    """What a task's rows say of all its positions."""
-
-    mean: float
-    mean_stderr: float
-    spread: float
-    spread_stderr: float
-
-
-@dataclass(frozen=True)
-class Family:
-    """A task at each of its positions, in their order; or a task without positions alone.
-
-    Attributes:
-        name: the task's name.
-        tasks: the task at each position.
-        reported: mean and spread over the positions, as lm-eval printed them.
-    """
-
-    name: str
-    tasks: tuple[Task, ...]
-    reported: Mapping[Measure, OverPositions] = field(default_factory=dict)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What to call each task in a table."""
-        return tuple("all" if task.position is None else f"{task.position:g} %" for task in self.tasks)
-
-    def measures(self) -> list[Measure]:
-        """The metrics that all the tasks report."""
-        return [m for m in self.tasks[0].reported if all(m in task.reported for task in self.tasks)]
-
-    def higher_is_better(self, measure: Measure) -> bool:
-        """The direction of a metric; lm-eval's default, higher, where the task does not say."""
-        return self.tasks[0].higher_is_better.get(measure.metric, True)
-
-    def scores(self, measure: Measure) -> dict[str, dict[QuestionId, float]] | None:
-        """Task -> question -> score, or None where one of the tasks has no score a sample."""
-        by_task = {}
-        for task in self.tasks:
-            scores = task.scores(measure)
-            if scores is None:
-                return None
-            by_task[task.name] = scores
-        return by_task
+    documents: str | None
+    prompts: str | None
+    metrics: Mapping[str, Metric]
 
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval."""
+    """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
+    came from (date, command, packages, dtype, hashes), and the tasks by name.
+    """
 
     path: Path
     model: Model
+    factors: str | None
+    provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
-    families: tuple[Family, ...]
-    raw: Mapping[str, Any]
 
     @property
-    def subject(self) -> str:
-        """What was evaluated, in words: the model, and the factors in force."""
-        factors = (self.raw.get("config") or {}).get("factors")
-        given = factors.get("given") if isinstance(factors, dict) else None
-        return str(self.model) if given is None else f"{self.model}, factors {given}"
-
-    def command(self) -> str:
-        """The lm_eval command that makes such a run again, put together from what the results say of it.
-
-        They do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
-        """
-        config = self.raw.get("config") or {}
-        groups = self.raw.get("group_subtasks") or {}
-        children = {child for group in groups.values() for child in group}
-        asked = [name for name in (*groups, *self.raw["configs"]) if name not in children]
-        words = ["lm_eval", "--model", self.model.kind]
-        arguments = {key: _without_folder(value) for key, value in _model_arguments(config).items()}
-        if arguments:
-            words += ["--model_args", _spelled(arguments)]
-        words += ["--tasks", ",".join(dict.fromkeys(asked))]
-        if config.get("limit") is not None:
-            words += ["--limit", f"{config['limit']:g}"]
-        if config.get("gen_kwargs"):
-            words += ["--gen_kwargs", _spelled(config["gen_kwargs"])]
-        if self.raw.get("chat_template"):
-            words += ["--apply_chat_template"]
-        if self.raw.get("system_instruction"):
-            words += ["--system_instruction", self.raw["system_instruction"]]
-        return shlex.join([*words, "--log_samples"])
+    def side(self) -> tuple[str, str]:
+        """The model with its factors, and the file: what a report says of the run."""
+        return f"{self.model}, factors {self.factors}" if self.factors else str(self.model), str(self.path)
 
 
-def read(path: str | Path) -> Results:
-    """Read a run from its results JSON, or the newest run below a folder.
-
-    Raises:
-        DataError: no such file, no results in the folder, or a file that lm-eval did not write.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = _newest(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file or folder; expected a results JSON of lm_eval --output_path")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}); expected a results JSON of lm_eval --output_path") from None
-    if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("results", "configs")):
-        raise DataError(f"{path}: has no 'results' and 'configs'; expected a results JSON of lm_eval --output_path")
-    with _well_formed(path):
-        model_keys = frozenset(_model_arguments(raw.get("config") or {}))
-        tasks = {name: _task(path, raw, name, model_keys) for name in raw["configs"] if name in raw["results"]}
-        if not tasks:
-            raise DataError(f"{path}: holds no scores of any task")
-        families = tuple(map(_family, tasks.values()))
-        by_name = {task.name: task for family in families for task in family.tasks}
-        found = Results(path, _model(raw), by_name, families, raw)
-        found.command(), found.subject  # what is asked for later fails here, too, if it must
-        return found
-
-
-@contextmanager
-def _well_formed(path: Path) -> Iterator[None]:
-    """Within it, what Python says of data in another form becomes an error that names the file."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not as lm_eval writes it ({type(error).__name__}: {error}); evaluate again, or restore the file"
-        ) from None
-
-
-def mismatch(a: Identity, b: Identity, *, prompts_may_differ: bool = False) -> str | None:
+def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
     """Say why the scores of two runs of a task may not be held against each other; None where they may.
 
     Where both runs logged samples, the hashes of what was asked decide; where one did not, what the metadata says of
@@ -329,17 +132,17 @@ def mismatch(a: Identity, b: Identity, *, prompts_may_differ: bool = False) -> s
     ]
     told = "; ".join(data[:3]) + ("; ..." if len(data) > 3 else "")
     because = f" ({told})" if data else ""
-    if a.examples is not None and b.examples is not None and a.examples != b.examples:
+    if None not in (a.examples, b.examples) and a.examples != b.examples:
         return f"{a.examples} and {b.examples} examples{because or ' (another --limit?)'}"
-    if a.questions is None or b.questions is None:
+    if a.documents is None or b.documents is None:
         return told or None
-    if a.questions != b.questions:
-        in_both = len(set(a.questions) & set(b.questions))
-        return f"another set of examples: {in_both} of {len(a.questions)} questions in common{because}"
     if a.documents != b.documents:
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
-        return "the same examples in other prompts (a chat template, or text cut to another length)"
+        return (
+            "the same examples in other prompts (a chat template, or text cut to another length); "
+            "--other-prompts compares them all the same"
+        )
     return None
 
 
@@ -351,39 +154,108 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _newest(folder: Path) -> Path:
-    dated = [(match[1], path) for path in folder.rglob("*.json") if (match := DATE.search(path.stem))]
-    if not dated:
-        raise DataError(f"{folder}: no results_DATE.json in it or below; run lm_eval with --output_path {folder}")
-    return max(dated)[1]
+# --- what lm-eval wrote -----------------------------------------------------------------------------------------------
 
 
-def _task(path: Path, raw: Mapping[str, Any], name: str, model_keys: frozenset[str]) -> Task:
+def read(path: str | Path) -> Results:
+    """Read a run from its results JSON, or the newest run below a folder; samples from the files beside it.
+
+    Raises:
+        DataError: no such file, no results in the folder, or a file that lm-eval did not write.
+    """
+    path = Path(path)
+    if path.is_dir():
+        dated = [(match[1], found) for found in path.rglob("*.json") if (match := DATE.search(found.stem))]
+        if not dated:
+            raise DataError(f"{path}: no results_DATE.json in it or below; run lm_eval with --output_path {path}")
+        path = max(dated)[1]
+    raw = read_json(path, "expected a results JSON of lm_eval --output_path")
+    if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("results", "configs")):
+        raise DataError(f"{path}: has no 'results' and 'configs'; expected a results JSON of lm_eval --output_path")
+    with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+        tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
+        if not tasks:
+            raise DataError(f"{path}: holds no scores of any task")
+        factors = (raw.get("config") or {}).get("factors")
+        given = factors.get("given") if isinstance(factors, dict) else None
+        return Results(path, _model(raw), None if given is None else str(given), _provenance(raw), tasks)
+
+
+def read_json(path: Path, way_out: str) -> Any:
+    """The content of a JSON file; a ``DataError`` says where there is none, and the way out."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder; {way_out}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error}); {way_out}") from None
+
+
+@contextmanager
+def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
+    """Within it, what Python says of data in another form becomes an error that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise DataError(f"{path}: {what} ({type(error).__name__}: {error}); {way_out}") from None
+
+
+def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
     metadata = raw["configs"][name].get("metadata") or {}
     if "position" in metadata:
         raise DataError(
             f"{path}: {name} is one position of a task, as version 0.1 had them; a task now holds all its "
             "positions, so evaluate again to compare"
         )
-    row = raw["results"][name]
-    reported = {}
-    for key, value in row.items():
-        metric, comma, filter_name = key.partition(",")
-        if comma and not metric.endswith("_stderr") and _is_number(value):
-            stderr = row.get(f"{metric}_stderr,{filter_name}")
-            reported[Measure(metric, filter_name)] = (float(value), float(stderr) if _is_number(stderr) else math.nan)
+    samples = _samples(path, name)
+    asked = next(iter(samples.values()), None)  # every filter reads the same answers to the same prompts
     directions = (raw.get("higher_is_better") or {}).get(name) or {}
     return Task(
-        name=name,
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
-        position=None,
-        data=_data(metadata, model_keys),
+        data=_data(metadata, frozenset(_model_arguments(raw))),
         examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
-        reported=reported,
-        higher_is_better={metric: bool(up) for metric, up in directions.items() if up is not None},
-        samples_path=_samples_path(path, name),
+        documents=_digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked) if asked else None,
+        prompts=_digest(sample["prompt_hash"] for sample in asked) if asked else None,
+        metrics=_metrics(raw["results"][name], directions, samples),
     )
+
+
+def _metrics(
+    row: Mapping[str, Any], directions: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, Metric]:
+    reported: dict[str, dict[str, float]] = {}  # filter -> metric -> score
+    for key, value in row.items():
+        name, comma, filter_name = key.partition(",")
+        if comma and not name.endswith("_stderr") and not math.isnan(number := _number(value)):
+            reported.setdefault(filter_name, {})[name] = number
+    metrics = {}
+    for filter_name, values in reported.items():
+        lines = samples.get(filter_name, [])
+        for metric, names in _labels(values).items():
+            columns = {label: tuple(_number(line.get(name)) for line in lines) for label, name in names.items()}
+            averaged = lines and all(
+                math.isclose(math.fsum(column) / len(lines), values[names[label]], rel_tol=1e-6, abs_tol=1e-9)
+                for label, column in columns.items()
+            )
+            metrics[f"{metric},{filter_name}"] = Metric(
+                higher_is_better=directions.get(metric) is not False,
+                values={label: values[name] for label, name in names.items()},
+                by_question=columns if averaged else None,
+            )
+    return metrics
+
+
+def _labels(names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Metric -> label -> the metric's name there; of a task by position only metrics that it has at positions."""
+    labels: dict[str, dict[str, str]] = {}
+    parts = [(*name.rpartition("@"), name) for name in names]
+    found = [(float(p), metric, name) for metric, _, p, name in parts if metric in names and _PERCENT.match(p)]
+    for position, metric, name in sorted(found):
+        labels.setdefault(metric, {})[f"{position:g} %"] = name
+    return labels or {name: {"all": name} for name in names}
 
 
 def _data(metadata: Mapping[str, Any], model_keys: frozenset[str]) -> dict[str, Any]:
@@ -395,60 +267,101 @@ def _data(metadata: Mapping[str, Any], model_keys: frozenset[str]) -> dict[str, 
     }
 
 
-def _samples_path(results: Path, task: str) -> Path | None:
+def _samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
+    """Filter -> the samples in the order of their questions; empty where none were logged."""
     if dated := DATE.search(results.stem):
-        path = results.parent / f"samples_{task}_{dated[1]}.jsonl"
-        return path if path.is_file() else None
-    # The results were renamed. The samples are theirs if the folder holds one set only.
-    found = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
+        found = [path for path in [results.parent / f"samples_{task}_{dated[1]}.jsonl"] if path.is_file()]
+    else:  # The results were renamed. The samples are theirs if the folder holds one set only.
+        names = results.parent.glob("samples_*.jsonl")
+        found = [path for path in names if DATE.sub("", path.stem) == f"samples_{task}"]
     if len(found) > 1:
         raise DataError(
             f"{results}: {len(found)} sample files of {task} beside it, and its name has no date to tell which is its "
             "own; keep the name that lm_eval gave it"
         )
-    return found[0] if found else None
-
-
-def _read_samples(path: Path) -> dict[str, dict[QuestionId, Sample]]:
-    by_filter: dict[str, dict[QuestionId, Sample]] = {}
-    for line in files.read_jsonl(path, required=("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash", "metrics")):
-        document = line["doc"]
-        question = document.get("question_id", line["doc_id"]) if isinstance(document, dict) else line["doc_id"]
-        if not isinstance(question, int):
-            question = str(question)
-        samples = by_filter.setdefault(str(line.get("filter", "none")), {})
-        if question in samples:
-            raise DataError(
-                f"{path}: question {question} is there twice; the samples of two runs went to one file, "
-                "or the task gives two documents the same question_id"
-            )
-        scores = {metric: float(line[metric]) for metric in line["metrics"] if _is_number(line.get(metric))}
-        document_hash = f"{line['doc_hash']} {line['target_hash']}"
-        samples[question] = Sample(question, document_hash, line["prompt_hash"], scores)
-    return by_filter
+    by_filter: dict[str, dict[tuple[bool, Any], dict[str, Any]]] = {}
+    for path in found:
+        with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+            for line in files.read_jsonl(path, required=SAMPLE_FIELDS):
+                document = line["doc"] if isinstance(line["doc"], dict) else {}
+                question = document.get("question_id", line["doc_id"])
+                key = (not isinstance(question, int), question if isinstance(question, int) else str(question))
+                samples = by_filter.setdefault(str(line.get("filter", "none")), {})
+                if key in samples:
+                    raise DataError(
+                        f"{path}: question {question} is there twice; the samples of two runs went to one file, "
+                        "or the task gives two documents the same question_id"
+                    )
+                kept = {*line["metrics"], "doc_hash", "prompt_hash", "target_hash"}
+                samples[key] = {name: line[name] for name in kept if name in line}
+    return {name: [samples[key] for key in sorted(samples)] for name, samples in by_filter.items()}
 
 
 def _digest(hashes: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+# --- what was evaluated -----------------------------------------------------------------------------------------------
 
 
 def _model(raw: Mapping[str, Any]) -> Model:
     config = raw.get("config") or {}
-    arguments, kind = _model_arguments(config), str(config.get("model", ""))
+    arguments, kind = _model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
         factors = config.get("factors")
         origin = (factors.get("origin") or {}).get("model") if isinstance(factors, dict) else None
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "reference"
-    return Model(kind, _without_folder(str(name or "")), config.get("model_num_parameters"))
+    parameters = config.get("model_num_parameters")
+    return Model(kind, str(_without_folder(name or "")), None if parameters is None else int(parameters))
 
 
-def _model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = config.get("model_args") or {}
+def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
+    import lpes_eval
+
+    config = raw.get("config") or {}
+    date, factors = raw.get("date"), config.get("factors")
+    torch = re.search(r"PyTorch version: (\S+)", raw.get("pretty_env_info") or "")
+    model = {key.removeprefix("model_"): config.get(key) for key in ("model_dtype", "model_revision", "model_sha")}
+    return {
+        "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
+        "command": _command(raw),
+        "packages": {
+            "lpes_eval": lpes_eval.__version__,
+            "lm_eval": raw.get("lm_eval_version"),
+            "transformers": raw.get("transformers_version"),
+            "torch": torch[1] if torch else None,
+        },
+        "model": {**model, "factors": factors.get("sha256") if isinstance(factors, dict) else None},
+    }
+
+
+def _command(raw: Mapping[str, Any]) -> str:
+    """The lm_eval command that makes such a run again.
+
+    The results do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
+    """
+    config, groups = raw.get("config") or {}, raw.get("group_subtasks") or {}
+    children = {child for group in groups.values() for child in group}
+    asked = dict.fromkeys(name for name in (*groups, *raw["configs"]) if name not in children)
+    options = {
+        "--model_args": _spelled({key: _without_folder(value) for key, value in _model_arguments(raw).items()}),
+        "--tasks": ",".join(asked),
+        "--limit": None if config.get("limit") is None else f"{config['limit']:g}",
+        "--gen_kwargs": _spelled(config.get("gen_kwargs") or {}),
+        "--system_instruction": raw.get("system_instruction"),
+    }
+    words = ["lm_eval", "--model", str(config.get("model", ""))]
+    words += [word for option, value in options.items() if value for word in (option, value)]
+    return shlex.join([*words, *(["--apply_chat_template"] if raw.get("chat_template") else []), "--log_samples"])
+
+
+def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = (raw.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
         arguments = dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
     return dict(arguments)
@@ -462,22 +375,7 @@ def _spelled(arguments: Mapping[str, Any]) -> str:
 
 def _without_folder(value: Any) -> Any:
     """Cut an absolute path to its last part: the folder is the machine's, and says nothing of what was evaluated."""
-    text = str(value)
-    for kind in (PurePosixPath(text), PureWindowsPath(text)):
+    for kind in (PurePosixPath(str(value)), PureWindowsPath(str(value))):
         if kind.is_absolute():
             return kind.name
     return value
-
-
-def _family(task: Task) -> Family:
-    if not task.positions:
-        return Family(task.name, (task,))
-    of_each = tuple(task.at(position) for position in task.positions)
-    return Family(task.name, of_each, dict(_over_positions(task, of_each[0])))
-
-
-def _over_positions(task: Task, at_one: Task) -> Iterator[tuple[Measure, OverPositions]]:
-    for measure in at_one.reported:
-        spread = Measure(f"{measure.metric}_spread", measure.filter)
-        if spread in task.reported and not any(map(math.isnan, (*task.reported[measure], *task.reported[spread]))):
-            yield measure, OverPositions(*task.reported[measure], *task.reported[spread])

@@ -1,21 +1,154 @@
-"""Tables for the terminal and for Markdown, and where a report is written to."""
+"""The one form of every report: sections of rows, as text, Markdown, JSON and JUnit XML, and where it is written to."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 """What a name must not bring into a terminal, a table or an XML file."""
+FORMS = {"json": "JSON, every number in full", "markdown": "Markdown", "junit": "JUnit XML, a test case for each row"}
 Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the cells as shown, of which the first names it, and the same facts in full for a program.
+
+    ``outcome`` is ``failure``, ``error``, ``skipped``, or empty where the row passed; ``message`` says why it did not.
+    """
+
+    cells: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    outcome: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """The table of one metric of one task; ``questions`` is None where they are not known one by one."""
+
+    task: str
+    metric: str
+    questions: int | None
+    header: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """Names the task, the metric and the number of questions."""
+        return ", ".join([self.task, self.metric, *([f"{self.questions} questions"] if self.questions else [])])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command found: tables, notes for below them, and the answer in one line.
+
+    ``sides`` has what was evaluated in each of the two runs, and its file, by a name such as ``baseline``; ``facts`` is
+    what else a program should know.
+    """
+
+    command: str
+    sides: Mapping[str, tuple[str, str]]
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+    headline: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all sections."""
+        return [row for section in self.sections for row in section.rows]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a row fails."""
+        return any(row.outcome == "failure" for row in self.rows)
+
+    def to_text(self) -> str:
+        """Lay the report out for a terminal."""
+        width = max(map(len, self.sides), default=0)
+        sides = [plain(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
+        tables = [
+            f"{plain(section.title)}\n{text_table(section.header, [row.cells for row in section.rows])}"
+            for section in self.sections
+        ]
+        parts = ["\n".join(sides), *tables, "\n".join(map(plain, self.notes)), self.headline]
+        return "\n\n".join(filter(None, parts))
+
+    def to_markdown(self) -> str:
+        """Write the report as Markdown, such as for a job summary."""
+        sides = [f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items()]
+        tables = [
+            f"### {markdown(section.title)}\n\n{markdown_table(section.header, [row.cells for row in section.rows])}"
+            for section in self.sections
+        ]
+        heading = "## " + ": ".join(filter(None, [self.command, self.headline]))
+        parts = [heading, "\n".join(sides), *tables, "\n".join(f"* {markdown(note)}" for note in self.notes)]
+        return "\n\n".join(filter(None, parts))
+
+    def to_json(self) -> str:
+        """Write the report as JSON; what is not a finite number there is null."""
+        sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
+        comparisons = [
+            {"task": s.task, "metric": s.metric, "questions": s.questions, "rows": [row.facts for row in s.rows]}
+            for s in self.sections
+        ]
+        headline = {"headline": self.headline} if self.headline else {}
+        data = {**headline, **sides, **self.facts, "comparisons": comparisons, "notes": self.notes}
+        return json.dumps(finite(data), indent=2, allow_nan=False)
+
+    def to_junit(self) -> str:
+        """Write the report as JUnit XML: a test case for each row."""
+        from xml.etree import ElementTree
+
+        root = ElementTree.Element("testsuites")
+        outcomes = [row.outcome for row in self.rows]
+        suite = ElementTree.SubElement(root, "testsuite", {"name": self.command, "tests": str(len(outcomes))})
+        for plural, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(plural, str(outcomes.count(outcome)))
+        for section in self.sections:
+            for row in section.rows:
+                named = {"classname": plain(f"{section.task}.{section.metric}"), "name": plain(row.cells[0])}
+                case = ElementTree.SubElement(suite, "testcase", named)
+                if row.outcome:
+                    ElementTree.SubElement(case, row.outcome, {"message": plain(row.message)})
+        if self.notes:
+            ElementTree.SubElement(suite, "system-out").text = "\n".join(map(plain, self.notes))
+        ElementTree.indent(root)
+        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
+    """Add the flags that say in which of ``FORMS`` a report is written, and where."""
+    for form in forms:
+        what = f"write {FORMS[form]}, to FILE; without FILE, print it"
+        parser.add_argument(f"--{form}", nargs="?", const="-", metavar="FILE", help=what)
+
+
+def publish(report: Report, arguments: argparse.Namespace, *, text: bool = True) -> None:
+    """Write a report as the flags of `add_outputs` say, and as text where none of these is printed.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    targets = {form: target for form in FORMS if (target := getattr(arguments, form, None))}
+    for form, target in targets.items():
+        write(target, getattr(report, f"to_{form}")())
+    if text and "-" not in targets.values():
+        write("-", report.to_text())
 
 
 def plain(text: str) -> str:
@@ -42,7 +175,7 @@ def text_table(header: Sequence[str], rows: Rows) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:
-    """Write the same table in Markdown."""
+    """Write the same table in Markdown; the cells may hold markup."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -69,9 +202,13 @@ def p_value(value: float) -> str:
     return f"{value:.3f}" if value >= 0.01 else f"{value:.4f}"
 
 
-def finite(value: float) -> float | None:
-    """A number for JSON, which knows no NaN and no infinity."""
-    return value if math.isfinite(value) else None
+def finite(value: Any) -> Any:
+    """The value for JSON, which knows no NaN and no infinity: these become None, however deep they stand."""
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
@@ -84,15 +221,14 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def write(target: str, text: str) -> None:
-    """Write a report: to standard output for ``-``, to a file otherwise.
+    """Write to standard output for ``-``, to a file otherwise.
 
     The file that GitHub Actions names in ``GITHUB_STEP_SUMMARY`` is shared by the steps of a job and is appended to.
 
     Raises:
         UserError: if the file cannot be written.
     """
-    if not text.endswith("\n"):
-        text += "\n"
+    text = text if text.endswith("\n") else text + "\n"
     if target == "-":
         with reader_may_leave():
             sys.stdout.write(text)

@@ -21,7 +21,6 @@ def write_run(
     text="question",
     chat="",
     metadata=None,
-    stderr=None,
 ):
     """Write a run of one task by position, or without positions.
 
@@ -31,7 +30,6 @@ def write_run(
         text: what the documents say; another text is another set of examples.
         chat: put before every prompt, as a chat template does.
         metadata: what else the tasks' metadata says.
-        stderr: position -> standard error that is reported; by default that of an average.
 
     Returns:
         The path of the results JSON.
@@ -46,16 +44,9 @@ def write_run(
         columns = {metric: [sum(row) / len(row) for row in zip(*scores.values(), strict=True)], **columns}
     row = {"name": group, "alias": group, "sample_len": n}
     for name, line in columns.items():
-        mean = sum(line) / n
-        error = (sum((s - mean) ** 2 for s in line) / max(1, n - 1) / n) ** 0.5
-        position = None if alone else dict(zip(metrics[1:], scores, strict=True)).get(name)
-        row[f"{name},none"] = mean
-        row[f"{name}_stderr,none"] = stderr[position] if stderr and position in stderr else error
-    if not alone and n > 1:
-        over = [row[f"{name},none"] for name in metrics[1:]]
-        row[f"{metric}_spread,none"], row[f"{metric}_spread_stderr,none"] = max(over) - min(over), 0.02
-        if stderr:
-            row[f"{metric}_stderr,none"] = row[f"{metric}_spread_stderr,none"] = "N/A"
+        row |= {f"{name},none": sum(line) / n, f"{name}_stderr,none": 0.02}
+    if not alone:
+        row |= {f"{metric}_spread,none": 0.1, f"{metric}_spread_stderr,none": "N/A"}
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
             for index in range(n):

@@ -5,11 +5,11 @@ import shlex
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from lpes_eval import cli
 from lpes_eval.compare import results
 from lpes_eval.compare.compare import compare
+from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
 from runs import write_run
 
@@ -60,15 +60,11 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
         tracker.save_results_samples(task_name=name, samples=lines)
 
     read = results.read(tmp_path / "out")
-    [family] = read.families
-    assert family.name == "toy"
-    assert family.labels == ("0 %", "100 %")
-    [measure] = family.measures()
-    questions = [line["doc"]["question_id"] for line in samples["toy"]]
-    assert {name: set(scores) for name, scores in family.scores(measure).items()} == {
-        "toy@0": set(questions),
-        "toy@100": set(questions),
-    }
+    [(name, task)] = read.tasks.items()
+    [(key, metric)] = task.metrics.items()
+    assert (name, key, task.examples) == ("toy", "acc,none", 4)
+    lines = sorted(samples["toy"], key=lambda line: line["doc"]["question_id"])
+    assert metric.by_question == {f"{p} %": tuple(line[f"acc@{p}"] for line in lines) for p in (0, 100)}
     assert str(read.model).startswith("lpes reference")
 
 
@@ -81,8 +77,8 @@ def test_the_newest_results_in_a_folder_are_read(tmp_path):
 
 def test_renamed_results_find_the_samples_beside_them(tmp_path):
     path = write_run(tmp_path, {0: [1.0, 0.0], 50: [0.0, 1.0]})
-    renamed = path.rename(tmp_path / "A.json")
-    assert set(results.read(renamed).tasks["toy@0"].samples) == {"none"}
+    metric = results.read(path.rename(tmp_path / "A.json")).tasks["toy"].metrics["acc,none"]
+    assert metric.by_question == {"0 %": (1.0, 0.0), "50 %": (0.0, 1.0)}
 
 
 def test_renamed_results_beside_two_sets_of_samples_are_ambiguous(tmp_path):
@@ -93,8 +89,8 @@ def test_renamed_results_beside_two_sets_of_samples_are_ambiguous(tmp_path):
 
 
 def test_positions_of_a_task_are_in_the_order_of_their_numbers(tmp_path):
-    [family] = results.read(write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})).families
-    assert [task.name for task in family.tasks] == ["toy@0", "toy@20", "toy@100"]
+    metric = results.read(write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})).tasks["toy"].metrics["acc,none"]
+    assert metric.values == {"0 %": 0.0, "20 %": 1.0, "100 %": 1.0}
 
 
 def test_a_result_of_one_position_a_task_is_refused(tmp_path):
@@ -120,13 +116,13 @@ def test_a_question_that_is_there_twice_is_refused(tmp_path):
     [samples] = tmp_path.glob("samples_*")
     samples.write_text(samples.read_text() * 2)
     with pytest.raises(UserError, match="question 0 is there twice"):
-        results.read(path).tasks["toy@0"].samples  # noqa: B018
+        results.read(path)
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):
     arguments = {"pretrained": "/home/ci/models/tiny", "factors": "f.json"}
     path = write_run(tmp_path, {0: [1.0], 50: [1.0]}, model=("lpes", arguments, 5))
-    command = results.read(path).command()
+    command = results.read(path).provenance["command"]
     assert command == "lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy --log_samples"
 
 
@@ -136,7 +132,7 @@ def test_command_spells_what_lm_eval_would_take_apart_as_json(tmp_path):
     data["config"]["gen_kwargs"] = {"max_gen_toks": 7}
     data["system_instruction"] = "Be brief."
     path.write_text(json.dumps(data))
-    words = shlex.split(results.read(path).command())
+    words = shlex.split(results.read(path).provenance["command"])
     assert json.loads(words[words.index("--model_args") + 1]) == {"factors": [1.0, 1.5], "trust": True}
     assert words[words.index("--gen_kwargs") + 1] == "max_gen_toks=7"
     assert words[words.index("--system_instruction") + 1] == "Be brief."
@@ -147,7 +143,7 @@ def test_runs_of_one_model_are_told_apart_by_their_factors(tmp_path):
     data = json.loads(path.read_text())
     data["config"]["factors"] = {"given": "f.json", "origin": {}}
     path.write_text(json.dumps(data))
-    assert results.read(path).subject == "lpes reference, 5 parameters, factors f.json"
+    assert results.read(path).side == ("lpes reference, 5 parameters, factors f.json", str(path))
 
 
 # --- comparing ---
@@ -155,43 +151,30 @@ def test_runs_of_one_model_are_told_apart_by_their_factors(tmp_path):
 
 def test_differences_are_those_of_the_paired_answers(two_runs):
     path_a, path_b, a, b = two_runs
-    [section] = comparison(path_a, path_b).sections
-    rows = {row.label: row.difference for row in section.rows}
-    assert list(rows) == ["0 %", "50 %", "100 %", "mean", "worst", "spread"]
-    assert section.questions == 60
-    for position in a:
-        losses = sum(x > y for x, y in zip(a[position], b[position], strict=True))
-        gains = sum(y > x for x, y in zip(a[position], b[position], strict=True))
-        row = rows[f"{position} %"]
-        assert row.difference == pytest.approx((gains - losses) / 60)
-        assert row.p == pytest.approx(stats.binomtest(losses, losses + gains, 0.5).pvalue)
-    means_a, means_b = ([sum(line) / 60 for line in run.values()] for run in (a, b))
-    assert rows["mean"].difference == pytest.approx(sum(means_b) / 3 - sum(means_a) / 3)
-    assert rows["worst"].difference == pytest.approx(min(means_b) - min(means_a))
-    assert rows["spread"].difference == pytest.approx(max(means_b) - min(means_b) - max(means_a) + min(means_a))
-
-
-def test_order_of_the_samples_does_not_matter(two_runs, tmp_path):
-    path_a, path_b, *_ = two_runs
-    before = comparison(path_a, path_b).sections
-    for samples in (tmp_path / "b").glob("samples_*"):
+    for samples in path_b.parent.glob("samples_*"):  # whose order does not matter
         samples.write_text("".join(reversed(samples.read_text().splitlines(keepends=True))))
-    assert comparison(path_a, path_b).sections == before
+    [section] = comparison(path_a, path_b).sections
+    expected = compare_paired(*(np.column_stack(list(run.values())) for run in (a, b)))
+    quantities = (*expected.positions, expected.mean, expected.worst, expected.spread)
+    assert [row.facts["row"] for row in section.rows] == ["0 %", "50 %", "100 %", "mean", "worst", "spread"]
+    assert section.questions == 60
+    for row, found in zip(section.rows, quantities, strict=True):
+        assert (row.facts["difference"], row.facts["p"]) == pytest.approx((found.difference, found.p))
+        assert row.facts["interval"] == pytest.approx([found.low, found.high])
 
 
 def test_holm_runs_over_all_rows(two_runs):
     path_a, path_b, *_ = two_runs
-    rows = [row for section in comparison(path_a, path_b).sections for row in section.rows]
-    smallest = min(rows, key=lambda row: row.difference.p)
-    assert smallest.p_holm == pytest.approx(min(1.0, len(rows) * smallest.difference.p))
+    rows = [row.facts for row in comparison(path_a, path_b).rows]
+    smallest = min(rows, key=lambda row: row["p"])
+    assert smallest["p_holm"] == pytest.approx(min(1.0, len(rows) * smallest["p"]))
 
 
 def test_task_without_positions_is_one_row(tmp_path):
     paths = [write_run(tmp_path / n, {None: s}) for n, s in (("a", [0.2, 0.9, 0.4]), ("b", [0.3, 1.0, 0.5]))]
-    [section] = comparison(*paths).sections
-    assert [row.label for row in section.rows] == ["all"]
-    assert section.rows[0].difference.difference == pytest.approx(0.1)
-    assert section.rows[0].difference.method == "exchange"
+    [row] = comparison(*paths).rows
+    assert (row.facts["row"], row.facts["method"]) == ("all", "exchange")
+    assert row.facts["difference"] == pytest.approx(0.1)
 
 
 def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
@@ -208,33 +191,28 @@ def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"samples": False}, "no samples of toy@0 .* --log_samples"),
+        ({"scores": {0: [1.0]}}, "2 and 1 examples"),
+        ({"samples": False}, "no samples of toy .* --log_samples"),
         ({"version": 2.0}, "task version 1.0 and 2.0"),
         ({"text": "riddle"}, "documents or the expected answers differ"),
         ({"text": "riddle", "metadata": {"split": "search"}}, "split None and search"),
-        ({"first_question": 1}, "1 of 2 questions in common"),
+        ({"first_question": 1}, "another set of examples"),
         ({"chat": "User: "}, "other prompts .* --other-prompts"),
         ({"group": "else"}, "no task in common"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, other, message):
     a = write_run(tmp_path / "a", {0: [1.0, 0.0], 50: [0.0, 1.0]})
-    b = write_run(tmp_path / "b", {0: [1.0, 0.0], 50: [0.0, 1.0]}, **other)
+    b = write_run(tmp_path / "b", **{"scores": {0: [1.0, 0.0], 50: [0.0, 1.0]}} | other)
     with pytest.raises(UserError, match=message) as error:
         comparison(a, b)
     assert "\n" not in str(error.value)
 
 
-def test_runs_of_different_length_are_not_compared(tmp_path):
-    a, b = write_run(tmp_path / "a", {0: [1.0, 0.0]}), write_run(tmp_path / "b", {0: [1.0]})
-    with pytest.raises(UserError, match="2 and 1 examples"):
-        comparison(a, b)
-
-
 def test_other_prompts_are_compared_on_request(tmp_path):
     a = write_run(tmp_path / "a", {0: [1.0, 0.0]})
     b = write_run(tmp_path / "b", {0: [1.0, 1.0]}, chat="User: ")
-    assert comparison(a, b, prompts_may_differ=True).sections[0].rows[0].difference.difference == 0.5
+    assert comparison(a, b, prompts_may_differ=True).rows[0].facts["difference"] == 0.5
 
 
 def test_same_documents_from_another_source_are_the_same_examples(tmp_path):
@@ -249,15 +227,6 @@ def test_of_few_questions_one_note_says_what_they_do_not_carry(tmp_path, questio
     found = comparison(write_run(tmp_path / "a", a), write_run(tmp_path / "b", b))
     for text in (found.to_text(), found.to_markdown(), found.to_json()):
         assert text.count("Fewer than 50 questions (49)") == noted
-
-
-def test_few_questions_are_no_certainty_in_the_table(tmp_path):
-    a, b = ({position: [score] * 5 for position in (0, 50, 100)} for score in (0.0, 1.0))
-    [section] = comparison(write_run(tmp_path / "a", a), write_run(tmp_path / "b", b)).sections
-    assert {row.label: row.difference.p for row in section.rows} == {
-        **dict.fromkeys(("0 %", "50 %", "100 %", "mean", "worst"), 0.0625),
-        "spread": 1.0,
-    }
 
 
 # --- the command ---
@@ -277,11 +246,9 @@ def test_json_holds_every_number_and_no_nan(two_runs, tmp_path):
     assert cli.main(["compare", str(path_a), str(path_b), "--json", str(target)]) == 0
     data = json.loads(target.read_text(), parse_constant=pytest.fail)
     [section] = data["comparisons"]
-    expected = comparison(path_a, path_b).sections[0].rows
-    for row, of_python in zip(section["rows"], expected, strict=True):
-        assert row["difference"] == of_python.difference.difference
-        assert row["p"] == of_python.difference.p
-        assert row["interval"] == [of_python.difference.low, of_python.difference.high]
+    assert section["rows"] == [row.facts for row in comparison(path_a, path_b).rows]
+    assert (section["task"], section["metric"], section["questions"]) == ("toy", "acc", 60)
+    assert (data["b"]["results"], data["b"]["model"]) == (str(path_b), "hf tiny, 1,000 parameters")
 
 
 def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
@@ -292,3 +259,11 @@ def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
     assert len(rows) == 8
     assert {row.count("|") for row in rows} == {8}
     assert "------  ------" not in printed
+
+
+def test_positions_of_one_run_alone_are_named_and_the_others_compared(tmp_path):
+    a = write_run(tmp_path / "a", {0: [1.0, 0.0], 100: [0.0, 0.0]})
+    b = write_run(tmp_path / "b", {0: [1.0, 1.0], 50: [0.0, 1.0], 100: [1.0, 0.0]})
+    found = comparison(a, b)
+    assert [row.facts["difference"] for row in found.rows[:3]] == [0.5, 0.5, 0.5]
+    assert "Only in B, not compared: toy at 50 %." in found.notes

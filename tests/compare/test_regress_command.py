@@ -1,0 +1,371 @@
+"""``lpes-eval regress`` from files to exit status: baselines, refusals, reports."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from lpes_eval import cli
+from lpes_eval.compare import baseline, gate, results
+from runs import write_run
+
+POSITIONS = (0, 25, 50, 75, 100)
+
+
+@pytest.fixture(autouse=True)
+def outside_of_ci(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+
+
+def write_answers(folder, accuracy=0.8, seed=0, questions=100, **options):
+    rng = np.random.default_rng(seed)
+    answers = (rng.random((questions, len(POSITIONS))) < accuracy).astype(float)
+    return write_run(folder, {p: list(line) for p, line in zip(POSITIONS, answers.T, strict=True)}, **options)
+
+
+def call(*arguments):
+    return cli.main(["regress", *map(str, arguments)])
+
+
+def add_task(path, name, *, samples=True):
+    """Give the run a copy of its task ``toy``, with or without its samples."""
+    data = json.loads(path.read_text())
+    for key in ("results", "configs", "versions", "n-samples"):
+        data[key][name] = data[key]["toy"]
+    path.write_text(json.dumps(data))
+    for logged in path.parent.glob("samples_toy_*") if samples else ():
+        logged.with_name(logged.name.replace("toy", name)).write_text(logged.read_text())
+
+
+def damage(path, place, value):
+    """Put a value in a place of a JSON file."""
+    data = json.loads(path.read_text())
+    at = data
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path.write_text(json.dumps(data))
+
+
+@pytest.fixture
+def committed(tmp_path):
+    path = tmp_path / "baseline.json"
+    assert call(write_answers(tmp_path / "first"), "--baseline", path, "--update") == 0
+    return path
+
+
+def test_baseline_written_and_read_is_the_run(tmp_path, committed):
+    run = results.read(tmp_path / "first")
+    assert baseline.load(committed) == replace(run, path=committed)
+
+
+def test_scores_that_are_not_right_or_wrong_survive_the_file_exactly(tmp_path):
+    scores = {0: [0.1, 1 / 3, 0.7], 50: [2.0, 1e-9, 0.3]}
+    run = results.read(write_run(tmp_path / "run", scores))
+    baseline.save(run, tmp_path / "b.json")
+    metric = baseline.load(tmp_path / "b.json").tasks["toy"].metrics["acc,none"]
+    assert metric == run.tasks["toy"].metrics["acc,none"]
+    assert metric.by_question["50 %"] == (2.0, 1e-9, 0.3)
+
+
+def test_baseline_of_500_questions_and_five_positions_is_small(tmp_path):
+    path = tmp_path / "b.json"
+    call(write_answers(tmp_path / "run", questions=500), "--baseline", path, "--update")
+    assert path.stat().st_size < 6000
+
+
+def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_machine(tmp_path):
+    model = ("hf", {"pretrained": str(tmp_path / "models" / "tiny")}, 7)
+    path = tmp_path / "b.json"
+    call(write_answers(tmp_path / "run", model=model), "--baseline", path, "--update")
+    data = json.loads(path.read_text())
+    assert data["model"] == {"kind": "hf", "name": "tiny", "parameters": 7}
+    assert data["provenance"]["packages"]["transformers"] == "5.23.0"
+    assert data["provenance"]["packages"]["torch"] == "2.13.0+cpu"
+    assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
+    assert data["provenance"]["command"].startswith("lm_eval --model hf --model_args pretrained=tiny --tasks toy")
+    assert str(tmp_path) not in path.read_text()
+
+
+def test_a_shipped_model_is_the_same_under_each_of_its_names(tmp_path):
+    def run(folder, arguments):
+        return write_answers(tmp_path / folder, model=("lpes", arguments, 1142656))
+
+    baseline = str(tmp_path / "b.json")
+    assert call(run("plain", {}), "--baseline", baseline, "--update") == 0
+    assert call(run("named", {"pretrained": "lpes-eval/reference"}), "--baseline", baseline) == 0
+    assert call(run("other", {"pretrained": "reference-kv"}), "--baseline", baseline) == 4
+
+
+def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
+    assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
+    assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_drop_fails_with_1_on_request(tmp_path, committed, capsys):
+    folder, before = tmp_path / "worse", baseline.load(committed).tasks["toy"].metrics["acc,none"].by_question
+    write_run(folder, {p: [0.0] * 5 + list(before[f"{p} %"][5:]) for p in POSITIONS})
+    assert call(folder, "--baseline", committed) == 0
+    assert call(folder, "--baseline", committed, "--max-drop", "0.01") == 1
+    assert re.search(r"^mean .* DROPPED$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_path, committed, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_answers(tmp_path / "runs" / "tiny", date="2026-11-21T13-00-00.000001")
+    write_answers(tmp_path / "runs" / "large", date="2026-11-22T08-00-00.000001", model=("hf", {"pretrained": "x"}, 9))
+    write_answers(tmp_path / "runs" / "tiny", date="2026-11-20T13-00-00.000001")
+    taken = str(Path("runs", "large", "results_2026-11-22T08-00-00.000001.json"))
+    assert call("runs", "--baseline", "baseline.json") == 4
+    assert f"{taken} against baseline.json: another model" in capsys.readouterr().err
+    assert call("runs", "--baseline", "baseline.json", "--other-model", "--markdown", "summary.md") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "baseline  hf tiny, 1,000 parameters: baseline.json",
+        f"now       hf x, 9 parameters: {taken}",
+    ]
+    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text()
+    assert call("runs", "--baseline", "other.json", "--update") == 0
+    assert f"other.json: baseline of 1 tasks written from {taken}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"version": 2.0}, "task version 1.0 and 2.0"),
+        ({"model": ("hf", {"pretrained": "large"}, 1000)}, "--other-model"),
+        ({"model": ("hf", {"pretrained": "tiny"}, 2000)}, "2,000 parameters"),
+        ({"text": "riddle"}, "another set of examples"),
+        ({"first_question": 50}, "another set of examples"),
+        ({"questions": 50}, "100 and 50 examples"),
+        ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
+        ({"chat": "User: "}, "--other-prompts"),
+        ({"group": "else"}, "the baseline has toy, the run has not"),
+        ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has not"),
+    ],
+)
+def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, message):
+    assert call(write_answers(tmp_path / "run", **other), "--baseline", committed) == 4
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "baseline", "status", "message"),
+    [
+        ("other", "baseline.json", 4, "task version"),
+        ("nowhere", "baseline.json", 2, "no such file"),
+        ("other", "none.json", 3, "--update"),
+    ],
+)
+def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed, run, baseline, status, message):
+    write_answers(tmp_path / "other", version=2.0)
+    junit, markdown = tmp_path / "junit.xml", tmp_path / "summary.md"
+    reports = ("--junit", junit, "--markdown", markdown)
+    assert call(tmp_path / run, "--baseline", tmp_path / baseline, *reports) == status
+    assert ElementTree.parse(junit).getroot()[0].get("errors") == "1"
+    assert "could not compare" in markdown.read_text()
+    assert message in markdown.read_text()
+
+
+def test_what_differs_without_harm_is_named_and_passes(tmp_path, committed, capsys):
+    path = write_answers(tmp_path / "run")
+    add_task(path, "new_task")
+    path.write_text(path.read_text().replace('"5.23.0"', '"5.24.0"'))
+    assert call(path, "--baseline", committed) == 0
+    printed = capsys.readouterr().out
+    assert "nothing got worse" in printed
+    assert "Not in the baseline, not tested: new_task." in printed
+    assert "packages transformers: 5.23.0 in the baseline, 5.24.0 now." in printed
+
+
+@pytest.mark.parametrize(
+    ("other", "option"),
+    [({"chat": "User: "}, "--other-prompts"), ({"model": ("hf", {"pretrained": "large"}, 9)}, "--other-model")],
+)
+def test_what_differs_on_purpose_is_compared_on_request(tmp_path, committed, other, option):
+    assert call(write_answers(tmp_path / "run", **other), "--baseline", committed, option) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        '{"format": "lpes-eval baseline", "format_version": 99}',
+        '{"format": "lpes-eval baseline", "format_version": 2}',
+    ],
+)
+def test_a_file_that_is_no_baseline_is_2(tmp_path, committed, capsys, content):
+    committed.write_text(content)
+    assert call(write_answers(tmp_path / "run"), "--baseline", committed) == 2
+    assert "--update" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tasks", "toy", "metrics", "acc,none", "by_question", "0 %"), "1"),
+        (("tasks", "toy", "metrics", "acc,none", "by_question", "0 %"), "2" * 100),
+        (("tasks", "toy", "metrics", "acc,none", "by_question"), {}),
+        (("tasks", "toy", "metrics", "acc,none", "values"), {}),
+        (("tasks", "toy", "metrics", "acc,none", "values", "0 %"), "x"),
+        (("tasks", "toy", "examples"), [1]),
+        (("tasks", "toy", "data"), 7),
+        (("tasks",), {}),
+        (("model",), "tiny"),
+        (("model", "name"), [1]),
+        (("model", "parameters"), "x"),
+        (("provenance",), [1]),
+    ],
+)
+def test_a_damaged_baseline_is_an_error_of_use(tmp_path, committed, capsys, place, value):
+    damage(committed, place, value)
+    assert call(write_answers(tmp_path / "run"), "--baseline", committed) == 2
+    assert f"{committed}: damaged baseline" in capsys.readouterr().err
+
+
+def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "b.json"
+    run = write_answers(tmp_path / "a")
+    add_task(run, "unlogged", samples=False)
+    call(run, "--baseline", path, "--update")
+    assert "7 of its scores and spreads are not testable" in capsys.readouterr().out
+    assert call(run, "--baseline", path) == 0
+    assert call(run, "--baseline", path, "--strict") == 1
+    monkeypatch.setenv("CI", "true")
+    assert call(run, "--baseline", path) == 1
+    assert call(run, "--baseline", path, "--no-strict") == 0
+
+
+def test_a_gate_that_could_test_nothing_is_4(tmp_path, committed, capsys):
+    unlogged = write_answers(tmp_path / "a", samples=False)
+    assert call(unlogged, "--baseline", tmp_path / "b.json", "--update") == 4
+    assert "--log_samples" in capsys.readouterr().err
+    assert not (tmp_path / "b.json").exists()
+    assert call(unlogged, "--baseline", committed) == 4
+    assert "--log_samples" in capsys.readouterr().err
+
+
+def test_a_baseline_without_samples_is_for_the_largest_drop(tmp_path):
+    path = tmp_path / "b.json"
+    runs = [write_answers(tmp_path / name, accuracy, samples=False) for name, accuracy in (("a", 0.8), ("b", 0.6))]
+    assert call(runs[0], "--baseline", path, "--update", "--max-drop", "0.1") == 0
+    assert [call(run, "--baseline", path, "--max-drop", "0.1", "--strict") for run in runs] == [0, 1]
+
+
+def test_a_baseline_of_too_few_questions_is_not_written(tmp_path, committed, capsys):
+    before = committed.read_text()
+    assert call(write_answers(tmp_path / "few", questions=5), "--baseline", committed, "--update") == 4
+    assert "5 questions are too few" in capsys.readouterr().err
+    assert committed.read_text() == before
+
+
+def test_update_replaces_the_baseline_whole_also_one_of_another_version(tmp_path, committed):
+    damage(committed, ("format_version",), 0)
+    call(write_answers(tmp_path / "other", accuracy=0.3), "--baseline", committed, "--update")
+    assert call(write_answers(tmp_path / "run", accuracy=0.3), "--baseline", committed) == 0
+    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+
+
+# --- reports ---
+
+
+def test_junit_has_a_failed_case_for_each_worse_row(tmp_path, committed):
+    target = tmp_path / "junit.xml"
+    assert call(write_answers(tmp_path / "bad", accuracy=0.3), "--baseline", committed, "--junit", target) == 1
+    [suite] = ElementTree.parse(target).getroot()
+    failed = {case.get("name") for case in suite if case.find("failure") is not None}
+    assert failed >= {"0 %", "25 %", "50 %", "75 %", "100 %", "mean"}
+    assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
+
+
+def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_path, committed):
+    worse = write_answers(tmp_path / "worse", accuracy=0.2)
+    command = [sys.executable, "-m", "lpes_eval.cli", "regress", str(worse), "--baseline", str(committed)]
+    read, write = os.pipe()
+    os.close(read)
+    assert subprocess.run(command, stdout=write, check=False).returncode == 1
+    os.close(write)
+
+
+def test_the_same_text_in_another_folder_is_the_same_data(tmp_path):
+    ours = write_run(tmp_path / "a", {None: [1.0] * 9}, metadata={"text_file": "/home/ann/book.txt"})
+    theirs = write_run(tmp_path / "b", {None: [1.0] * 9}, metadata={"text_file": "/ci/book.txt"})
+    assert not gate.regress(results.read(ours), results.read(theirs)).failed
+
+
+def test_markdown_holds_the_table_of_the_terminal(tmp_path, committed, capsys):
+    target = tmp_path / "summary.md"
+    call(write_answers(tmp_path / "bad", accuracy=0.3), "--baseline", committed, "--markdown", target)
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith(("WORSE", "ok"))]
+    written = [
+        line.replace("|", " ").split()
+        for line in target.read_text().splitlines()
+        if "WORSE |" in line or "ok |" in line
+    ]
+    assert len(printed) == 7
+    assert written == printed
+
+
+def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypatch):
+    target = tmp_path / "summary.md"
+    target.write_text("from another step\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
+    call(write_answers(tmp_path / "run"), "--baseline", committed, "--markdown", target)
+    assert target.read_text().startswith("from another step\n## lpes-eval regress: nothing got worse")
+
+
+# --- files that are not what they should be ---
+
+
+@pytest.mark.parametrize("text", ["notes", '{"results": {}}', "[]"])
+def test_update_does_not_overwrite_what_is_no_baseline(tmp_path, text, capsys):
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    assert call(write_answers(tmp_path / "run"), "--baseline", path, "--update") == 2
+    assert "is not a baseline" in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("results", "toy"), [1]),
+        (("configs", "toy"), "x"),
+        (("configs", "toy", "metadata"), [1]),
+        (("config", "model_args"), 5),
+        (("config", "limit"), "x"),
+        (("config",), [1]),
+        (("n-samples", "toy"), 7),
+        (("higher_is_better", "toy"), "up"),
+        (("group_subtasks",), {"g": 5}),
+    ],
+)
+def test_results_in_another_form_are_an_error_of_use_that_names_the_file(tmp_path, committed, place, value, capsys):
+    path = write_answers(tmp_path / "run")
+    damage(path, place, value)
+    assert call(path, "--baseline", committed) in (2, 4)
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"metrics": 5}, {"prompt_hash": None}, {"doc_hash": [1]}])
+def test_samples_in_another_form_are_an_error_of_use(tmp_path, committed, change):
+    path = write_answers(tmp_path / "run")
+    [samples] = path.parent.glob("samples_*")
+    lines = [json.loads(line) | change for line in samples.read_text().splitlines()]
+    samples.write_text("\n".join(map(json.dumps, lines)))
+    assert call(path, "--baseline", committed) in (2, 4)
+
+
+def test_a_task_may_have_a_slash_in_its_name(tmp_path):
+    path = write_answers(tmp_path / "run")
+    path.write_text(path.read_text().replace('"toy"', '"group/toy"'))
+    assert call(path, "--baseline", tmp_path / "b.json", "--update", "--max-drop", "0.1") == 0
