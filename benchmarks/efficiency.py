@@ -25,55 +25,38 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
-import gc
 import json
 import random
 import sys
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the other modules of this folder
 
+from benchmarks.efficiency_measure import (
+    SHAPES,
+    Clock,
+    build,
+    free,
+    measure,
+    out_of_memory,
+    peak,
+    reset_peak,
+    with_method,
+)
 from benchmarks.efficiency_report import plot, report
 from benchmarks.experiments.store import hardware, versions
-from lpes_eval import methods, reference
+from lpes_eval import methods
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, positive
 
 METHODS = ["plain", *methods.names()]
 
-
-def _shape(hidden: int, intermediate: int, layers: int, heads: int, keys: int | None = None, **more: Any) -> dict:
-    """A configuration of Qwen2's where several heads share their keys, else of Llama's."""
-    return {
-        "model_type": "qwen2" if keys else "llama",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6 if keys else 1e4},
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys or heads,
-    } | more
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "reference": {},
-    "tiny": _shape(64, 128, 4, 4),
-    "small": _shape(512, 1376, 8, 8),
-    "small-gqa": _shape(512, 1376, 8, 8, 2),
-    "vicuna-7b": _shape(4096, 11008, 32, 32),
-    "qwen2.5-7b": _shape(3584, 18944, 28, 28, 4, vocab_size=152064),
-    "vicuna-13b": _shape(5120, 13824, 40, 40),
-}
-"""Configurations, without what all have; ``reference`` is the shipped model with its weights."""
 
 _CPU = {"device": "cpu", "dtype": "float32", "new_tokens": 32, "largest": 6000}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -95,97 +78,10 @@ LEAST_ROUNDS = 3
 LPES_A_ROUND = 5
 
 
-# -- one measurement ---------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds between two marks: CUDA events on a GPU; elsewhere wall-clock time, or the process's CPU time."""
-
-    def __init__(self, device: str, cpu_time: bool = False) -> None:
-        self._cuda = device.startswith("cuda")
-        self._now = time.process_time if cpu_time else time.perf_counter
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        self._marks.append(torch.cuda.Event(enable_timing=True) if self._cuda else self._now())
-        if self._cuda:
-            self._marks[-1].record()
-
-    def intervals(self) -> list[float]:
-        if self._cuda:
-            torch.cuda.synchronize()
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [a.elapsed_time(b) / 1000 if self._cuda else b - a for a, b in pairs]
-
-
-@torch.no_grad()
-def measure(models: list[Any], tokens: Any, new_tokens: int, clock: Clock, order: random.Random) -> list[dict]:
-    """Seconds of a prefill, of all decoding steps and of the median one, of models that take turns, in any order."""
-    gc.collect()
-    caches = [DynamicCache(config=model.config) for model in models]
-    inputs, whose = [tokens for _ in models], []
-    if tokens.is_cuda:
-        torch.cuda.synchronize()
-    gc.disable()
-    try:
-        clock.mark()
-        for _ in range(1 + new_tokens):
-            for i in order.sample(range(len(models)), len(models)):
-                logits = models[i](inputs[i], past_key_values=caches[i], logits_to_keep=1).logits
-                inputs[i] = logits[:, -1:].argmax(-1)
-                whose.append(i)
-                clock.mark()
-        seconds = clock.intervals()
-    finally:
-        gc.enable()
-    own = [[s for s, owner in zip(seconds, whose, strict=True) if owner == i] for i in range(len(models))]
-    return [{"prefill_s": prefill, "decode_s": sum(steps), "step_s": median(steps)} for prefill, *steps in own]
-
-
-def with_method(name: str, model: Any) -> tuple[Any, dict[str, Any]]:
-    """A second model on the same weights with a method in it, and the method's settings."""
-    twin = copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
-    if name == "plain":
-        return twin, {}
-    kind = methods.load(name)
-    return twin, kind.apply(twin, **kind.benchmark_settings(twin)).describe()
-
-
-def reset_peak(device: str) -> None:
-    if device.startswith("cuda"):  # the allocator keeps its blocks: a timed pass must not wait for the driver
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak becomes what is used now
-
-
-def peak(device: str) -> int | None:
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return 1024 * int(line.split()[1])
-    return None
-
-
-# -- all measurements --------------------------------------------------------------------------------------------------
-
-
 def cost(cell: dict[str, Any]) -> float:
     """About how long a cell takes, in no unit: only the order counts."""
     layers, hidden = (SHAPES[cell["shape"]].get(f, d) for f, d in (("num_hidden_layers", 4), ("hidden_size", 128)))
     return cell["batch"] * cell["length"] * layers * hidden * (12 * hidden + cell["length"])
-
-
-def build(shape: str, device: str, dtype: str) -> Any:
-    """The model of a shape on its device: random weights, or the shipped ones."""
-    if shape == "reference":
-        return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=getattr(torch, dtype)).to(device).eval()
-    settings = {"vocab_size": 32000, "max_position_embeddings": 65536, "tie_word_embeddings": False} | SHAPES[shape]
-    config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
-    torch.manual_seed(0)
-    with torch.device(device):  # made where it stays: twice a 13B model would not fit everywhere
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
 def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: float) -> tuple[dict, list[dict]]:
@@ -202,10 +98,19 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
     models: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     peaks: dict[str, int | None] = {}
-    apart, rows, left_out = set[str](), list[dict](), list[dict]()
+    rows, left_out = list[dict](), list[dict]()
 
     def timed(*models: Any) -> list[dict]:
         return measure(list(models), tokens, args.new_tokens, Clock(args.device, args.cpu_time), order)
+
+    def in_step(name: str) -> list[dict]:
+        """Times of the plain model and a method's; none where two caches do not fit."""
+        try:
+            return timed(model, models[name])
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        return []
 
     def sample(name: str) -> None:
         if name not in models:  # the first round
@@ -214,19 +119,10 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
             timed(models[name])
             peaks[name] = peak(args.device)
             return
-        both: list[dict] = []
-        if name not in apart:
-            try:
-                both = timed(model, models[name])
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                apart.add(name)
-        if name in apart:
-            free(args.device)
-            both = [*timed(model), *timed(models[name])]
-        plain = {f"plain_{key}": value for key, value in both[0].items()}
-        rows.append({"method": name, "in_step": name not in apart, **both[1], **plain, "peak_bytes": peaks[name]})
+        both = in_step(name)
+        plain, own = both or [*timed(model), *timed(models[name])]
+        of_plain = {f"plain_{key}": value for key, value in plain.items()}
+        rows.append({"method": name, "in_step": bool(both), **own, **of_plain, "peak_bytes": peaks[name]})
 
     names, rounds = list(args.methods), -1
     while rounds < args.rounds and (rounds < LEAST_ROUNDS or time.monotonic() < until):
@@ -244,23 +140,11 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
                 models.pop(name, None)
                 free(args.device)
         rounds += 1
-    config = model.config
-    described = {"model_type": config.model_type, "attention": config._attn_implementation}
-    described |= {"parameters": sum(p.numel() for p in model.parameters()), "layers": config.num_hidden_layers}
-    described |= {"heads": config.num_attention_heads, "key_value_heads": config.num_key_value_heads}
+    described = {"model_type": model.config.model_type, "parameters": sum(p.numel() for p in model.parameters())}
+    described |= {"layers": model.config.num_hidden_layers, "heads": model.config.num_attention_heads}
+    described |= {"key_value_heads": model.config.num_key_value_heads, "attention": model.config._attn_implementation}
     settings = {name: settings[name] for name in args.methods if name in settings}
     return cell | {"rounds": rounds, "model": described, "settings": settings, "rows": rows}, left_out
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Also where a library says so that has no memory of its own left to work in."""
-    return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
-
-
-def free(device: str) -> None:
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
 
 
 def run(args: argparse.Namespace) -> dict:
@@ -270,10 +154,8 @@ def run(args: argparse.Namespace) -> dict:
         torch.set_num_threads(args.threads)
     cells = [{"shape": s, "batch": b, "length": n} for s in args.shapes for b in args.batches for n in args.lengths]
     cells = sorted((cell for cell in cells if cell["batch"] * cell["length"] <= args.largest), key=cost)
-    first = {
-        shape: cost(next(cell for cell in cells if cell["shape"] == shape)) for shape in {c["shape"] for c in cells}
-    }
-    cells.sort(key=lambda cell: first[cell["shape"]])  # a shape's cells together, so that its model is built once
+    shapes = list(dict.fromkeys(cell["shape"] for cell in cells))
+    cells.sort(key=lambda cell: shapes.index(cell["shape"]))  # a model is built once
     machine = hardware(torch.get_num_threads(), args.device)
     if args.device.startswith("cuda"):
         machine["gpu"] = torch.cuda.get_device_name(args.device)

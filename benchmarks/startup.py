@@ -13,12 +13,13 @@ import time
 import venv
 from pathlib import Path
 
-sys.path[:0] = map(str, (Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[1] / "build_backend"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.extend(map(str, (ROOT, ROOT / "build_backend")))
 
-from backend import _hook
+from backend import _hook  # noqa: E402
 
-from benchmarks.experiments.store import hardware, versions
-from lpes_eval.files import write_atomically
+from benchmarks.experiments.store import hardware, versions  # noqa: E402
+from lpes_eval.files import write_atomically  # noqa: E402
 
 RUNS = 100
 
