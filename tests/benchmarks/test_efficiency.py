@@ -118,6 +118,8 @@ def test_the_interval_of_a_median_is_the_sign_tests(number, ends):
 def test_cells_go_from_cheap_to_dear_and_large_ones_stay_out():
     args = efficiency.arguments(["--preset", "gpu"])
     assert (args.device, args.dtype, args.largest) == ("cuda", "float16", 65536)
+    small = efficiency.arguments(["--preset", "small", "--out", "e.json"])  # --out is what --output was called
+    assert (small.shapes, small.batches, small.device, small.output) == (["reference"], [1], "cpu", "e.json")
     costs = [efficiency.cost({"shape": "vicuna-7b", "batch": 1, "length": n}) for n in (1500, 4096, 16384)]
     assert costs == sorted(costs)
 
