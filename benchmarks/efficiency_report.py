@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
+
+import pandas as pd
 
 from lpes_eval import methods
+from lpes_eval.compare.tables import markdown_table
 
 TARGET = {"cpu": 1.02, "cuda": 1.01}
 """LPES may cost so many times the plain model, in prefill and in decode."""
 
 
-def series(cell: dict, name: str, what: str) -> list[float]:
-    """A method's seconds in each round: ``prefill``, ``decode`` (the median step), ``sample`` (prefill and steps)."""
-    seen = cell["methods"].get(name) or {key: [] for key in ("prefill_s", "decode_s", "step_s")}
-    if what == "sample":
-        return [prefill + decode for prefill, decode in zip(seen["prefill_s"], seen["decode_s"], strict=True)]
-    return seen["prefill_s" if what == "prefill" else "step_s"]
+def samples(cell: dict, name: str) -> pd.DataFrame:
+    """A method's samples, those in step with the plain model where there are any, and ratios to its times.
+
+    These are ``prefill``, ``decode`` (the median step) and ``sample`` (prefill and steps).
+    """
+    rows = pd.DataFrame(cell["rows"])
+    rows["sample_s"], rows["plain_sample_s"] = (rows[f"{p}prefill_s"] + rows[f"{p}decode_s"] for p in ("", "plain_"))
+    for ratio, what in (("prefill", "prefill_s"), ("decode", "step_s"), ("sample", "sample_s")):
+        rows[ratio] = rows[what] / rows[f"plain_{what}"]
+    own = rows[rows.method == name]
+    return own[own.in_step] if own.in_step.any() else own
 
 
-def ratios(cell: dict, name: str, what: str) -> list[float]:
-    """A method's time over the plain model's, round by round."""
-    return [a / b for a, b in zip(series(cell, name, what), series(cell, "plain", what), strict=False)]
-
-
-def paired_ratios(cell: dict, what: str) -> list[float]:
-    """LPES' time over the plain model's, pair by pair."""
-    key = {"prefill": "prefill_s", "decode": "step_s"}[what]
-    plain, lpes = (cell["pairs"][name][key] for name in ("plain", "lpes"))
-    return [a / b for a, b in zip(lpes, plain, strict=True)]
-
-
-def quartiles(values: list[float]) -> list[float]:
-    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-
-
-def spread(values: list[float], digits: int = 2, unit: float = 1.0) -> str:
+def spread(values: pd.Series, digits: int = 2, unit: float = 1.0) -> str:
     """Median and quartiles."""
-    if not values:
-        return "–"
-    low, _, high = quartiles(values)
-    return f"{unit * median(values):.{digits}f} ({unit * low:.{digits}f}–{unit * high:.{digits}f})"
+    low, middle, high = (unit * values).quantile([0.25, 0.5, 0.75])
+    return "–" if pd.isna(middle) else f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -63,60 +53,64 @@ def _with_interval(values: list[float]) -> str:
 def report(results: dict) -> str:
     """The tables, as Markdown."""
     machine, used, settings = results["hardware"], results["versions"], results["settings"]
-    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    where = machine.get("gpu") or f"{machine['processor']}, {machine['threads']} threads"
     lines = [
         f"{where}; {settings['dtype']}, PyTorch {used['torch']}, transformers {used['transformers']}. "
-        "Medians over interleaved rounds, quartiles in brackets; ratios are to the plain model of the same round. "
+        "Medians, quartiles in brackets; ratios are to the plain model, in step with it where two caches fit. "
         f"A sample is the prefill and {settings['new_tokens']} decoding steps."
         + (" Times are CPU seconds of the process." if settings["cpu_time"] else ""),
     ]
+    header = [
+        "method",
+        "samples",
+        "prefill, s",
+        "decode, ms a step",
+        "tokens a second",
+        "prefill ratio",
+        "decode ratio",
+    ]
+    header += ["sample ratio", "paper", "peak memory, GiB"]
     for cell in results["cells"]:
-        model = cell["model"]
+        model, rows = cell["model"], []
+        for name in cell["settings"]:
+            if not any(row["method"] == name for row in cell["rows"]):
+                continue
+            seen, paper = samples(cell, name), 1.0 if name == "plain" else methods.load(name).published_time
+            peaks = [row.get("peak_bytes") for row in cell["rows"] if row["method"] == name]
+            peak = median([size for size in peaks if size] or [0])
+            cells = [name, str(len(seen)), spread(seen.prefill_s, 3), spread(seen.step_s, 2, 1000)]
+            cells += [f"{cell['batch'] / seen.step_s.median():,.1f}", spread(seen.prefill), spread(seen.decode)]
+            cells += [spread(seen["sample"]), f"{paper:.2f}" if paper else "–", f"{peak / 2**30:.2f}" if peak else "–"]
+            rows.append(cells)
         lines += [
             "",
             f"**{cell['shape']}** ({model['parameters'] / 1e6:,.1f} M parameters, {model['layers']} layers, "
             f"{model['heads']} heads, {model['key_value_heads']} of keys), batch {cell['batch']}, prompts of "
             f"{cell['length']:,} tokens, {cell['rounds']} rounds",
             "",
-            "| method | prefill, s | decode, ms a step | tokens a second | prefill ratio | decode ratio | "
-            "sample ratio | paper | peak memory, GiB |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            markdown_table(header, rows),
         ]
-        for name, seen in cell["methods"].items():
-            paper = 1.0 if name == "plain" else methods.load(name).published_time
-            published = "–" if paper is None else f"{paper:.2f}"
-            if seen["error"] and not seen["prefill_s"]:
-                lines.append(f"| {name} | {seen['error']} | | | | | | {published} | |")
-                continue
-            steps = series(cell, name, "decode")
-            peaks = [bytes_ for bytes_ in seen["peak_bytes"] if bytes_ is not None]
-            relative = " | ".join(spread(ratios(cell, name, what)) for what in ("prefill", "decode", "sample"))
-            lines.append(
-                f"| {name} | {spread(series(cell, name, 'prefill'), 3)} | {spread(steps, 2, 1000)} | "
-                f"{cell['batch'] / median(steps):,.1f} | {relative} | {published} | "
-                f"{f'{median(peaks) / 2**30:.2f}' if peaks else '–'} |"
-            )
-        if in_step := {what: found for what in ("prefill", "decode") if (found := paired_ratios(cell, what))}:
-            words = ", ".join(f"{what} {_with_interval(found)}" for what, found in in_step.items())
-            lines += ["", f"LPES / plain in step, {len(in_step['decode'])} pairs: {words}."]
     for cell in results["left_out"]:
-        reason = cell.get("error", "no time left")
-        lines += ["", f"Left out: {cell['shape']}, batch {cell['batch']}, {cell['length']} tokens ({reason})."]
-    if any(paired_ratios(cell, "decode") for cell in results["cells"]):
-        lines += ["", verdict(results)]
+        what = f"{cell['method']} in " if "method" in cell else ""
+        at = f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
+        lines += ["", f"Left out: {what}{at} ({cell['error']})."]
+    if judged := verdict(results):
+        lines += ["", judged]
     return "\n".join(lines) + "\n"
 
 
 def verdict(results: dict) -> str:
-    """Whether LPES costs no more than it may, by the pairs."""
+    """Whether LPES costs no more than it may."""
     limit = TARGET["cuda" if results["hardware"].get("gpu") else "cpu"]
+    cells = [cell for cell in results["cells"] if any(row["method"] == "lpes" for row in cell["rows"])]
+    if not cells:
+        return ""
     words, every = [], []
     for phase in ("prefill", "decode"):
-        found = [(ratios, cell) for cell in results["cells"] if (ratios := paired_ratios(cell, phase))]
+        found = [(list(samples(cell, "lpes")[phase]), cell) for cell in cells]
         most, cell = max(found, key=lambda each: median(each[0]))
-        words.append(
-            f"{phase} {_with_interval(most)} at {cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
-        )
+        at = f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
+        words.append(f"{phase} {_with_interval(most)} at {at}")
         every += [ratios for ratios, _ in found]
     kept = all(median(found) <= limit for found in every)
     surely = sum(interval(found)[1] <= limit for found in every)
@@ -128,42 +122,37 @@ def verdict(results: dict) -> str:
 
 
 def plot(results: dict, file: Path) -> None:
-    """Ratios to the plain model by prompt length, prefill above decode, a column a shape; LPES' are those in step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    """Ratios to the plain model by prompt length at the smallest batch, prefill above decode, a column a shape."""
+    from matplotlib.figure import Figure
 
     batch = min(cell["batch"] for cell in results["cells"])
     cells = sorted((cell for cell in results["cells"] if cell["batch"] == batch), key=lambda cell: cell["length"])
     shapes = list(dict.fromkeys(cell["shape"] for cell in results["cells"] if cell["batch"] == batch))
-    names = list(dict.fromkeys(name for cell in cells for name in cell["methods"] if name != "plain"))
-    size = (1.5 + 3.5 * len(shapes), 6)
-    figure, axes = plt.subplots(2, len(shapes), figsize=size, squeeze=False, sharey="row", layout="constrained")
+    names = list(dict.fromkeys(row["method"] for cell in cells for row in cell["rows"] if row["method"] != "plain"))
+    figure = Figure(figsize=(1.5 + 3.5 * len(shapes), 6), layout="constrained")
+    axes = figure.subplots(2, len(shapes), squeeze=False, sharey="row")
     for column, shape in enumerate(shapes):
         own = [cell for cell in cells if cell["shape"] == shape]
-        for row, what in enumerate(("prefill", "decode")):
-            axis = axes[row][column]
-            for color, name in enumerate(names):
-                found = [(c, (paired_ratios(c, what) if name == "lpes" else []) or ratios(c, name, what)) for c in own]
-                points = [(cell["length"], *quartiles(values)) for cell, values in found if len(values) > 1]
-                x, low, middle, high = zip(*points, strict=True) if points else ([], [], [], [])
+        lengths = [cell["length"] for cell in own]
+        for axis, what in zip(axes[:, column], ("prefill", "decode"), strict=True):
+            for name in names:
+                low, middle, high = zip(
+                    *(samples(cell, name)[what].quantile([0.25, 0.5, 0.75]) for cell in own), strict=True
+                )
                 errors = [[m - e for m, e in zip(middle, low, strict=True)],
                           [e - m for m, e in zip(middle, high, strict=True)]]  # fmt: skip
-                axis.errorbar(x, middle, yerr=errors, marker="o", capsize=3, label=name, color=f"C{color}")
+                axis.errorbar(lengths, middle, yerr=errors, marker="o", capsize=3, label=name)
             axis.axhline(1, color="grey", linewidth=0.8)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log", base=2)
-            lengths = [cell["length"] for cell in own]
             axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.minorticks_off()
         axes[0][column].set_title(shape)
         axes[1][column].set_xlabel("prompt, tokens")
-    for row, what in enumerate(("prefill", "decode")):
-        axes[row][0].set_ylabel(f"{what}: times the plain model")
+    for axis, what in zip(axes[:, 0], ("prefill", "decode"), strict=True):
+        axis.set_ylabel(f"{what}: times the plain model")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"batch {batch}; medians and quartiles (lpes: in step with the plain model)", fontsize=9)
+    figure.suptitle(f"batch {batch}; medians and quartiles", fontsize=9)
     figure.savefig(file, dpi=120, metadata={"Software": None})
-    plt.close(figure)

@@ -8,9 +8,9 @@
 
 ============  ========================================================================================================
 ``plan``      the list of experiments, and their sizes
-``sources``   where an experiment's factors come from: shipped, found by a search, or derived from those
+``sources``   models, and where an experiment's factors come from: shipped, found by a search, or derived from those
 ``bench``     what is there, what is missing, and getting it
-``measure``   carries one experiment out
+``measure``   carries one experiment out, in a process of its own
 ``store``     results as tables: JSON Lines files, one row a measurement
 ``figures``   what the pages say, computed from the results alone
 ``pictures``  the same, drawn

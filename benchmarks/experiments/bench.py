@@ -2,225 +2,152 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import measure, plan, store
-from benchmarks.experiments.measure import Job
-from benchmarks.experiments.plan import Experiment
-from benchmarks.experiments.sources import Model, Shipped
+from benchmarks.experiments import measure, plan, sources, store
+from benchmarks.experiments.sources import Model
+from benchmarks.experiments.store import Row
+from lpes_eval import reference
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors
 
 KEPT = Path("benchmarks/results")
+GUESS = {"evaluate": 60.0, "choose": 120.0, "search": 180.0, "perplexity": 60.0}
+"""Seconds that an experiment of each kind may take."""
 
 
 class Bench:
-    """The experiments, the models they run on, and the results so far.
+    """The experiments of these sizes, the models that they run on, and the results so far.
 
-    Args:
-        listed: the experiments.
-        results: where results are kept.
-        reference: the model.
-        second: the second model; without one its experiments fail with that reason.
-        threads: of each process.
+    Without a second model, the experiments on it fail with that reason.
     """
 
     def __init__(
-        self,
-        listed: Sequence[Experiment],
-        results: store.Results,
-        reference: Model,
-        second: Model | None,
-        threads: int = 1,
+        self, results: store.Results, model: Model, second: Model | None, sizes: Mapping[str, Any] = plan.SIZES
     ) -> None:
-        self.listed = {experiment.name: experiment for experiment in listed}
-        self.results, self.reference, self.second, self.threads = results, reference, second, threads
+        self.results, self.model, self.second, self.listed = results, model, second, plan.experiments(sizes)
 
-    def model(self, experiment: Experiment) -> Model:
-        """The model that an experiment is about."""
-        if not experiment.second:
-            return self.reference
-        if self.second is None:
-            raise UserError("there is no second model; name one with --second FOLDER")
-        return self.second
+    def needs(self, name: str) -> set[str]:
+        """Experiments from whose results an experiment's factors follow."""
+        return sources.needs(self.listed[name].source)
 
-    def found(self, name: str) -> dict[str, Any]:
-        """The result of an experiment.
+    def wanted(self, name: str) -> Row:
+        """What the result of an experiment has to say of itself: the beginning of its row.
 
         Raises:
-            UserError: it is not there, or of another model.
+            UserError: there is no second model, or no result from which the factors follow.
         """
-        if (result := self.results.load(name)) is None:
-            raise UserError(f"{name} has no result yet")
-        if result["model"]["sha256"] != self.model(self.listed[name]).sha256:
-            raise UserError(f"the result of {name} is another model's")
-        return result
+        _, settings, source, second = self.listed[name]
+        model = self.second if second else self.model
+        if model is None:
+            raise UserError("there is no second model; name one with --second FOLDER")
+        factors = sources.layer_factors(source, model, self.found) if source else None
+        return {"name": name, "settings": json.loads(json.dumps(settings)), "factors": factors, "model": model}
 
-    def factors(self, experiment: Experiment) -> Factors | None:
-        """The factors that an experiment is to be measured with."""
-        return experiment.source.factors(self.model(experiment), self.found) if experiment.source is not None else None
-
-    def job(self, experiment: Experiment) -> Job:
-        """An experiment with everything filled in."""
-        model, factors = self.model(experiment), self.factors(experiment)
-        values = factors.per_layer(model.layers) if factors is not None else None
-        argument: Any = values
-        if factors is not None and factors.uniform is not None:
-            argument = factors.uniform
-        elif isinstance(experiment.source, Shipped):
-            path = model.shipped_factors(experiment.source.of)
-            own = model.pretrained != "reference" or path.name != "factors.json"
-            argument = store.spelled(path) if own else "reference"
-        return Job(experiment.name, experiment.kind, experiment.settings, model, values, argument, self.threads)
-
-    def state(self, experiment: Experiment) -> str:
-        """``done``, ``failed``, ``stale`` (of another model, settings or factors) or ``missing``."""
-        result = self.results.load(experiment.name)
-        if result is None:
-            return "failed" if self.results.failure(experiment.name) else "missing"
-        try:
-            wanted = self.job(experiment).identity()
-        except UserError:
-            return "stale"
-        return "done" if all(result[key] == value for key, value in wanted.items()) else "stale"
-
-    def shown(self, name: str) -> tuple[dict[str, Any] | None, str]:
+    def shown(self, name: str) -> tuple[Row | None, str]:
         """An experiment's result if it is of this model and these factors, whatever its size; or why there is none."""
-        if (result := self.results.load(name)) is None:
+        if (row := self.results.load(name)) is None:
             return None, self.results.failure(name) or "not run"
         try:
-            wanted = self.job(self.listed[name]).identity()
+            wanted = self.wanted(name)
         except UserError as error:
             return None, str(error)
-        if result["model"]["sha256"] != wanted["model"]["sha256"]:
+        if row["model"]["sha256"] != wanted["model"]["sha256"]:
             return None, "the result that is there is another model's"
-        if result["factors"] != wanted["factors"]:
+        if row["factors"] != wanted["factors"]:
             return None, "the result that is there was measured with other factors"
-        return result, ""
+        return row, ""
 
-    def with_needs(self, names: Sequence[str]) -> list[Experiment]:
+    def found(self, name: str) -> Row:
+        """The result of an experiment, or ``UserError`` with the reason why there is none."""
+        row, why = self.shown(name)
+        if row is None:
+            raise UserError(f"{name} has no result: {why}")
+        return row
+
+    def state(self, name: str) -> str:
+        """``done``, ``failed``, ``stale`` (of another model, settings or factors) or ``missing``."""
+        if (row := self.results.load(name)) is None:
+            return "failed" if self.results.failure(name) else "missing"
+        try:
+            return "done" if row | self.wanted(name) == row else "stale"
+        except UserError:
+            return "stale"
+
+    def with_needs(self, names: Sequence[str]) -> list[str]:
         """These experiments and those that they need, in the order of the list."""
         wanted = set(names)
-        while more := {need for name in wanted for need in self.listed[name].needs} - wanted:
-            wanted |= more
-        return [experiment for experiment in self.listed.values() if experiment.name in wanted]
+        for name in reversed(self.listed):
+            wanted |= self.needs(name) if name in wanted else set()
+        return [name for name in self.listed if name in wanted]
 
-    def run(
-        self,
-        chosen: Sequence[Experiment],
-        jobs: int,
-        say: Callable[[str], None] = print,
-        minutes: float = math.inf,
-        processes: Callable[[int], Executor] | None = None,
-    ) -> int:
+    def run(self, chosen: Sequence[str], jobs: int, minutes: float = math.inf) -> int:
         """Measure what is not there yet; returns how many experiments failed.
 
         Args:
-            chosen: the experiments, those that others need before them.
+            chosen: the experiments, with those that they need.
             jobs: how many at a time.
-            say: told of each one that is over.
             minutes: after so many nothing new is begun, and what was begun is measured to its end.
-            processes: makes a pool of so many.
         """
-        processes = processes or _pool
-        waiting, failed = list(chosen), set[str]()
-        running: dict[Future[dict[str, Any]], Experiment] = {}
-        measure.prepare()
-        pool = processes(jobs)
-        start = time.perf_counter()
+        start, over, failed = time.perf_counter(), count(1), set[str]()
 
-        def end(experiment: Experiment, result: Mapping[str, Any] | None) -> None:
-            outcome = "there already"
-            if result is not None and "error" in result:
-                failed.add(experiment.name)
-                self.results.keep_failure(experiment.name, result["error"])
-                outcome = f"failed: {result['error']}"
-            elif result is not None:
-                self.results.keep(experiment.kind, result)
-                outcome = f"{result['seconds']:.0f} s"
-            over, passed = len(chosen) - len(waiting) - len(running), (time.perf_counter() - start) / 60
-            say(f"[{over}/{len(chosen)}, {passed:.1f} min] {experiment.name}: {outcome}")
+        def minutes_passed() -> float:
+            return (time.perf_counter() - start) / 60
 
-        def begin(experiment: Experiment) -> None:
-            waiting.remove(experiment)
-            if broken := [need for need in experiment.needs if need in failed]:
-                return end(experiment, {"error": f"it needs {broken[0]}, which failed"})
-            if self.state(experiment) == "done":
-                return end(experiment, None)
+        def measured(name: str) -> Row | str:
+            """A row, or why there is none."""
+            if broken := failed & self.needs(name):
+                return {"error": f"it needs {broken.pop()}, which failed"}
+            if self.state(name) == "done":
+                return "there already"
+            if minutes_passed() > minutes:
+                return f"not begun, the {minutes:g} minutes are over"
             try:
-                running[pool.submit(measure.carry_out, self.job(experiment))] = experiment
-            except (UserError, ValueError) as error:
-                end(experiment, {"error": str(error)})
+                row = self.wanted(name)
+            except UserError as error:
+                return {"error": str(error)}
+            kind, _, source, _ = self.listed[name]
+            return measure.in_its_own_process(kind, row, sources.model_args(source, row))
 
-        try:
-            while waiting or running:
-                late = time.perf_counter() - start > 60 * minutes
-                if late and not running:
-                    say(f"{len(waiting)} experiments were not begun: the {minutes:g} minutes are over")
-                    break
-                for experiment in list(waiting):
-                    busy = {one.name for one in (*running.values(), *waiting)}
-                    if not late and len(running) < jobs and not busy.intersection(experiment.needs):
-                        begin(experiment)
-                for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                    experiment = running.pop(future)
-                    try:
-                        end(experiment, future.result())
-                    except BrokenProcessPool:
-                        end(experiment, {"error": "its process was killed, for want of memory perhaps"})
-                        pool = processes(jobs)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        def end(name: str, found: Row | str) -> None:
+            if isinstance(found, dict):
+                self.results.keep(store.TABLES[self.listed[name].kind], {"name": name, **found})
+                failed.update({name} if "error" in found else {})
+                found = f"failed: {found['error']}" if "error" in found else f"{found['seconds']:.0f} s"
+            print(f"[{next(over)}/{len(chosen)}, {minutes_passed():.1f} min] {name}: {found}", flush=True)
+
+        for needing in (False, True):  # what others need comes first, and needs nothing itself
+            pool = ThreadPoolExecutor(jobs)
+            futures = {pool.submit(measured, name): name for name in chosen if bool(self.needs(name)) == needing}
+            try:
+                for future in as_completed(futures):
+                    end(futures[future], future.result())
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
         return len(failed)
 
-    def estimate(self, experiment: Experiment) -> float:
-        """Seconds that an experiment may take: those it took with other settings, or a rough guess."""
-        settings, result = experiment.settings, self.results.load(experiment.name)
-        if result is not None:
-            before = result["settings"].get("questions") or 1
-            return result["cpu_seconds"] * (settings.get("questions") or before) / before
-        if experiment.kind == "evaluate":
-            slow = 25 if settings["model"] in plan.SLOW else 3 if settings["model"] != "lpes" else 1
-            return 0.7 * settings["questions"] * slow
-        return {"choose": 120.0, "search": 180.0, "perplexity": 60.0}[experiment.kind]
-
-    def listing(self, chosen: Sequence[Experiment], jobs: int) -> str:
-        """What is there, what is missing and why, and how long that would take."""
+    def listing(self, chosen: Sequence[str], jobs: int) -> str:
+        """What is there, what is missing and why, and how long that would take: as before, or at a rough guess."""
         lines, left = [], 0.0
-        for experiment in chosen:
-            state, seconds = self.state(experiment), self.estimate(experiment)
+        for name in chosen:
+            state, row, why = self.state(name), self.results.load(name), self.results.failure(name)
+            seconds = row["cpu_seconds"] if row else GUESS[self.listed[name].kind]
             left += seconds if state != "done" else 0.0
-            why = f"  ({self.results.failure(experiment.name)})" if state == "failed" else ""
-            lines.append(f"{state:8} {seconds:6.0f} s  {experiment.name}{why}")
+            lines.append(f"{state:8} {seconds:6.0f} s  {name}{f'  ({why})' if why else ''}")
         return "\n".join([*lines, f"To be measured: about {left / 60 / jobs:.0f} min with --jobs {jobs}"])
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-
-
-def second_model(reference: Model, pretrained: str | None) -> Model | None:
-    """The model that was named, or another one that is shipped, if there is one."""
-    if pretrained is not None:
-        return store.model_at(pretrained)
-    from lpes_eval import reference as shipped
-
-    home = Path(shipped.__file__).resolve().parent
-    others = (path.parent for path in sorted(home.glob("*/model.safetensors")))
-    other = next((folder for folder in others if folder != reference.folder.resolve()), None)
-    return store.model_at(store.spelled(other)) if other is not None else None
-
-
 def open_bench(results: Path, model: str, second: str | None, sizes: Mapping[str, Any] = plan.SIZES) -> Bench:
-    """All experiments on a model, with the results in a folder."""
+    """All experiments on a model, with the results in a folder; the second model may be another one that is shipped."""
     if results.exists() and not results.is_dir():
         raise UserError(f"--results {results}: is a file; expected a folder, or a name that is free")
-    reference = store.model_at(model)
-    return Bench(plan.experiments(sizes), store.Results(results), reference, second_model(reference, second))
+    shipped = (store.spelled(path) for path in map(reference.path, dict.fromkeys(reference.NAMES.values())))
+    own = store.spelled(sources.folder(model).resolve())
+    second = second or next((folder for folder in shipped if folder != own), None)
+    return Bench(store.Results(results), sources.model_at(model), second and sources.model_at(second), sizes)

@@ -13,36 +13,27 @@ import argparse
 import re
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments import figures as of
 from benchmarks.experiments import pictures, plan, store
 from benchmarks.experiments.bench import KEPT, Bench, open_bench
-from benchmarks.experiments.figures import BEZIER_GA, FIRST, GA, METHODS, OPTIMIZERS, Figures
-from benchmarks.experiments.plan import KV, MDQA, SEEDS, SHORT
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
 DOCUMENTS = ("README.md", "docs/*.md", "lpes_eval/reference/*/README.md")
 """Where numbers are written between markers."""
 BLOCK = re.compile(r"(?P<begin><!-- numbers: (?P<name>\w+) -->)(?P<text>.*?)(?P<end><!-- /numbers -->)", re.S)
-BARS = {KV: 11.2, MDQA: 3.7}
-"""Points above the plain model that the paper reports for Vicuna-7B (Table 1)."""
-OTHERS = {
-    "pi": "PI at the mean factor",
-    "uniform": "the best uniform factor",
-    **{name: METHODS[name] for name in plan.METHODS},
-    "ms_poe-skip-1": "Ms-PoE with only the first layer left alone",
-}
 
 
 def templates(bench: Bench) -> Any:
     """The templates' environment, with all that they ask for."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    figures = Figures(bench)
+    figures = of.Figures(bench)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
@@ -52,48 +43,23 @@ def templates(bench: Bench) -> Any:
         autoescape=False,  # Markdown
     )
     environment.filters |= {
-        "select_missing": lambda results: [name for name, result in results.items() if not result],
-        "rows": lambda methods, at: [(label, f"{at}{method}") for method, label in methods.items()],
-        "with_factors": lambda rows: [
-            (label, result["factors"]) for label, name in rows if (result := figures.get(name)) and result["factors"]
-        ],
-        "get_result": figures.get,
-        "at_length": lambda name: figures.gain(f"transfer/{name}-plain", f"transfer/{name}-shipped"),
-        "both": lambda short: figures.gain(f"main/{short}/uniform", f"main/{short}/lpes"),
-        "length_of": lambda name: f"{name.partition('-')[2]} {'pairs' if name.startswith('kv') else 'articles'}",
-        "gained": lambda search, plain: figures.gain(plain, f"{search}-held-out").mean.value,
+        "get": figures.get,
         "pct": lambda value: f"{value:.0f} %",
-        "perplexity_of": lambda kind: figures.get(f"perplexity/{kind}"),
+        "listed": lambda factors: ", ".join(f"{x:.3g}" for x in (factors[:1] if len(set(factors)) == 1 else factors)),
+        "enumerated": lambda words: " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])),
     }
-    environment.globals |= {
-        "figures": figures,
-        "model": bench.reference,
-        "second": bench.second,
-        "why": lambda name: bench.shown(name)[1],
-        "found": lambda rows: [(label, f"{search}-held-out", search) for label, search in rows],
-        "searches": lambda short: {seed: f"searches/{short}-{seed}" for seed in SEEDS},
-        "fmean": statistics.fmean,
-        "stdev": statistics.stdev,
-        "listed": of.listed,
-        "enumerated": of.enumerated,
-        "drawn": {name for name, drawing in pictures.DRAWINGS.items() if drawing.shows(figures)},
-        "controls": [(label, f"controls/{name}") for name, label in OPTIMIZERS.items()],
-        "kv_plain": "main/kv/plain",
-        "tasks": SHORT,
-        "seeds": SEEDS,
-        "methods": METHODS,
-        "others": OTHERS,
-        "bars": BARS,
-        "short_bar": 95,
-        "short_lengths": plan.SHORT_LENGTHS,
-        "other_lengths": plan.LENGTHS,
-        "guessed": of.GUESSED,
-        "KV": KV,
-        "MDQA": MDQA,
-        "GA": GA,
-        "BEZIER_GA": BEZIER_GA,
-        "FIRST": FIRST,
-    }
+    environment.tests["has"] = figures.get
+    environment.globals |= (
+        vars(plan)
+        | vars(of)
+        | {
+            "bench": bench,
+            "figures": figures,
+            "drawn": pictures.drawable(figures),
+            "fmean": statistics.fmean,
+            "stdev": statistics.stdev,
+        }
+    )
     return environment
 
 
@@ -103,37 +69,31 @@ def results_page(bench: Bench) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def headline(bench: Bench, kept: store.Results) -> str:
+def headline(bench: Bench, kept: Bench) -> str:
     """The headline table of a fresh run, held against the results that are kept."""
-    return str(templates(bench).get_template("headline.md.j2").render(kept=kept))
+    return str(templates(bench).get_template("headline.md.j2").render(kept=of.Figures(kept)))
 
 
-def with_numbers(text: str, bench: Bench, document: str) -> str:
-    """A document with the numbers between its markers written anew.
+def documents(bench: Bench, page: Path, root: Path) -> dict[Path, str]:
+    """Every document that is written, and its text; other documents than the page only with the results kept here.
 
     Raises:
         UserError: a marker of a name that no block has.
     """
-    template = templates(bench).get_template("numbers.md.j2")
+    found, template = {page: results_page(bench)}, templates(bench).get_template("numbers.md.j2")
 
-    def write(match: re.Match[str]) -> str:
+    def numbers(path: Path, match: re.Match[str]) -> str:
         if (name := match["name"]) not in template.blocks:
             known = ", ".join(sorted(template.blocks))
-            raise UserError(f"{document}: numbers: {name}: no block of numbers.md.j2 is called so; there are {known}")
+            raise UserError(f"{path}: numbers: {name}: no block of numbers.md.j2 is called so; there are {known}")
         words = "".join(template.blocks[name](template.new_context())).strip()
         space = "\n" if "\n" in match["text"] or "\n" in words else ""  # numbers in a sentence stay in its line
         return f"{match['begin']}{space}{words}{space}{match['end']}"
 
-    return BLOCK.sub(write, text)
-
-
-def documents(bench: Bench, page: Path, root: Path) -> Mapping[Path, str]:
-    """Every document that is written, and its text; other documents than the page only with the results kept here."""
-    found = {page: results_page(bench)}
-    for pattern in DOCUMENTS if page == root / "docs/results.md" else ():
-        for path in sorted(root.glob(pattern)):
-            if path != page and BLOCK.search(text := path.read_text(encoding="utf-8")):
-                found[path] = with_numbers(text, bench, store.spelled(path))
+    for path in [path for pattern in DOCUMENTS for path in sorted(root.glob(pattern))]:
+        text = path.read_text(encoding="utf-8")
+        if page == root / "docs/results.md" != path and BLOCK.search(text):
+            found[path] = BLOCK.sub(partial(numbers, path), text)
     return found
 
 
@@ -160,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(bool(stale))
         for path in stale:
             write_atomically(path, texts[path])
-        drawn = pictures.draw(Figures(bench), args.out.with_suffix(""))
+        drawn = pictures.draw(of.Figures(bench), args.out.with_suffix(""))
     except UserError as error:
         print(f"page: error: {error}", file=sys.stderr)
         return 2

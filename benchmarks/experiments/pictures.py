@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.figures import FIRST, GA, METHODS, OPTIMIZERS, Figures, Z, scores_of
-from benchmarks.experiments.plan import SEEDS, SHORT
+from benchmarks.experiments.figures import BY_SEED, GA, METHOD_LABELS, Figures, Z, fittest, percent
+from benchmarks.experiments.plan import CONTROLS, SEARCHES, SHORT
+from benchmarks.experiments.sources import layer_factors
+from benchmarks.experiments.store import Row
 from lpes_eval.compare import statistics
-from lpes_eval.factors import Factors
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
 """Okabe and Ito's palette, told apart with any kind of colour vision; grey for its yellow, which is faint in lines."""
 MARKS = "osD^vP*X"
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """What draws a picture, and whose results are on it."""
-
-    draw: Callable[[Figures, Any, Any], dict[str, Any]]
-    experiments: str
-    columns: int
-
-    def shows(self, figures: Figures) -> bool:
-        """Whether there is anything to draw."""
-        return any(fnmatch(name, self.experiments) and figures.get(name) for name in figures.bench.listed)
-
-
-def draw(figures: Figures, folder: Path) -> list[Path]:
-    """Draw what has results; returns the pictures written."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    written = []
-    folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        for name, drawing in DRAWINGS.items():
-            if drawing.shows(figures):
-                figure = Figure(figsize=(7.2, 3.3), layout="constrained")
-                panels = figure.subplots(1, 2, sharey=True)
-                drawn = drawing.draw(figures, *panels)
-                legend = {"loc": "outside lower center", "ncols": drawing.columns, "frameon": False}
-                figure.legend(drawn.values(), drawn.keys(), **legend)
-                written.append(folder / f"{name}.png")
-                figure.savefig(written[-1], dpi=200, metadata={"Software": None})
-    return written
-
-
-def _positions(figures: Figures, *panels: Any) -> dict[str, Any]:
+def positions(figures: Figures, *panels: Any) -> dict[str, Any]:
+    """Accuracy by position, a line a method; returns what belongs in the legend, as the others do."""
     drawn: dict[str, Any] = {}
     for axes, (task, short) in zip(panels, SHORT.items(), strict=True):
-        for number, (method, label) in enumerate(METHODS.items()):
-            if (result := figures.get(f"main/{short}/{method}")) is None:
+        for number, (method, label) in enumerate(METHOD_LABELS.items()):
+            if (row := figures.get(f"main/{short}/{method}")) is None:
                 continue
-            scores, at = scores_of(result), np.array([float(position) for position in result["scores"]])
-            shift = (number - len(METHODS) / 2) * 0.8  # so that bars do not hide each other
+            scores, at = percent(row), np.array([float(position) for position in row["scores"]])
             drawn[label] = axes.errorbar(
-                at + shift,
+                at + (number - len(METHOD_LABELS) / 2) * 0.8,  # so that bars do not hide each other
                 statistics.position_means(scores),
                 Z * np.sqrt(np.diag(statistics.position_covariance(scores))),
                 color=COLOURS[number % len(COLOURS)],
@@ -78,14 +44,14 @@ def _positions(figures: Figures, *panels: Any) -> dict[str, Any]:
     return drawn
 
 
-def _factors(figures: Figures, *panels: Any) -> dict[str, Any]:
+def factors(figures: Figures, *panels: Any) -> dict[str, Any]:
+    """The factors that searches found, layer by layer."""
     drawn: dict[str, Any] = {}
-    for axes, (task, short) in zip(panels, SHORT.items(), strict=True):
-        for number, seed in enumerate(SEEDS):
-            if (result := figures.get(f"searches/{short}-{seed}")) is None:
+    for axes, (task, searches) in zip(panels, SEARCHES.items(), strict=True):
+        for number, (seed, name) in enumerate(searches.items()):
+            if figures.get(name) is None:
                 continue
-            factors = Factors.from_dict({k: v for k, v in result["found"].items() if k != "origin"})
-            values = factors.per_layer(figures.bench.reference.layers)
+            values = layer_factors(("found", name), figures.bench.model, figures.bench.found)
             style = {"color": COLOURS[number + 1], "marker": MARKS[number], "markersize": 4, "linewidth": 1.2}
             (drawn[f"search {seed}"],) = axes.plot(range(len(values)), values, **style)
             axes.set_xticks(range(len(values)))
@@ -95,20 +61,20 @@ def _factors(figures: Figures, *panels: Any) -> dict[str, Any]:
     return drawn
 
 
-def _convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str, Any]:
+def convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str, Any]:
+    """Fitness by generation and by cost, a line an optimiser."""
     drawn: dict[str, Any] = {}
-    searches = {GA: FIRST} | {label: f"controls/{name}" for name, label in OPTIMIZERS.items()}
-    for number, (label, name) in enumerate(searches.items()):
-        if result := figures.get(name):
+    searches = [(GA, BY_SEED[GA][1]), *((label, f"controls/{name}") for name, (label, _) in CONTROLS.items())]
+    for number, (label, name) in enumerate(searches):
+        if row := figures.get(name):
             descends = name.startswith("controls/gradient")
             style: dict[str, Any] = {"color": COLOURS[(number + 1) % len(COLOURS)], "linewidth": 1.2}
             style |= {"linestyle": (0, (4, 2))} if descends else {}
-            generations, fittest = zip(*result["fittest_by_generation"], strict=True)
-            best = np.array(fittest) if descends else np.maximum.accumulate(fittest)
-            (drawn[label],) = by_generation.plot(generations, 100 * best, **style, marker=MARKS[number], markersize=4)
-            prompts, best = cost(result, best_so_far=not descends)
+            best = fittest(row) if descends else fittest(row).cummax()
+            (drawn[label],) = by_generation.plot(best.index, 100 * best, **style, marker=MARKS[number], markersize=4)
+            prompts, best = cost(row, best_so_far=not descends)
             by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
-    if base := figures.get(FIRST):
+    if base := figures.get(BY_SEED[GA][1]):
         for axes in (by_generation, by_cost):
             drawn["plain"] = axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle=":", linewidth=1)
     by_generation.set(xlabel="generation (gradient descent: epoch)", ylabel="search fitness (%)")
@@ -117,28 +83,42 @@ def _convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str
     return drawn
 
 
-def cost(result: dict[str, Any], *, best_so_far: bool) -> tuple[Any, Any]:
-    """What a search had spent when it had measured each of its individuals, and what it had reached.
-
-    Args:
-        result: a search's.
-        best_so_far: whether the best fitness so far is meant, or the individual's own.
-
-    Returns:
-        Prompts, those of gradients included, and fitness, of those individuals that were measured to the end.
-    """
-    spent, at, fitness = 0, [], []
-    for generation, prompts, value in result["evaluations"]:
-        spent += prompts
-        if value is not None:
-            at.append(spent + generation * result["gradients"])
-            fitness.append(value)
-    values = np.array(fitness)
-    return np.array(at), np.maximum.accumulate(values) if best_so_far else values
-
-
 DRAWINGS = {
-    "positions": Drawing(_positions, "main/*/*", 3),
-    "factors": Drawing(_factors, "searches/*-?", 5),
-    "convergence": Drawing(_convergence, "controls/*", 3),
+    "positions": (positions, "main/*/*", 3),
+    "factors": (factors, "searches/*-?", 5),
+    "convergence": (convergence, "controls/*", 3),
 }
+"""What draws each picture, whose results are on it, and the columns of its legend."""
+
+
+def drawable(figures: Figures) -> list[str]:
+    """The pictures for which there are results."""
+    return [name for name, (_, of, _) in DRAWINGS.items() if any(map(figures.get, matching(figures.bench.listed, of)))]
+
+
+def draw(figures: Figures, folder: Path) -> list[Path]:
+    """Draw what has results; returns the pictures written."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        for name in drawable(figures):
+            drawing, _, columns = DRAWINGS[name]
+            figure = Figure(figsize=(7.2, 3.3), layout="constrained")
+            drawn = drawing(figures, *figure.subplots(1, 2, sharey=True))
+            figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, frameon=False)
+            written.append(folder / f"{name}.png")
+            figure.savefig(written[-1], dpi=200, metadata={"Software": None})
+    return written
+
+
+def cost(row: Row, *, best_so_far: bool) -> tuple[Any, Any]:
+    """Prompts, those of gradients included, that a search had spent after each individual, and the fitness then.
+
+    The fitness is the individual's own or the best so far; individuals that were given up have none and are left out.
+    """
+    generations, prompts, fitness = (np.array(column, dtype=float) for column in zip(*row["evaluations"], strict=True))
+    spent, ended = prompts.cumsum() + generations * row["gradients"], ~np.isnan(fitness)
+    return spent[ended], np.maximum.accumulate(fitness[ended]) if best_so_far else fitness[ended]

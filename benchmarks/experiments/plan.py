@@ -8,58 +8,55 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from benchmarks.experiments.sources import Chosen, Found, HalfOf, MeanOf, Moved, Shipped, Source
+from benchmarks.experiments.sources import Source
 from lpes_eval import methods
 from lpes_eval.errors import UserError
 
 KV, MDQA = "kv_retrieval", "mdqa_pos"
 SHORT = {KV: "kv", MDQA: "mdqa"}
+POSITIONS = {KV: (0, 20, 40, 60, 80, 100), MDQA: (0, 25, 50, 75, 100)}
 SIZE_OF = {KV: "num_keys", MDQA: "num_documents"}
 """What the metadata of a task calls its size."""
 SEEDS = (1, 2, 3, 4, 5)
-CURVES = ("bezier", "linear", "step")
-POINTS = (2, 3, 5)
-"""Control points of a Bézier curve, beside the four of ``curves/bezier``."""
-CONTROLS: dict[str, dict[str, Any]] = {
-    "start-1.5": {"start": 1.5},
-    "start-wide": {"start": "diverse"},
-    "cma-es": {"optimizer": "cma-es"},
-    "random": {"optimizer": "random"},
-    "gradient": {"optimizer": "gradient"},
-    "gradient-1": {"optimizer": "gradient", "start": 1},
-    "bands": {"optimizer": "bands"},
+SEARCHES = {task: {seed: f"searches/{short}-{seed}" for seed in SEEDS} for task, short in SHORT.items()}
+"""Five searches a task, by seed."""
+CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "start-1.5": ("genetic algorithm from 1.5", {"start": 1.5}),  # as published (Eq. 8)
+    "start-wide": ("genetic algorithm, diverse start", {"start": "diverse"}),
+    "cma-es": ("CMA-ES from 1", {"optimizer": "cma-es"}),
+    "random": ("random search", {"optimizer": "random"}),
+    "gradient": ("gradient descent from 1.5", {"optimizer": "gradient"}),
+    "gradient-1": ("gradient descent from 1", {"optimizer": "gradient", "start": 1}),
+    "bands": ("scan of bands of layers", {"optimizer": "bands"}),
 }
-"""How else is searched: from the published start (Eq. 8) or a diverse population, by other optimisers, by gradient
-descent from 1.5 and 1."""
-SEEDED = {
-    "curves/bezier": SEEDS,
-    "controls/cma-es": SEEDS[:3],
-    "controls/random": SEEDS[:3],
-    "controls/gradient-1": SEEDS[:3],
-    "controls/bands": SEEDS[:3],
+"""How else is searched: what the pages call it, and the flags."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{f"curves/{curve}": {"curve": curve} for curve in ("bezier", "linear", "step")},
+    **{f"points/{count}": {"curve": "bezier", "control_points": count} for count in (2, 3, 5)},
+    **{f"controls/{name}": flags for name, (_, flags) in CONTROLS.items()},
+    "lambda/equal": {"lambdas": [1 / 3] * 3},
+    "lambda/end": {"lambdas": [0.1, 0.3, 0.6]},
 }
-"""Searches that are made with several seeds, because one says little about an optimiser; those of other optimisers than
-the genetic algorithm with three, for want of time."""
-LAMBDAS = {"equal": (1 / 3, 1 / 3, 1 / 3), "end": (0.1, 0.3, 0.6)}
-"""Table 15's weightings beside the default one."""
+"""Searches on key-value retrieval, each of which differs from ``searches/kv-SEED`` in one thing alone. The four control
+points of the default curve are ``curves/bezier``; the weights are Table 15's beside the default ones."""
+SEEDED = {"curves/bezier": 5, "controls/cma-es": 3, "controls/random": 3, "controls/gradient-1": 3, "controls/bands": 3}
+"""Searches that are made with several seeds, because one says little about an optimiser."""
 LENGTHS = {KV: (25, 40, 44, 60, 75), MDQA: (5, 8, 12)}
 SHORT_LENGTHS = {KV: (5, 10, 15, 20, 25), MDQA: (2, 3, 4, 5)}
 """What fits half of the longest context that the reference model was trained on: up to 25 records, up to 5 articles."""
 UNIFORM = (1.0, 1.02, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"ms_poe-skip-1": ("ms_poe", {"skip": 1})}
-"""Methods with other arguments. Ms-PoE leaves its first two layers alone, which are the two that matter most in the
-reference model; so it is shown with one left alone, too."""
-METHODS = {name: (name, {}) for name in methods.names() if name not in ("lpes", "pi")} | VARIANTS
-"""lm-eval model types and their arguments. PI is ``lpes`` with one number, exactly."""
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in methods.names() if name not in ("lpes", "pi")},
+    "ms_poe-skip-1": ("ms_poe", {"skip": 1}),
+}
+"""lm-eval model types and their arguments. PI is ``lpes`` with one number, exactly. Ms-PoE leaves its first two layers
+alone, which are the two that matter most in the reference model; so it is shown with one left alone, too."""
 SLOW = ("attention_buckets", "moice")
-ROPE_KINDS = ("plain", "linear", "dynamic", "yarn")
 PPL_LENGTHS = (512, 1024, 1536, 1792, 2048, 4096)
 """Context lengths in tokens."""
-MOVE = 0.3
 
 SIZES: dict[str, Any] = {
     "questions": 100,  # held-out questions of an evaluation, each asked at all positions
@@ -70,7 +67,7 @@ SIZES: dict[str, Any] = {
     "choice_examples": 40,  # search examples on which the uniform factor is chosen
     "texts": 40,  # of the perplexity
     "search.curve": "free",
-    "search.start": 1,
+    "search.start": "1",
     "search.population": 12,
     "search.parents": 5,
     "search.generations": 4,
@@ -88,180 +85,120 @@ second layer needs another factor than its neighbours, which a Bézier curve ove
 score at 1.5 (Eq. 8) is 0: so searches set one factor a layer and set out from 1."""
 
 
-def resized(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes with other values.
+def resized(text: str) -> dict[str, Any]:
+    """The sizes with other values: ``NAME=VALUE,...``.
 
     Raises:
         UserError: a name that there is not, or a value that is no number of the size's kind.
     """
-    for name, value in changes.items():
+    changed = dict(SIZES)
+    for name, _, value in (part.partition("=") for part in text.split(",")):
         if name not in SIZES:
             raise UserError(f"--set {name}: no such size; there are {', '.join(SIZES)}")
-        whole, least = isinstance(SIZES[name], int), 0 if "." in name else 1
-        if name in ("search.curve", "search.start"):
-            continue  # words, which the search itself checks
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < least:
-            raise UserError(f"--set {name}={value}: expected a {'whole ' if whole else ''}number, at least {least}")
-    return SIZES | dict(changes)
+        kind, least = type(SIZES[name]), 0 if "." in name else 1
+        try:
+            changed[name] = kind(value)
+            wrong = kind is not str and not changed[name] >= least
+        except ValueError:
+            wrong = True
+        if wrong:
+            number = "a whole number" if kind is int else "a number"
+            raise UserError(f"--set {name}={value}: expected {number}, at least {least}")
+    return changed
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Something to be measured.
+class Experiment(NamedTuple):
+    """What the function of ``measure`` named ``kind`` measures, on the reference model or the ``second`` one."""
 
-    Attributes:
-        name: its name, which is its result's.
-        kind: ``evaluate``, ``choose``, ``search`` or ``perplexity``: the function of ``measure`` that does it.
-        settings: plain data, all that the function needs besides model and factors.
-        source: where its factors come from; none for the plain model and for searches.
-        second: on the second model instead of the reference model.
-    """
-
-    name: str
     kind: str
-    settings: Mapping[str, Any]
-    source: Source | None = None
-    second: bool = False
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Experiments that come before it."""
-        return self.source.needs if self.source is not None else ()
+    settings: dict[str, Any]
+    source: Source | None
+    second: bool
 
 
-HEADLINE = tuple(f"main/{short}/{method}" for short in SHORT.values() for method in ("plain", "pi", "lpes"))
+def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
+    """All of them by name, in an order in which nothing waits for what comes later."""
+    listed: dict[str, Experiment] = {}
+    few = sizes["other_questions"]
 
+    def add(name: str, kind: str, source: Source | None = None, second: bool = False, **settings: Any) -> None:
+        listed[name] = Experiment(kind, settings, source, second)
 
-def experiments(sizes: Mapping[str, Any] = SIZES) -> list[Experiment]:
-    """All of them, in an order in which nothing waits for what comes later."""
-    return [
-        *(one for task in SHORT for one in _main(task, sizes)),
-        *(one for task in SHORT for one in _searches(task, sizes)),
-        *(one for task in SHORT for one in _all_questions(task, sizes)),
-        *_perplexity(sizes),
-        *_variants(sizes),
-        *(one for task in SHORT for one in _methods(task, sizes)),
-        *_transfer(sizes),
-        *_short(sizes),
-        *_steps(sizes),
-        *_ablations(sizes),
-    ]
+    def evaluate(name: str, task: str, source: Source | None = None, second: bool = False, **changed: Any) -> None:
+        settings = {"task": task, "questions": sizes["questions"], "metadata": {}, "model": "lpes", "model_args": {}}
+        add(name, "evaluate", source, second, **settings | changed)
 
+    def search(name: str, task: str, seed: int, **changed: Any) -> None:
+        add(name, "search", flags=search_flags(task, seed, sizes, **changed))
 
-def _main(task: str, sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    at, n, shipped = f"main/{SHORT[task]}", sizes["questions"], Shipped(task)
-    yield _evaluate(f"{at}/plain", task, n)
-    yield _evaluate(f"{at}/pi", task, n, MeanOf(shipped))
-    yield _evaluate(f"{at}/lpes", task, n, shipped)
-    choice = {"task": task, "examples": sizes["choice_examples"], "grid": list(UNIFORM)}
-    yield Experiment(f"{at}/uniform-choice", "choose", choice)
-    yield _evaluate(f"{at}/uniform", task, n, Chosen(f"{at}/uniform-choice"))
-
-
-def _all_questions(task: str, sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    yield _evaluate(f"all/{SHORT[task]}/plain", task, sizes["all_questions"])
-    yield _evaluate(f"all/{SHORT[task]}/lpes", task, sizes["all_questions"], Shipped(task))
-
-
-def _methods(task: str, sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    for name, (model, arguments) in METHODS.items():
-        n = sizes["slow_questions" if model in SLOW else "peer_questions"]
-        yield _evaluate(f"main/{SHORT[task]}/{name}", task, n, model=model, model_args=arguments)
-
-
-def _searches(task: str, sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    for seed in SEEDS:
-        name = f"searches/{SHORT[task]}-{seed}"
-        yield _search(name, task, sizes, seed)
-        yield _evaluate(f"{name}-held-out", task, sizes["questions"], Found(name))
-        yield _evaluate(f"{name}-pi", task, sizes["questions"], MeanOf(Found(name)))
-
-
-def _variants(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    """Each differs from the search on key-value retrieval with the same seed in one thing alone."""
-    variants: dict[str, dict[str, Any]] = {f"curves/{curve}": {"curve": curve} for curve in CURVES}
-    variants |= {f"points/{count}": {"curve": "bezier", "control_points": count} for count in POINTS}
-    variants |= {f"controls/{name}": changed for name, changed in CONTROLS.items()}
-    variants |= {f"lambda/{name}": {"lambdas": list(weights)} for name, weights in LAMBDAS.items()}
-    for variant, changed in variants.items():
+    for task, short in SHORT.items():
+        at, shipped = f"main/{short}", ("shipped", task)
+        evaluate(f"{at}/plain", task)
+        evaluate(f"{at}/pi", task, ("mean", shipped))
+        evaluate(f"{at}/lpes", task, shipped)
+        add(f"{at}/uniform-choice", "choose", task=task, examples=sizes["choice_examples"], grid=list(UNIFORM))
+        evaluate(f"{at}/uniform", task, ("chosen", f"{at}/uniform-choice"))
+    for task in SHORT:
+        for seed, name in SEARCHES[task].items():
+            found = ("found", name)
+            search(name, task, seed)
+            evaluate(f"{name}-held-out", task, found)
+            evaluate(f"{name}-pi", task, ("mean", found))
+    for task, short in SHORT.items():
+        evaluate(f"all/{short}/plain", task, questions=sizes["all_questions"])
+        evaluate(f"all/{short}/lpes", task, ("shipped", task), questions=sizes["all_questions"])
+    for rope in ("plain", "linear", "dynamic", "yarn"):
+        settings = {"rope": rope, "texts": sizes["texts"], "lengths": list(PPL_LENGTHS)}
+        add(f"perplexity/{rope}", "perplexity", **settings)
+        add(f"perplexity/{rope}-lpes", "perplexity", ("shipped", KV), **settings)
+    for variant, changed in VARIANTS.items():
         for seed, name in seeded(variant).items():
-            yield _search(name, KV, sizes, seed, **changed)
-            yield _evaluate(f"{name}-held-out", KV, sizes["questions"], Found(name))
+            search(name, KV, seed, **changed)
+            evaluate(f"{name}-held-out", KV, ("found", name))
+    for task, short in SHORT.items():
+        for name, (model, arguments) in METHODS.items():
+            n = sizes["slow_questions" if model in SLOW else "peer_questions"]
+            evaluate(f"main/{short}/{name}", task, questions=n, model=model, model_args=arguments)
+
+    first = {task: ("found", SEARCHES[task][1]) for task in SHORT}
+    for task, other in ((KV, MDQA), (MDQA, KV)):
+        evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, first[other])
+    for task, lengths in LENGTHS.items():
+        for length in lengths:
+            for name, source in {"plain": None, "lpes": first[task], "shipped": ("shipped", task)}.items():
+                size = {SIZE_OF[task]: length}
+                evaluate(f"transfer/{SHORT[task]}-{length}-{name}", task, source, questions=few, metadata=size)
+    for name, source in {"plain": None, "own": ("shipped", KV), "transferred": first[KV]}.items():
+        evaluate(f"second/{name}", KV, source, second=True)
+    for task, lengths in SHORT_LENGTHS.items():
+        for length in lengths:
+            evaluate(f"short/{SHORT[task]}-{length}", task, metadata={SIZE_OF[task]: length})
+
+    tenths = {"positions": list(range(0, 101, 10))}  # Table 16
+    for curve in ("linear", "bezier"):
+        search(f"steps/{curve}", MDQA, 1, curve=curve)
+    curves: dict[str, Source] = {curve: ("found", f"steps/{curve}") for curve in ("linear", "bezier")}
+    for name, source in {"plain": None, "free": first[MDQA], **curves}.items():
+        evaluate(f"steps/{name}-held-out", MDQA, source, questions=few, metadata=tenths)
+
+    for task, short in SHORT.items():
+        for half in ("first", "last"):
+            evaluate(f"ablation/{short}-{half}-half", task, ("half", half, ("shipped", task)), questions=few)
+    evaluate("ablation/as-found", MDQA, ("found", "steps/bezier"), questions=few)
+    for point in (None, 0, 1, 2, 3):
+        for way, by in (("down", -0.3), ("up", 0.3)):
+            name = f"ablation/{'all' if point is None else f'point-{point}'}-{way}"
+            evaluate(name, MDQA, ("moved", point, by, "steps/bezier"), questions=few)
+    return listed
 
 
 def seeded(name: str) -> dict[int, str]:
     """The searches that one is made of, by seed; the first seed's has the bare name."""
-    return {seed: name if seed == SEEDS[0] else f"{name}-seed-{seed}" for seed in SEEDED.get(name, SEEDS[:1])}
+    return {seed: name if seed == 1 else f"{name}-seed-{seed}" for seed in SEEDS[: SEEDED.get(name, 1)]}
 
 
-def _steps(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    """Table 16: at every tenth of the context."""
-    sources: dict[str, Source | None] = {"plain": None, "free": Found(f"searches/{SHORT[MDQA]}-{SEEDS[0]}")}
-    for curve in ("linear", "bezier"):
-        yield _search(f"steps/{curve}", MDQA, sizes, SEEDS[0], curve=curve)
-        sources[curve] = Found(f"steps/{curve}")
-    tenths = {"positions": list(range(0, 101, 10))}
-    for name, source in sources.items():
-        yield _evaluate(f"steps/{name}-held-out", MDQA, sizes["other_questions"], source, metadata=tenths)
-
-
-def _transfer(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    found = {task: Found(f"searches/{SHORT[task]}-{SEEDS[0]}") for task in SHORT}
-    for task, other in ((KV, MDQA), (MDQA, KV)):
-        yield _evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, sizes["questions"], found[other])
-    for task, lengths in LENGTHS.items():
-        for length in lengths:
-            compared: dict[str, Source | None] = {"plain": None, "lpes": found[task], "shipped": Shipped(task)}
-            for name, source in compared.items():
-                size, n = {SIZE_OF[task]: length}, sizes["other_questions"]
-                yield _evaluate(f"transfer/{SHORT[task]}-{length}-{name}", task, n, source, metadata=size)
-    for name, source in {"plain": None, "own": Shipped(KV), "transferred": found[KV]}.items():
-        yield replace(_evaluate(f"second/{name}", KV, sizes["questions"], source), second=True)
-
-
-def _short(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    """The plain model where nothing should be wrong with it."""
-    for task, lengths in SHORT_LENGTHS.items():
-        for length in lengths:
-            size = {SIZE_OF[task]: length}
-            yield _evaluate(f"short/{SHORT[task]}-{length}", task, sizes["questions"], metadata=size)
-
-
-def _ablations(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    n, found = sizes["other_questions"], Found("steps/bezier")
-    for task in SHORT:
-        for half in ("first", "last"):
-            yield _evaluate(f"ablation/{SHORT[task]}-{half}-half", task, n, HalfOf(Shipped(task), half == "first"))
-    yield _evaluate("ablation/as-found", MDQA, n, found)
-    for point in (None, 0, 1, 2, 3):
-        for way, by in (("down", -MOVE), ("up", MOVE)):
-            name = f"ablation/{'all' if point is None else f'point-{point}'}-{way}"
-            yield _evaluate(name, MDQA, n, Moved(found, point, by))
-
-
-def _perplexity(sizes: Mapping[str, Any]) -> Iterator[Experiment]:
-    for kind in ROPE_KINDS:
-        settings = {"rope": kind, "texts": sizes["texts"], "lengths": list(PPL_LENGTHS)}
-        yield Experiment(f"perplexity/{kind}", "perplexity", settings)
-        yield Experiment(f"perplexity/{kind}-lpes", "perplexity", settings, Shipped(KV))
-
-
-def _evaluate(
-    name: str,
-    task: str,
-    questions: int,
-    source: Source | None = None,
-    *,
-    metadata: Mapping[str, Any] | None = None,
-    model: str = "lpes",
-    model_args: Mapping[str, Any] | None = None,
-) -> Experiment:
-    settings = {"task": task, "questions": questions, "metadata": dict(metadata or {})}
-    return Experiment(name, "evaluate", settings | {"model": model, "model_args": dict(model_args or {})}, source)
-
-
-def _search(name: str, task: str, sizes: Mapping[str, Any], seed: int, **changed: Any) -> Experiment:
-    optimizer = changed.pop("optimizer", "ga")
+def search_flags(task: str, seed: int, sizes: Mapping[str, Any], optimizer: str = "ga", **changed: Any) -> str:
+    """The flags of ``python -m search.ga``."""
     group = "gradient." if optimizer == "gradient" else "search."
     size = {key.removeprefix(group): value for key, value in sizes.items() if key.startswith(group)}
     if optimizer == "bands":  # sets out from the plain model, tries band after band of layers, and ends by itself
@@ -275,18 +212,14 @@ def _search(name: str, task: str, sizes: Mapping[str, Any], seed: int, **changed
     words = []
     for flag, value in flags.items():
         words += [f"--{flag}", ",".join(f"{v:.4g}" for v in value) if isinstance(value, list) else str(value)]
-    return Experiment(name, "search", {"flags": shlex.join(words)})
+    return shlex.join(words)
 
 
 def lm_eval_command(model: str, model_args: Mapping[str, Any], tasks: str, metadata: Mapping[str, Any], n: int) -> str:
     """The ``lm_eval`` command of an evaluation."""
-    command = ["lm_eval", "--model", model]
-    if model_args:
-        plain = not any(isinstance(value, dict) for value in model_args.values())
-        values = {k: json.dumps(v, separators=(",", ":")) if isinstance(v, list) else v for k, v in model_args.items()}
-        text = ",".join(f"{k}={v}" for k, v in values.items()) if plain else json.dumps(dict(model_args))
-        command += ["--model_args", text]
-    command += ["--tasks", tasks]
-    if metadata:
-        command += ["--metadata", json.dumps(dict(metadata))]
-    return shlex.join([*command, "--limit", str(n)])
+    values = {k: json.dumps(v, separators=(",", ":")) if isinstance(v, list) else v for k, v in model_args.items()}
+    plain = ",".join(f"{key}={value}" for key, value in values.items())
+    nested = any(isinstance(value, dict) for value in values.values())
+    arguments = ["--model_args", json.dumps(dict(model_args)) if nested else plain] if model_args else []
+    data = ["--metadata", json.dumps(dict(metadata))] if metadata else []
+    return shlex.join(["lm_eval", "--model", model, *arguments, "--tasks", tasks, *data, "--limit", str(n)])

@@ -12,16 +12,14 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from benchmarks.experiments.sources import Model
 from lpes_eval import files
-from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
@@ -32,24 +30,23 @@ TABLES = {
 }
 """Kinds of experiments, and the table that each one's results are in."""
 FAILURES = "failures.jsonl"
+Row = dict[str, Any]
 
 
 class Results:
-    """The tables of a folder, which need not be there yet.
-
-    Raises:
-        DataError: a line of a table that is no row.
-    """
+    """The tables of a folder, which need not be there yet; ``DataError`` names a line that is no row."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._tables = {file: self._read(file) for file in (*TABLES.values(), FAILURES)}
+        tables = (*TABLES.values(), FAILURES)
+        self._tables = {file: {row["name"]: row for row in self.rows(file, "name")} for file in tables}
 
-    def _read(self, file: str) -> dict[str, dict[str, Any]]:
+    def rows(self, file: str, *fields: str) -> list[Row]:
+        """The rows of any table in the folder, each of which must have these fields; none where it is not there."""
         path = self.folder / file
-        return {row["name"]: row for row in files.read_jsonl(path, required=("name",))} if path.exists() else {}
+        return list(files.read_jsonl(path, required=fields)) if path.exists() else []
 
-    def load(self, name: str) -> dict[str, Any] | None:
+    def load(self, name: str) -> Row | None:
         """An experiment's result, if it is there."""
         return next((self._tables[file][name] for file in TABLES.values() if name in self._tables[file]), None)
 
@@ -57,94 +54,55 @@ class Results:
         """Why an experiment gave no result the last time it was tried."""
         return self._tables[FAILURES].get(name, {}).get("error")
 
-    def keep(self, kind: str, result: Mapping[str, Any]) -> None:
-        """Write a result; an earlier failure is forgotten."""
-        self._write(TABLES[kind], result)
-        if self._tables[FAILURES].pop(result["name"], None):
-            self._write(FAILURES)
-
-    def keep_failure(self, name: str, error: str) -> None:
-        """Write down that an experiment failed, and why, in one line."""
-        self._write(FAILURES, {"name": name, "error": error})
-
-    def _write(self, file: str, row: Mapping[str, Any] | None = None) -> None:
-        if row is not None:
-            self._tables[file][row["name"]] = json.loads(json.dumps(row))
-        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[file].values())
-        write_atomically(self.folder / file, "".join(f"{line}\n" for line in lines))
+    def keep(self, table: str, row: Mapping[str, Any]) -> None:
+        """Write a row in place of an earlier one of its name, and end an earlier failure; or note a failure."""
+        self._tables[FAILURES].pop(row["name"], None)
+        self._tables[FAILURES if "error" in row else table][row["name"]] = json.loads(json.dumps(row))
+        for file in (file for file in (table, FAILURES) if self._tables[file] or (self.folder / file).exists()):
+            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[file].values())
+            files.write_atomically(self.folder / file, "".join(f"{line}\n" for line in lines))
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
-
-
-def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> Row:
     """Questions and their scores by position, compactly; scores that are not 0 or 1 are kept as numbers."""
-    packed: dict[str, Any] = {}
-    for position, values in scores.items():
-        if len(values) != len(questions):
-            raise ValueError(f"{position}: {len(values)} scores for {len(questions)} questions")
-        binary = all(value in (0, 1) for value in values)
-        packed[position] = "".join(f"{int(v)}" for v in values) if binary else [round(v, 6) for v in values]
+    packed = {
+        position: "".join(f"{int(v)}" for v in values) if {*values} <= {0, 1} else [round(v, 6) for v in values]
+        for position, values in scores.items()
+    }
     return {"questions": " ".join(map(str, questions)), "scores": packed}
 
 
-def unpack(result: Mapping[str, Any]) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """A result's question ids, its positions, and its scores of shape (questions, positions)."""
-    questions, scores = result["questions"].split(), result["scores"]
-    columns = [[float(value) for value in values] for values in scores.values()]
-    return questions, list(scores), np.array(columns).T.reshape(len(questions), len(scores))
+def scores(row: Mapping[str, Any]) -> pd.DataFrame:
+    """A result's scores: a line a question, a column a position."""
+    columns = {position: [float(value) for value in values] for position, values in row["scores"].items()}
+    return pd.DataFrame(columns, index=row["questions"].split())
 
 
-def paired(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The scores of two results on the questions that both were asked, row by row and position by position.
+def paired(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The scores of two results on the questions that both were asked, of shape (questions, positions).
 
     Raises:
         ValueError: no question in common, or other positions.
     """
-    of_a, positions_a, scores_a = unpack(a)
-    of_b, positions_b, scores_b = unpack(b)
-    if positions_a != positions_b:
-        raise ValueError(f"positions {positions_a} cannot be paired with {positions_b}")
-    row = {question: number for number, question in enumerate(of_b)}
-    common = [(number, row[question]) for number, question in enumerate(of_a) if question in row]
-    if not common:
-        raise ValueError("no question in common")
-    rows_a, rows_b = zip(*common, strict=True)
-    return scores_a[list(rows_a)], scores_b[list(rows_b)]
-
-
-# -- circumstances -----------------------------------------------------------------------------------------------------
-
-
-def model_at(pretrained: str) -> Model:
-    """A model in a folder, or ``reference``.
-
-    Raises:
-        UserError: no model is there.
-    """
-    from lpes_eval import reference
-
-    folder = reference.path() if pretrained == "reference" else Path(pretrained)
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    if not weights.is_file() or not config.is_file():
-        raise UserError(f"{pretrained}: no model is there (model.safetensors and config.json); name a model's folder")
-    return Model(pretrained, folder, files.sha256(weights), int(json.loads(config.read_text())["num_hidden_layers"]))
+    a, b = scores(first), scores(second)
+    common = a.index[a.index.isin(b.index)]
+    if common.empty or list(a) != list(b):
+        raise ValueError(f"{first['name']} and {second['name']} have no questions or positions in common")
+    return a.loc[common].to_numpy(), b.loc[common].to_numpy()
 
 
 def spelled(path: Path) -> str:
-    """A path as a command would name it: from the repository's root where it lies within."""
+    """A path as a command would name it: from the repository's root if it lies within."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def versions() -> dict[str, str]:
     """Versions that answers may depend on."""
-    from importlib.metadata import version
-
     packages = ("lpes-eval", "lm-eval", "torch", "transformers")
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
+def hardware(threads: int, device: str = "cpu") -> Row:
     """The machine, and how much of it one experiment was given."""
     processor = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():

@@ -26,20 +26,24 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
     """Write ``count`` texts of exactly ``longest`` tokens, and return how many tokens the answer has that ends each.
 
     Raises:
-        UserError: the tokenizer does not give all answers the same number of tokens.
+        UserError: the tokenizer does not give all answers the same number of tokens, or a text cannot be cut to size.
     """
-    texts, sizes = [], set()
-    pairs = longest // 10
+    texts, sizes, pairs = [], set(), longest // 10
     for number in range(count):
         example = kv.generate(number, pairs, SEED)
-        rng = stream("perplexity", SEED, number)
         record = _tokens(tokenizer, kv.format_records(example.records[-2:])) // 2
         near = max(1, (nearest - _tokens(tokenizer, kv.TEMPLATE) - 2 * record) // record)
-        gold = pairs - 1 - below(near, rng)
+        gold = pairs - 1 - below(near, stream("perplexity", SEED, number))
         position = min(100.0, 100 * (gold + 0.5) / (pairs - 1))
         answer = f' "{example.value(position)}"'
-        texts.append(_last_tokens(tokenizer, example.prompt(position) + answer, longest))
-        sizes.add(longest - _tokens(tokenizer, texts[-1][: -len(answer)]))
+        text = example.prompt(position) + answer
+        while (excess := _tokens(tokenizer, text) - longest) > 0:  # what is left may be split otherwise at the cut
+            offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            text = text[offsets[excess][0] :]
+        if excess < 0:
+            raise UserError(f"a text cannot be cut to {longest} tokens with the model's tokenizer")
+        texts.append(text)
+        sizes.add(longest - _tokens(tokenizer, text[: -len(answer)]))
     if len(sizes) > 1:
         raise UserError(f"the model's tokenizer splits answers into {sorted(sizes)} tokens; expected one number")
     write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -48,13 +52,3 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
 
 def _tokens(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _last_tokens(tokenizer: Any, text: str, count: int) -> str:
-    """The end of a text that has just ``count`` tokens; what is cut off may merge tokens at the cut, so it is tried."""
-    while (excess := _tokens(tokenizer, text) - count) > 0:
-        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        text = text[offsets[excess][0] :]
-    if excess < 0:
-        raise UserError(f"a text cannot be cut to {count} tokens with the model's tokenizer")
-    return text

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -11,56 +12,66 @@ from benchmarks.efficiency_report import interval, report
 from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel, UserError
 
-FLAGS = ["--shapes", "tiny", "--lengths", "16", "--batches", "1", "--rounds", "3"]
-FLAGS += ["--pairs", "2", "--new_tokens", "2", "--threads", "1"]
+FLAGS = [
+    "--shapes",
+    "tiny",
+    "--lengths",
+    "16",
+    "--batches",
+    "1",
+    "--rounds",
+    "3",
+    "--new_tokens",
+    "2",
+    "--threads",
+    "1",
+]
 
 
 def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
     file = tmp_path / "e.json"
-    efficiency.main([*FLAGS, "--lengths", "16", "24", "--out", str(file)])
+    efficiency.main([*FLAGS, "--lengths", "16", "24", "--output", str(file)])
     results = json.loads(file.read_text())
     assert [(cell["shape"], cell["length"]) for cell in results["cells"]] == [("tiny", 16), ("tiny", 24)]
     for cell in results["cells"]:
-        assert set(cell["methods"]) == {"plain", *methods.names()}
-        for name in ("plain", "lpes"):
-            assert [len(cell["pairs"][name][key]) for key in ("prefill_s", "step_s")] == [2, 2]
-        for seen in cell["methods"].values():
-            assert seen["error"] is None
-            assert [len(seen[key]) for key in efficiency.MEASURED] == [3] * 4
-            assert min(seen["prefill_s"] + seen["step_s"]) > 0
-            assert all(step < total for step, total in zip(seen["step_s"], seen["decode_s"], strict=True))
-        assert cell["methods"]["ms_poe"]["settings"]["skip"] == 2
+        assert list(cell["settings"]) == ["plain", *methods.names()]
+        taken = Counter(row["method"] for row in cell["rows"])
+        assert taken == {name: 15 if name == "lpes" else 3 for name in cell["settings"]}
+        for row in cell["rows"]:
+            assert row["in_step"]
+            for of in ("", "plain_"):
+                assert row[f"{of}prefill_s"] > 0
+                assert 0 < row[f"{of}step_s"] < row[f"{of}decode_s"]
+        assert cell["settings"]["ms_poe"]["skip"] == 2
+    assert results["left_out"] == []
     assert results["versions"]["torch"]
-    assert results["hardware"]["threads"] >= 1
     first = capsys.readouterr().out
+    assert file.with_suffix(".md").read_text() == first
     efficiency.main(["--report", str(file)])
     assert capsys.readouterr().out == first
     assert file.with_suffix(".png").stat().st_size > 10_000
 
 
-def made(**seconds):
-    """A results file with given seconds of prefill and decode, per round."""
-    found, pairs = {}, {name: {"prefill_s": [], "step_s": []} for name in ("plain", "lpes")}
-    for name, (prefill, decode) in seconds.items():
-        steps = [seconds / 10 for seconds in decode]
-        found[name] = {"prefill_s": prefill, "decode_s": decode, "step_s": steps, "peak_bytes": [2**30] * 3}
-        found[name] |= {"settings": {}, "error": None if prefill else "out of memory"}
-        if name in pairs:
-            pairs[name] = {"prefill_s": prefill, "step_s": steps}
-    if not pairs["lpes"]["step_s"]:
-        pairs["plain"] = {"prefill_s": [], "step_s": []}
+def made(plain, **seconds):
+    """A results file with given seconds of prefill and decode, sample by sample."""
+    rows, (of_plain, steps) = [], plain
+    for name, (prefill, decode) in {"plain": plain, **seconds}.items():
+        for p, d, plain_p, plain_d in zip(prefill, decode, of_plain, steps, strict=True):
+            times = {"prefill_s": p, "decode_s": d, "step_s": d / 10}
+            times |= {"plain_prefill_s": plain_p, "plain_decode_s": plain_d, "plain_step_s": plain_d / 10}
+            rows.append({"method": name, "in_step": True, "peak_bytes": 2**30, **times})
     model = {"parameters": 7e9, "layers": 32, "heads": 32, "key_value_heads": 32}
-    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "new_tokens": 10, "rounds": 3, "model": model}
+    cell = {"shape": "vicuna-7b", "batch": 2, "length": 1500, "rounds": 3, "model": model, "rows": rows}
     return {
         "hardware": {"gpu": "a GPU"},
         "versions": {"torch": "2", "transformers": "5"},
         "settings": {"dtype": "float16", "new_tokens": 10, "cpu_time": False},
-        "cells": [cell | {"methods": found, "pairs": pairs}],
-        "left_out": [{"shape": "vicuna-13b", "batch": 1, "length": 32768}],
+        "cells": [cell | {"settings": dict.fromkeys(["plain", *seconds])}],
+        "left_out": [{"shape": "vicuna-13b", "batch": 1, "length": 32768, "error": "no time left"}],
     }
 
 
-def test_ratios_are_medians_of_the_rounds_own_ratios():
+def test_ratios_are_medians_of_the_samples_own_ratios():
     """The machine is three times as slow in the last round; the ratio does not see it."""
     table = report(
         made(
@@ -71,22 +82,29 @@ def test_ratios_are_medians_of_the_rounds_own_ratios():
     )
     (row,) = (line for line in table.splitlines() if line.startswith("| moice"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2] == "420.00 (410.00–810.00)"  # milliseconds a step
-    assert cells[3] == "4.8"  # two rows, 0.42 seconds a step
-    assert [cell.split()[0] for cell in cells[4:7]] == ["2.50", "2.00", "2.17"]
-    assert cells[7] == "2.42"
-    assert "in step, 3 pairs: prefill 1.000 (1.000 to 1.000), decode 1.000 (1.000 to 1.050)." in table
+    assert cells[3] == "420.00 (410.00–810.00)"  # milliseconds a step
+    assert cells[4] == "4.8"  # two rows, 0.42 seconds a step
+    assert [cell.split()[0] for cell in cells[5:8]] == ["2.50", "2.00", "2.17"]
+    assert cells[8:] == ["2.42", "1.00"]
+    assert "prefill 1.000 (1.000 to 1.000) at" in table
+    assert "decode 1.000 (1.000 to 1.050) at vicuna-7b, batch 2, 1500 tokens." in table
     assert "The target of 1.01 is met; 1 of the 2 medians" in table
     assert "Left out: vicuna-13b, batch 1, 32768 tokens (no time left)" in table
 
 
-def test_a_missed_target_and_a_method_that_did_not_fit_are_said():
+def test_samples_in_step_are_judged_where_there_are_any():
+    results = made(plain=([1.0] * 3, [2.0] * 3), lpes=([1.0, 5.0, 5.0], [2.0, 9.0, 9.0]))
+    for row in results["cells"][0]["rows"]:
+        row["in_step"] = row["prefill_s"] == 1.0
+    assert "decode 1.000 (1.000 to 1.000) at" in report(results)
+
+
+def test_a_missed_target_is_said_and_none_without_lpes():
     plain = ([1.0] * 3, [2.0] * 3)
-    table = report(made(plain=plain, lpes=([1.0] * 3, [2.1] * 3), attention_buckets=([], [])))
+    table = report(made(plain=plain, lpes=([1.0] * 3, [2.1] * 3)))
     assert "decode 1.050 (1.050 to 1.050) at vicuna-7b, batch 2, 1500 tokens. The target of 1.01 is missed" in table
     assert "1 of the 2 medians have their whole interval below it." in table
-    assert "| attention_buckets | out of memory |" in table
-    assert "target" not in report(made(plain=plain, lpes=([], [])))
+    assert "target" not in report(made(plain=plain))
 
 
 @pytest.mark.parametrize(("number", "ends"), [(3, (0, 2)), (5, (0, 4)), (6, (0, 5)), (20, (5, 14)), (100, (39, 60))])
@@ -100,7 +118,9 @@ def test_the_interval_of_a_median_is_the_sign_tests(number, ends):
 def test_cells_go_from_cheap_to_dear_and_large_ones_stay_out():
     args = efficiency.arguments(["--preset", "gpu"])
     assert (args.device, args.dtype, args.largest) == ("cuda", "float16", 65536)
-    costs = [efficiency.Cell("vicuna-7b", 1, n).cost for n in (1500, 4096, 16384)]
+    small = efficiency.arguments(["--preset", "small", "--out", "e.json"])  # --out is what --output was called
+    assert (small.shapes, small.batches, small.device, small.output) == (["reference"], [1], "cpu", "e.json")
+    costs = [efficiency.cost({"shape": "vicuna-7b", "batch": 1, "length": n}) for n in (1500, 4096, 16384)]
     assert costs == sorted(costs)
 
 
@@ -142,8 +162,8 @@ def test_the_gpu_preset_runs_at_full_width_and_never_mixes_devices(monkeypatch, 
     model = efficiency.build(shape, "meta", "float16")
     tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
     for name in efficiency.METHODS:
-        with efficiency.placed(name, model, {}):
-            (seen,) = efficiency.measure([model], tokens, 1, efficiency.Clock("meta"), random.Random(0))
+        both = [model, efficiency.with_method(name, model)[0]]
+        for seen in efficiency.measure(both, tokens, 1, efficiency.Clock("meta"), random.Random(0)):
             assert seen["decode_s"] > 0
 
 
@@ -170,37 +190,42 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
     broken = {name: failing(name, error) for name, error in errors.items()}
     monkeypatch.setattr(efficiency, "build", small_memory)
     monkeypatch.setattr(methods, "load", lambda name: broken.get(name) or load(name))
-    efficiency.main([*FLAGS, "--shapes", "tiny", "small", "--out", str(tmp_path / "e.json")])
+    efficiency.main([*FLAGS, "--shapes", "tiny", "small", "--output", str(tmp_path / "e.json")])
     results = json.loads((tmp_path / "e.json").read_text())
-    assert [cell["shape"] for cell in results["left_out"]] == ["small"]
-    (cell,) = results["cells"]
-    found = {name: seen["error"] for name, seen in cell["methods"].items() if seen["error"]}
-    assert found.keys() == errors.keys()
+    found = {out.get("method", out["shape"]): out["error"] for out in results["left_out"]}
+    assert found.keys() == {*errors, "small"}
     assert found["moice"] == "out of memory: CUDA out of memory"
     assert found["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
     assert found["ms_poe"] == "refused: llama: not this one"
-    assert all(len(cell["methods"][name]["decode_s"]) == 3 for name in ("plain", "lpes", "attention_buckets"))
-    assert "Left out: small, batch 1, 16 tokens (the model does not fit into memory)." in capsys.readouterr().out
+    (cell,) = results["cells"]
+    assert {row["method"] for row in cell["rows"]} == {"plain", *methods.names()} - errors.keys()
+    said = capsys.readouterr().out
+    assert "Left out: small, batch 1, 16 tokens (the model does not fit into memory)." in said
+    assert "Left out: ms_poe in tiny, batch 1, 16 tokens (refused: llama: not this one)." in said
     broken["lpes"] = failing("lpes", RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        efficiency.main([*FLAGS, "--out", str(tmp_path / "e.json")])
+        efficiency.main([*FLAGS, "--output", str(tmp_path / "e.json")])
 
 
-def test_two_caches_that_do_not_fit_leave_the_rounds(monkeypatch, tmp_path, capsys):
-    def full(model):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def test_two_caches_that_do_not_fit_are_made_one_after_the_other(monkeypatch, tmp_path):
+    alone = efficiency.measure
 
-    monkeypatch.setattr(efficiency, "twin", full)
-    efficiency.main([*FLAGS, "--methods", "lpes", "--out", str(tmp_path / "e.json")])
-    said = capsys.readouterr().out
-    assert "| lpes |" in said
-    assert "in step" not in said
+    def full(models, *rest):
+        if len(models) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return alone(models, *rest)
+
+    monkeypatch.setattr(efficiency, "measure", full)
+    efficiency.main([*FLAGS, "--methods", "lpes", "--output", str(tmp_path / "e.json")])
+    (cell,) = json.loads((tmp_path / "e.json").read_text())["cells"]
+    assert {row["in_step"] for row in cell["rows"]} == {False}
+    assert len(cell["rows"]) == 3 + 15
 
 
 def test_models_in_step_answer_as_each_does_alone():
     """What is timed is the same work: tokens decoded in turns are those of a model that has the machine to itself."""
     model = efficiency.build("tiny", "cpu", "float32")
-    other = efficiency.twin(model)
+    other, _ = efficiency.with_method("plain", model)
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}
     tokens = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0))
     rope.apply(other, [1.5, 1.2, 1.9, 1.1])
