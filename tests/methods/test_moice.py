@@ -17,7 +17,7 @@ from checks import answers, evaluate, generated, slow_weights
 from lpes_eval import reference
 from lpes_eval.errors import UnsupportedModel, UserError
 from lpes_eval.methods import moice
-from lpes_eval.methods.cache import GrowingLayer
+from lpes_eval.methods.attention import GrowingLayer
 from lpes_eval.methods.moice import MoICE, new_router, router
 from lpes_eval.methods.moice.router import Router
 

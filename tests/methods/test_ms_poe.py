@@ -89,7 +89,7 @@ def test_factors_and_logits_are_those_of_a_slow_implementation(end, order):
         logits = model(tokens[None]).logits[0]
     assert set(factors) == {2, 3}
     for h, expected_factors in factors.items():
-        steps = method.settings.factors(len(expected_factors))
+        steps = method.factors(len(expected_factors))
         assert [steps[rank] for rank in method.ranks[h][0]] == pytest.approx(expected_factors)
     assert any(each != sorted(each) for each in factors.values())
     assert (logits.double() - expected).abs().max() < 1e-4
@@ -108,7 +108,7 @@ def test_the_two_orders_are_inverse_permutations_and_the_authors_never_reach_the
         method.detach()
     assert torch.equal(ranks["authors"], ranks["paper"].argsort(-1))
     assert not torch.equal(ranks["authors"], ranks["paper"])
-    assert method.settings.factors(3) == pytest.approx([1.2, 1.4, 1.6])
+    assert method.factors(3) == pytest.approx([1.2, 1.4, 1.6])
 
 
 def test_attention_that_just_reaches_the_threshold_counts():

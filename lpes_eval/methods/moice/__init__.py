@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from lpes_eval import files, reference
 from lpes_eval.errors import UserError
-from lpes_eval.methods import interception
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import MethodLM
-from lpes_eval.methods.cache import grow_in_place
 from lpes_eval.methods.interception import Interception
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
@@ -36,21 +34,24 @@ BATCHED_BYTES = 1 << 30
 """Queries, keys and values of all bases may take this much memory a layer before the bases are computed in turns."""
 
 
-@dataclass
-class Settings:
-    """Which router.
+@dataclass(eq=False)
+class Mixture(Interception):
+    """MoICE inside a model.
 
     Attributes:
-        router: one, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote.
+        router: one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
+            afterwards the router itself, on the model's device.
+        file: where it is from, or None.
 
-    Raises:
-        UserError: no router, or a damaged one.
+    Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
+    are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
     """
 
     router: Any = None
+    name = "MoICE"
 
     def __post_init__(self) -> None:
-        """Read the router from its file."""
+        """Read the router; ``UserError`` where there is none, or a damaged one."""
         self.file: Path | None = None
         if self.router is None:
             raise UserError(
@@ -61,43 +62,24 @@ class Settings:
             self.file = routers.find(self.router)
             self.router = routers.read(self.file)
 
-
-class Mixture(Interception):
-    """MoICE inside a model, until ``detach``.
-
-    Args:
-        model: a transformers causal language model with default rotary embeddings, loaded.
-        settings: a router for this model; it is moved to the model's device.
-
-    Raises:
-        UnsupportedModel: a model with another kind of rotary embedding, or attention that cannot be reached.
-        UserError: a router for another model; layer factors or another method are in the model already.
-
-    Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
-    are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
-    """
-
-    name = "MoICE"
-
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self.check(model, settings)
-        self.router = settings.router.to(next(model.parameters()).device)
-        self._file, self._theta = settings.file, own_base(model, self.name)
-        super().__init__(model)
-
-    @staticmethod
-    def check(model: nn.Module, settings: Settings) -> None:
+    def check(self, model: Any) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
-        own_base(model, Mixture.name)
-        interception.check(model, Mixture.name)
-        routers.check(settings.router.config, settings.file, routers.describe(model.config))
+        own_base(model, self.name)
+        super().check(model)
+        routers.check(self.router.config, self.file, routers.describe(model.config))
+
+    def put(self, model: nn.Module) -> None:
+        """Put the method into the model, and the router on its device."""
+        self._theta = own_base(model, self.name)
+        self.router.to(next(model.parameters()).device)
+        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
         config = self.router.config
         return {
-            "router": str(self._file) if self._file else None,
-            "sha256": files.sha256(self._file) if self._file else None,
+            "router": str(self.file) if self.file else None,
+            "sha256": files.sha256(self.file) if self.file else None,
             "bases": config.bases,
             "top_k": config.top_k,
             "model": config.model,
@@ -124,8 +106,7 @@ class Mixture(Interception):
         query, key = every(0, count) if small or call.cache is not None else every(0, 1)
         weights = self.router(call.layer, query[:, :, 0].flatten(1, 2))  # (B, H, T, N)
         if call.cache is not None:
-            grow_in_place(call)
-            cached, value = call.cached(key.flatten(1, 2), value)  # (B, K * N, S, D), (B, K, S, D_v)
+            cached, value = call.cached(key.flatten(1, 2), value, in_place=True)  # (B, K * N, S, D), (B, K, S, D_v)
             key = cached.unflatten(1, (key_heads, count))
         if small and not by_head:
             out = call.compute(query.flatten(1, 3), key.flatten(1, 2), value).unflatten(2, (key_heads, count, -1))
@@ -156,7 +137,6 @@ class MoICE(MethodLM):
     title = Mixture.name
     paper = "2406.19598"
     published_time = 2.42
-    Settings = Settings
     Inside = Mixture
 
     def __init__(self, pretrained: Any = None, router: Any = None, **kwargs: Any) -> None:
