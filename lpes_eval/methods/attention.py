@@ -24,8 +24,7 @@ class NewAlone:
     """Stands in for the cache inside an attention module: keeps nothing, and hands the new keys and values back."""
 
     def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self.append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.update
+        self.cache, self.append = cache, cache.update
 
     def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Remember what else the layer tells its cache, such as its number."""
@@ -41,18 +40,11 @@ class NewAlone:
 class Call:
     """One layer's attention in one forward.
 
-    Attributes:
-        method: whose call it is.
-        layer: number of the decoder layer.
-        module: its attention module.
-        given: what that was called with, by name.
-        table: the rotary table of the new tokens, and how to get others.
-        cache: the model's cache as the module sees it, or None.
-        state: what the method wants to remember about this layer as long as the cache lives; a new dict without one.
-        query, key, value: (B, H, T, D), (B, H_kv, T, D), (B, H_kv, T, D_v); un-rotated, the new tokens alone.
-        mask: the mask that the model made for its own implementation, over cached and new keys; may be None (causal).
-        options: what else the layer hands its attention function, such as ``scaling`` or ``sliding_window``.
-        function: the attention function of the implementation that the model was loaded with.
+    ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
+    alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
+    (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
+    what the ``module`` was called with, by name. ``state`` is a dict for what the method wants to remember about this
+    layer as long as the cache lives.
     """
 
     method: Interception
@@ -100,10 +92,14 @@ class Call:
         """
         if self.cache is None:
             return key, value
-        if in_place and self.held == 0 and type(self.cache.cache) is DynamicCache:
-            grow_in_place(self.cache.cache)
-        layer = self.cache.layers[self.layer] if self.layer < len(self.cache.layers) else None
-        if isinstance(layer, StaticLayer) and key.shape[1] != value.shape[1]:
+        cache = self.cache.cache
+        if in_place and type(cache) is DynamicCache:
+            if not cache.layers and cache.layer_class_to_replicate is DynamicLayer:
+                cache.layer_class_to_replicate = GrowingLayer
+            own = cache.layers[self.layer] if self.layer < len(cache.layers) else None
+            if type(own) is DynamicLayer and not own.is_initialized:
+                cache.layers[self.layer] = GrowingLayer()
+        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in cache.layers):
             raise UserError(
                 f"{self.method.name} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
                 "a static cache has no room; use one that grows (leave out cache_implementation)"
@@ -111,15 +107,12 @@ class Call:
         return self.cache.append(key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention by the implementation that the model was loaded with.
+        """Attention by the implementation that the model was loaded with, (B, T, H', D_v).
 
         Args:
             query: (B, H', T, D), rotated; H' may be a multiple of the layer's own number of heads.
             key: (B, H_k, S, D), rotated; H_k divides H'.
             value: (B, H_v, S, D_v); H_v divides H_k, and head j of the keys goes with head ``j // (H_k / H_v)``.
-
-        Returns:
-            (B, T, H', D_v).
         """
         if value.shape[1] != key.shape[1]:
             if query.shape[2] == 1 and self.function is ALL_ATTENTION_FUNCTIONS["sdpa"] and not self.module.training:
@@ -131,9 +124,8 @@ class Call:
     def _one_token(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One query token, its heads sharing values but not keys: neither is copied out for every head."""
         scores = torch.matmul(query.unflatten(1, (key.shape[1], -1)).squeeze(3), key.transpose(-1, -2)) * self.scale
-        scores = scores.flatten(1, 2).unsqueeze(2)  # (B, H', 1, S)
-        if self.mask is not None:
-            mask = self.mask
+        scores, mask = scores.flatten(1, 2).unsqueeze(2), self.mask  # (B, H', 1, S)
+        if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         weights = scores.float().softmax(-1).to(value.dtype)
         shared = weights.unflatten(1, (value.shape[1], -1)).flatten(2, 3)  # (B, H_v, H' / H_v, S)
@@ -148,19 +140,9 @@ def _groups(module: Any, groups: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del module.num_key_value_groups
-        else:
+        del module.num_key_value_groups
+        if before is not None:
             module.num_key_value_groups = before
-
-
-def grow_in_place(cache: DynamicCache) -> None:
-    """Give a cache ``GrowingLayer``, wherever it has transformers' own growing layers with nothing in them."""
-    if not cache.layers and cache.layer_class_to_replicate is DynamicLayer:
-        cache.layer_class_to_replicate = GrowingLayer
-    for h, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer and not layer.is_initialized:
-            cache.layers[h] = GrowingLayer()
 
 
 class GrowingLayer(DynamicLayer):
@@ -174,21 +156,19 @@ class GrowingLayer(DynamicLayer):
         """Append (B, heads, T, D) keys and values, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._room: dict[str, Tensor] = {}
-        self.keys = self._append("keys", key_states)
-        self.values = self._append("values", value_states)
+            self._rooms = {"keys": self.keys, "values": self.values}
+        self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
         return self.keys, self.values
 
     def _append(self, name: str, new: Tensor) -> Tensor:
         held: Tensor = getattr(self, name)
+        room = self._rooms[name]
         length = held.shape[-2] if held.numel() else 0
         total = length + new.shape[-2]
-        room = self._room.get(name)
-        there = room is not None and total <= room.shape[-2] and held.data_ptr() == room.data_ptr()
-        if room is None or not there or held.stride() != room.stride() or len(held) != len(room):
-            room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
+        there = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and len(held) == len(room)
+        if not (length and there and total <= room.shape[-2]):
+            self._rooms[name] = room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
             if length:
                 room[:, :, :length] = held
-            self._room[name] = room
         room[:, :, length:total] = new
         return room[:, :, :total]

@@ -17,12 +17,6 @@ A method is a subclass whose ``attend`` turns one ``Call`` into the attention's 
     ...     def attend(self, call):
     ...         query, key = call.rotate(call.query, call.key, *call.table)
     ...         return call.compute(query, *call.cached(key, call.value))
-    >>> method = Plain()
-    >>> method.put(model)
-    >>> method.detach()                                               # bit for bit the model as it was
-
-Whether a family can be followed is found by running four tokens its way and ours, once, when the method is put in. A
-family for which the two differ is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +37,6 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
-from lpes_eval.decoder import Decoder
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel
@@ -70,33 +63,27 @@ def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
         UnsupportedModel: with the reason.
     """
     decoder = rope.find_decoder(model)
-
-    def refuse(reason: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{_kind(model)}: {reason}; {method} rotates queries and keys itself, between the projections and the "
-            "attention function (docs/methods.md)"
-        )
-
-    if decoder.own:
-        raise refuse("its attention modules have rotary modules of their own")
-    if any(owner != h for h, owner in enumerate(decoder.factor_layer)):
-        raise refuse("some of its layers attend to the keys of another layer")
-    found: dict[int, nn.Module] = {}
+    found: dict[int, list[nn.Module]] = {}
     for h, layer in enumerate(decoder.layers):
         within = [m for m in layer.modules() if m is not layer and "position_embeddings" in _arguments(type(m))]
-        within = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
-        if len(within) > 1:
-            raise refuse(f"layer {h} has {len(within)} modules that rotate")
-        if within:
-            found[h] = within[0]
-    if not found:
-        raise refuse("none of its layers hands rotary tables to an attention module")
-    for attention in found.values():
-        if not hasattr(sys.modules[type(attention).__module__], "ALL_ATTENTION_FUNCTIONS"):
-            raise refuse("its attention does not go through transformers' AttentionInterface")
-        if hasattr(attention, "kv_lora_rank"):
-            raise refuse("its keys are compressed (latent attention), and only a part beside them is rotated")
-    return found
+        found[h] = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
+    one = {h: modules[0] for h, modules in found.items() if modules}
+    if decoder.own:
+        reason = "its attention modules have rotary modules of their own"
+    elif any(owner != h for h, owner in enumerate(decoder.factor_layer)):
+        reason = "some of its layers attend to the keys of another layer"
+    elif more := [h for h, modules in found.items() if len(modules) > 1]:
+        reason = f"layer {more[0]} has {len(found[more[0]])} modules that rotate"
+    elif not one:
+        reason = "none of its layers hands rotary tables to an attention module"
+    elif not all(hasattr(sys.modules[type(m).__module__], "ALL_ATTENTION_FUNCTIONS") for m in one.values()):
+        reason = "its attention does not go through transformers' AttentionInterface"
+    elif any(hasattr(m, "kv_lora_rank") for m in one.values()):
+        reason = "its keys are compressed (latent attention), and only a part beside them is rotated"
+    else:
+        return one
+    where = "between the projections and the attention function (docs/methods.md)"
+    raise _unsupported(model, f"{reason}; {method} rotates queries and keys itself, {where}")
 
 
 class _Projected(Exception):
@@ -141,8 +128,7 @@ class Interception(InModel):
         self.check(model)
         claim(model, self.name)
         self._model = model
-        decoder = rope.find_decoder(model)
-        chosen = self.chosen_layers(len(decoder.layers))
+        chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
         self._configs = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
@@ -153,7 +139,7 @@ class Interception(InModel):
         model.eval()
         try:
             with torch.no_grad():
-                self._follow_the_family(decoder)
+                self._follow_the_family()
         except BaseException:
             self.detach()
             raise
@@ -194,8 +180,9 @@ class Interception(InModel):
 
     # -- hooks; none is a closure, so a copy of the model has its own
 
-    def _hook(self, decoder: Decoder) -> None:
+    def _hook(self) -> None:
         AttentionInterface.register(_NAME, _dispatch)
+        decoder = rope.find_decoder(self._model)
         self._handles.append(decoder.module.register_forward_pre_hook(self._note_padding, with_kwargs=True))
         for rotary in decoder.rotaries:
             self._handles.append(rotary.register_forward_hook(self._note_table, with_kwargs=True))
@@ -207,8 +194,8 @@ class Interception(InModel):
 
     def _release(self, h: int) -> None:
         attention = self._attentions.pop(h)
-        if attention.__dict__.pop(_ATTRIBUTE, None) is not None:
-            attention.config = self._configs[h]
+        attention.config = self._configs[h]
+        attention.__dict__.pop(_ATTRIBUTE, None)
 
     def _note_padding(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
@@ -217,7 +204,7 @@ class Interception(InModel):
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
         if not isinstance(output, tuple):
             reason = f"its rotary tables are complex numbers, which {self.name} cannot use"
-            raise UnsupportedModel(f"{_kind(self._model)}: {reason}")
+            raise _unsupported(self._model, reason)
         return Table.of(rotary, args, kwargs, output)
 
     def _enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -226,8 +213,7 @@ class Interception(InModel):
         if _ATTRIBUTE not in attention.__dict__ or table is None:  # a layer without positions
             return None
         if not isinstance(table, Table):
-            reason = "its layers change the rotary tables before they use them"
-            raise UnsupportedModel(f"{_kind(self._model)}: {reason}")
+            raise _unsupported(self._model, "its layers change the rotary tables before they use them")
         given["position_embeddings"] = table.identity()
         cache = None
         for name, value in given.items():
@@ -243,13 +229,12 @@ class Interception(InModel):
         if self._projecting:
             raise _Projected(query, key)
         if self._left:
-            raise UnsupportedModel(f"{_kind(self._model)}: its layers call the attention function more than once")
+            raise _unsupported(self._model, "its layers call the attention function more than once")
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self._configs[h]._attn_implementation, eager)
         if self._entered is None:
             return function(module, query, key, value, mask, **options)
-        given, table, cache = self._entered
-        self._entered, self._left = None, True
+        (given, table, cache), self._entered, self._left = self._entered, None, True
         state = self._state(cache.cache, h) if cache is not None else {}
         call = Call(self, h, module, given, table, cache, state, query, key, value, mask, options, function)
         return self._attend(call), None
@@ -272,12 +257,11 @@ class Interception(InModel):
 
     # -- whether the family can be followed
 
-    def _follow_the_family(self, decoder: Decoder) -> None:
-        """Run four tokens the family's way and ours, and stay in the layers that rotate where the answers are the same.
+    def _follow_the_family(self) -> None:
+        """Run four tokens the family's way and ours, and stay in the layers that rotate; or refuse the family.
 
         They are run at once, to see in which layers and how queries and keys are rotated; and the last one alone from
-        a cache: an attention that computes something from the cached values beside attending to them cannot be
-        followed.
+        a cache: an attention that computes something else from the cached values cannot be followed.
         """
         model: Any = self._model
         tokens = torch.arange(4, device=next(model.parameters()).device)[None]
@@ -287,20 +271,20 @@ class Interception(InModel):
             return model(input_ids=tokens[:, 3:], past_key_values=cache, use_cache=True).logits
 
         expected = last_token_from_cache()
-        self._hook(decoder)
+        self._hook()
         self._attend: Callable[[Call], Tensor] = self._learn
         model(input_ids=tokens, use_cache=False)
         for h in set(self._attentions) - set(self.partial):
             self._release(h)
         if not self.partial:
-            raise UnsupportedModel(f"{_kind(model)}: none of the layers for {self.name} rotates queries and keys")
+            raise _unsupported(model, f"none of the layers for {self.name} rotates queries and keys")
         self._attend = self.plainly
         same = False
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
             same = _close(last_token_from_cache(), expected)
         if not same:
-            reason = f"its attention uses what is cached in a way of its own, which {self.name} cannot follow"
-            raise UnsupportedModel(f"{_kind(model)}: {reason}")
+            cannot = f"which {self.name} cannot follow"
+            raise _unsupported(model, f"its attention uses what is cached in a way of its own, {cannot}")
         self._attend = self.attend
 
     def _learn(self, call: Call) -> Tensor:
@@ -313,15 +297,13 @@ class Interception(InModel):
         else:
             del self.partial[call.layer]
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
-                raise UnsupportedModel(
-                    f"{_kind(self._model)}: the way in which its attention rotates queries and keys could not be "
-                    f"reproduced, which {self.name} has to do (docs/methods.md)"
-                )
+                reason = "the way in which its attention rotates queries and keys could not be reproduced"
+                raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
         return call.compute(*own, call.value)
 
 
-def _kind(model: Any) -> str:
-    return getattr(model.config, "model_type", type(model).__name__)
+def _unsupported(model: Any, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{getattr(model.config, 'model_type', type(model).__name__)}: {reason}")
 
 
 @functools.cache
