@@ -174,13 +174,10 @@ def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:
-    """One more base in the confidence-weighted mean of predictions; nothing of a base is kept but its share.
+    """One more base's logits (B, T, V) in the confidence-weighted mean of predictions.
 
-    Args:
-        so_far: the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm of
-            their weight, (B, T, 1).
-        logits: the base's, (B, T, V), float32.
-        combine: ``probabilities`` or ``logits``.
+    ``so_far`` are the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm
+    of their weight, (B, T, 1).
     """
     confidence = logits.amax(-1, keepdim=True)
     each = logits.log_softmax(-1) if combine == "probabilities" else logits
@@ -195,25 +192,19 @@ def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -
 
 def _join(caches: list[Any]) -> None:
     """Put the rows of all caches into the first one."""
-    first, *others = caches
-    if not others or not isinstance(first, Cache):
+    if len(caches) == 1 or not isinstance(caches[0], Cache):
         return
-    for h, layer in enumerate(first.layers):
-        if getattr(layer, "keys", None) is None:
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        if getattr(layers[0], "keys", None) is None:
             raise CacheError(f"{NAME} cannot join this model's caches; use a smaller batch")
         for name in ("keys", "values"):
-            setattr(layer, name, torch.cat([getattr(cache.layers[h], name) for cache in caches]))
-            for other in others:
-                setattr(other.layers[h], name, None)
+            setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
+            for layer in layers[1:]:
+                setattr(layer, name, None)
 
 
 class AttentionBuckets(MethodLM):
-    """``hf`` with Attention Buckets; its arguments are those of ``hf``, ``bases`` and ``combine`` (see ``Buckets``).
-
-    Raises:
-        UserError: bases that are not numbers > 1, or beam search.
-        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
-    """
+    """``hf`` with Attention Buckets; its arguments are those of ``hf``, ``bases`` and ``combine`` (see ``Buckets``)."""
 
     title = NAME
     paper = "2312.04455"

@@ -59,15 +59,11 @@ class MethodLM(HFLM):
     Attributes:
         title: what the method is called in prose; its section in docs/methods.md has this title.
         paper: its arXiv id.
-        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100,
-            MDQA), where it has the method.
-        Inside: the method, an ``InModel``.
-        method: this model's.
+        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
 
     Raises:
-        UserError: as ``InModel.check`` and ``InModel.put``, where possible before any weight is loaded; or
-            ``pretrained`` names no model, ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does not
-            find.
+        UserError: as ``InModel.put``, where possible before any weight is loaded; or ``pretrained`` names no model,
+            ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does not find.
     """
 
     title: ClassVar[str]
@@ -84,7 +80,12 @@ class MethodLM(HFLM):
             if pretrained in reference.NAMES:
                 pretrained = str(reference.path(reference.NAMES[pretrained]))
             pretrained = os.path.expanduser(pretrained)
-            _check_folder(pretrained, weights_elsewhere=bool(kwargs.get("gguf_file")))
+            if pretrained.startswith((".", "/", "~")) and not os.path.isdir(pretrained):
+                way_out = "give a model's folder or its name on the Hub"
+                raise UserError(f"pretrained={pretrained}: no such folder; {way_out}")
+            if os.path.isdir(pretrained) and not (kwargs.get("gguf_file") or "config.json" in os.listdir(pretrained)):
+                way_out = "give a folder with a model in it"
+                raise UserError(f"pretrained={pretrained}: no config.json in this folder; {way_out}")
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
         _check_device(kwargs.get("device"))
@@ -143,15 +144,6 @@ class MethodLM(HFLM):
     @property
     def _name(self) -> str:
         return type(self).__module__.rpartition(".")[2]
-
-
-def _check_folder(pretrained: str, weights_elsewhere: bool) -> None:
-    """Refuse what is spelled as a path and is no folder, and a folder that holds no model."""
-    if not os.path.isdir(pretrained):
-        if pretrained.startswith((".", "/", "~")):
-            raise UserError(f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub")
-    elif not weights_elsewhere and not os.path.isfile(os.path.join(pretrained, "config.json")):
-        raise UserError(f"pretrained={pretrained}: no config.json in this folder; give a folder with a model in it")
 
 
 def _check_device(device: Any) -> None:

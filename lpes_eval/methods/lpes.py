@@ -78,18 +78,10 @@ class LayerFactors(InModel):
 
 
 class LPES(MethodLM):
-    """``hf`` with layer factors; everything that ``hf`` takes means the same.
+    """``hf`` with layer factors; its arguments are those of ``hf`` and ``factors`` (see ``LayerFactors``).
 
-    Args:
-        pretrained: as for ``hf``. Left out: the model that the factors name as their origin, or, where they name none
-            or there are no factors, the reference model that is shipped with this package.
-        **kwargs: ``factors``, a factors file's path or one number for all layers (left out: the plain model, with the
-            same answers as ``hf``); and what ``hf`` takes.
-
-    Raises:
-        FactorsError: factors that cannot be read, or are for another number of layers; before any weight is loaded.
-        UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
-        UserError: no ``factors``, and a model that is handed over loaded has some in it.
+    Without ``factors`` it answers as ``hf`` does. Without ``pretrained`` it loads the model that the factors name as
+    their origin, or the reference model. Factors are checked before any weight is loaded.
     """
 
     title = "Layer factors"
@@ -133,16 +125,11 @@ class LPES(MethodLM):
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, and the factors, their hash and their origin."""
         parsed, values = self.method.parsed, self.layer_factors
-        factors = None
+        info: dict[str, Any] | None = None
         if parsed is not None:
-            given, origin = str(self.method.factors), dict(parsed.origin)
-            factors = {
-                "given": given,
-                "per_layer": values,
-                "sha256": parsed.digest(len(values or ())),
-                "origin": origin,
-            }
-        return super(MethodLM, self).get_model_info() | {"factors": factors}
+            info = {"given": str(self.method.factors), "per_layer": values}
+            info |= {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}
+        return super(MethodLM, self).get_model_info() | {"factors": info}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""

@@ -50,14 +50,7 @@ class OneFactor(LayerFactors):
 
 
 class PI(LPES):
-    """``lpes`` with one factor for all layers, and the arguments ``factor`` and ``skip`` in place of ``factors``.
-
-    Raises:
-        UserError: ``factors``, which belongs to ``lpes``; a ``factor`` that is no number; a ``skip`` that is none, or
-            that leaves no layer.
-        FactorsError: a factor out of range.
-        UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
-    """
+    """``lpes`` with the arguments ``factor`` and ``skip`` (see ``OneFactor``) in place of ``factors``."""
 
     title = "Position Interpolation"
     paper = "2306.15595"

@@ -16,7 +16,8 @@ from lpes_eval.errors import UnsupportedModel, UserError
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
 
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, ...]
+"""Cosines and sines."""
 
 
 class Table(tuple[Tensor, Tensor]):
@@ -55,8 +56,7 @@ class Table(tuple[Tensor, Tensor]):
 
         def make() -> Pair:
             divided = ids.unsqueeze(-3) / _divisors(tuple(factors), ids.device)
-            cos, sin = self._ask(divided.flatten(-3, -2))
-            return cos.unflatten(0, (len(factors), -1)), sin.unflatten(0, (len(factors), -1))
+            return tuple(t.unflatten(0, (len(factors), -1)) for t in self._ask(divided.flatten(-3, -2)))
 
         return self._once(("factors", *factors), make)
 
@@ -64,8 +64,8 @@ class Table(tuple[Tensor, Tensor]):
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
 
         def make() -> Pair:
-            cos, sin = zip(*(tuple(self) if base == theta else self._at(base) for base in bases), strict=True)
-            return torch.stack(cos), torch.stack(sin)
+            tables = (tuple(self) if base == theta else self._at(base) for base in bases)
+            return tuple(torch.stack(each) for each in zip(*tables, strict=True))
 
         return self._once(("bases", *bases), make)
 
@@ -125,13 +125,12 @@ def own_base(model: nn.Module, method: str) -> float:
     if (kind := parameters.get("rope_type", "default")) != "default":
         raise refuse(f"its rotary embedding is of type {kind}")
     theta = parameters.get("rope_theta")
-    if theta is None or decoder.own or len(decoder.rotaries) != 1:
-        raise refuse("it has no single rotary module with a rope_theta")
-    rotary: Any = decoder.rotaries[0]
-    if (kept := getattr(rotary, "inv_freq", None)) is None:
-        raise refuse("its rotary module keeps no inverse frequencies")
+    kept: Any = getattr(decoder.rotaries[0], "inv_freq", None) if len(decoder.rotaries) == 1 else None
+    if theta is None or decoder.own or kept is None:
+        raise refuse("it has no single rotary module with a rope_theta and inverse frequencies")
     if kept.is_meta:
         return float(theta)
+    rotary = decoder.rotaries[0]
     if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
         raise refuse("its rotary tables are complex numbers")
     exact, rounding = frequencies(theta, kept.float()), torch.finfo(kept.dtype)

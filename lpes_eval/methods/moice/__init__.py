@@ -76,15 +76,10 @@ class Mixture(Interception):
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
+        file = self.file
+        source = {"router": str(file) if file else None, "sha256": files.sha256(file) if file else None}
         config = self.router.config
-        return {
-            "router": str(self.file) if self.file else None,
-            "sha256": files.sha256(self.file) if self.file else None,
-            "bases": config.bases,
-            "top_k": config.top_k,
-            "model": config.model,
-            "training": dict(config.training),
-        }
+        return source | {name: getattr(config, name) for name in ("bases", "top_k", "model", "training")}
 
     def attend(self, call: Call) -> Tensor:
         """The weighted sum of the attention's outputs under all bases."""
@@ -102,18 +97,17 @@ class Mixture(Interception):
 
         value, cached = call.value, None
         small = length == 1 or count * (call.query.nbytes + 2 * value.nbytes) <= BATCHED_BYTES
-        by_head = any(call.options.get(name) is not None for name in ("s_aux", "position_bias"))  # no further heads
         query, key = every(0, count) if small or call.cache is not None else every(0, 1)
         weights = self.router(call.layer, query[:, :, 0].flatten(1, 2))  # (B, H, T, N)
         if call.cache is not None:
             cached, value = call.cached(key.flatten(1, 2), value, in_place=True)  # (B, K * N, S, D), (B, K, S, D_v)
             key = cached.unflatten(1, (key_heads, count))
-        if small and not by_head:
+        if small and not any(call.options.get(name) is not None for name in ("s_aux", "position_bias")):
             out = call.compute(query.flatten(1, 3), key.flatten(1, 2), value).unflatten(2, (key_heads, count, -1))
             mix = weights.unflatten(1, (key_heads, -1)).permute(0, 3, 1, 4, 2)[..., None]  # (B, T, K, N, G, 1)
             return (out * mix.to(out.dtype)).sum(3).flatten(2, 3)
         total: Any = 0
-        for n in range(count):
+        for n in range(count):  # what is large, or has something for each of its own heads
             one, own = every(n, n + 1)
             out = call.compute(one.flatten(1, 3), own[:, :, 0] if cached is None else key[:, :, n], value)
             total = total + out * weights[..., n].transpose(1, 2)[..., None].to(out.dtype)  # (B, T, H, D_v)
@@ -121,17 +115,9 @@ class Mixture(Interception):
 
 
 class MoICE(MethodLM):
-    """``hf`` with MoICE; everything that ``hf`` takes means the same.
+    """``hf`` with MoICE; its arguments are those of ``hf`` and ``router`` (see ``Mixture``).
 
-    Args:
-        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
-        router: as in ``Settings``. May be left out for the reference model where a router for it is shipped.
-        **kwargs: what ``hf`` takes.
-
-    Raises:
-        UserError: no router, a damaged one, or one for another model; before any weight is loaded, except for a model
-            that is handed over loaded.
-        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
+    The reference model, which is loaded where ``pretrained`` is left out, needs none: its router is shipped with it.
     """
 
     title = Mixture.name
@@ -139,12 +125,11 @@ class MoICE(MethodLM):
     published_time = 2.42
     Inside = Mixture
 
-    def __init__(self, pretrained: Any = None, router: Any = None, **kwargs: Any) -> None:
-        name = pretrained or "reference"
-        if router is None and isinstance(name, str) and name in reference.NAMES:
-            shipped = reference.path(reference.NAMES[name]) / routers.FILE
-            router = shipped if shipped.is_file() else None
-        super().__init__(pretrained, router=router, **kwargs)
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        if "router" not in kwargs and pretrained in (None, *reference.NAMES):
+            shipped = reference.path(reference.NAMES[pretrained or "reference"]) / routers.FILE
+            kwargs["router"] = shipped if shipped.is_file() else None
+        super().__init__(pretrained, **kwargs)
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:

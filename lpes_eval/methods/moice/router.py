@@ -50,15 +50,9 @@ HASHED_BYTES = 1 << 26
 class RouterConfig:
     """What a router is for, and how it was trained; ``UserError`` for what cannot be.
 
-    Attributes:
-        layers: decoder layers of the model.
-        heads: query heads a layer.
-        head_dim: size of a query, the part that is not rotated included.
-        bases: rotary bases; the first gives the query that the router sees.
-        top_k: how many bases share a token's attention.
-        model: the model's name or folder, as it was given for training.
-        weights_sha256: checksum of the model's weights, where they are small enough to be read for it.
-        training: the settings of the training, and the first and the last loss.
+    ``head_dim`` is the size of a query, the part that is not rotated included. The router sees the query of the first
+    of the ``bases``; ``top_k`` of them share a token's attention. ``model`` is the name or folder that was given for
+    training, ``weights_sha256`` the checksum of its weights where they are small enough to be read for it.
     """
 
     layers: int
@@ -104,11 +98,7 @@ class RouterConfig:
 
 
 class Router(nn.Module):
-    """The routers of all layers of one model.
-
-    Args:
-        config: sizes and bases.
-        seed: of the initial weights, which are normal with standard deviation ``INIT_STD``.
+    """The routers of all layers of one model; ``seed`` is that of the initial, normal weights.
 
     Parameters (L layers, D = head_dim, N bases), all float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N).
     """
@@ -116,8 +106,7 @@ class Router(nn.Module):
     def __init__(self, config: RouterConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.seen: list[Tensor] | None = None
-        """Where this is a list, every forward appends its scores to it, for the balance loss."""
+        self.seen: list[Tensor] | None = None  # a list: every forward appends its scores, for the balance loss
         generator = torch.Generator().manual_seed(seed)
         layers, size, count = config.layers, config.head_dim, len(config.bases)
 
@@ -129,12 +118,7 @@ class Router(nn.Module):
         self.w3 = normal(layers, size, count)
 
     def forward(self, layer: int, query: Tensor) -> Tensor:
-        """Weights of all bases, (..., N), at most k of them above 0, summing to 1.
-
-        Args:
-            layer: number of the layer.
-            query: (..., D), rotated with the first base.
-        """
+        """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
         scores = (functional.silu(query @ w1) * (query @ w3)) @ w2

@@ -60,14 +60,8 @@ HALF_SCALE = 1024.0
 class Settings:
     """Everything that decides a router's weights, apart from the model, the processor and library versions.
 
-    Attributes:
-        text, text_sha256: name and checksum of the text file, or None.
-        tasks: the tasks whose prompts are made, one after the other, each with its number of records or documents.
-        length: most tokens of a sequence; longer texts are cut into pieces.
-        steps, batch: optimizer steps, and sequences a step.
-        rate: learning rate.
-        balance: weight of the balance loss.
-        seed: of the initial router and of the order of the data.
+    There is a ``text`` file or there are ``tasks``, each with its number of records or documents. A sequence has at
+    most ``length`` tokens; longer texts are cut into pieces. ``balance`` is the weight of the balance loss.
     """
 
     text: str | None = None
@@ -92,7 +86,7 @@ Sequences = Callable[[int], Tokens]
 """Sequence number i of a run."""
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------------------------
 
 
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
@@ -193,18 +187,11 @@ def train(
     save_every: int = 1,
     quiet: bool = False,
 ) -> Path:
-    """Train a router for ``model``, or go on with it, and return its file.
+    """Train a router for ``model``, or go on with it, and return its file; the model is given back as it was.
 
-    Args:
-        model: loaded; it is given back as it was.
-        config: sizes, bases, top_k and the model's name.
-        settings: see there.
-        one: gives the sequences.
-        out: folder for ``router.safetensors``, the checkpoint and the log (``training.jsonl``).
-        micro_batch: sequences that are computed together; changes the loss by rounding alone, except for the balance
-            loss of fewer than all bases, which is that of a micro batch.
-        save_every: steps between checkpoints.
-        quiet: no progress bar.
+    ``out`` gets ``router.safetensors``, the checkpoint (one every ``save_every`` steps) and the log. ``micro_batch``
+    sequences are computed together: this changes the loss by rounding alone, except for the balance loss of fewer than
+    all bases, which is that of a micro batch.
 
     Raises:
         UserError: ``out`` holds a checkpoint of other settings, or the loss is not a number.
