@@ -14,7 +14,7 @@ from checks import LENGTH, distance, generated, inputs
 from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.interception import Interception, find_attention
-from lpes_eval.methods.tables import bases_for, frequencies, own_base
+from lpes_eval.methods.tables import frequencies, own_base
 
 FAMILIES = (
     "llama",
@@ -189,18 +189,15 @@ def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
     assert torch.equal(found["bases"][0][0], found["own"][0])  # its own base: the model's numbers, not like them
 
 
-def test_bases_follow_the_models_own():
-    assert bases_for(10000.0, None) == (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
-    assert (bases_for(1e6, None)[0], bases_for(1e6, None)[-1]) == (1e6, 2.5e6)
-    assert bases_for(1e6, [10000]) == (10000.0,)
-
-
 def test_a_base_is_replaced_only_where_it_is_all_there_is(llama):
-    linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    others = [
+        ("llama", {"rope_parameters": {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}}, f"type {kind}")
+        for kind in ("linear", "dynamic", "yarn")
+    ]
     for family, changes, reason in (
         ("gemma3_text", {}, "tables of its own for each kind of attention"),
         ("llama4_text", {}, "complex numbers"),
-        ("llama", linear, "type linear"),
+        *others,
     ):
         with pytest.raises(UnsupportedModel, match=reason):
             own_base(tiny_model(tiny_config(family, **changes)), "test")
