@@ -117,7 +117,7 @@ def test_every_layers_attention_equals_the_definition_number_by_number(family, k
         out.register_forward_hook(keep((h, "out"), of_input=True))
     logits(model, tokens(length=6))
     width = int(size * (model.config.rope_parameters.get("partial_rotary_factor") or 1))
-    for h in range(2):
+    for h in range(model.config.num_hidden_layers):
         q, key, v = (
             seen[h, name].unflatten(-1, (-1, size)).transpose(0, 1).tolist() for name in ("q_proj", "k_proj", "v_proj")
         )
