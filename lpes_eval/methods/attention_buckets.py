@@ -111,7 +111,8 @@ class Buckets(InModel):
     def _in_parts(self, call: dict[str, Any], parts: int) -> Any:
         """The model on N rows for each row of the input, a few bases at a time; afterwards the cache has all rows."""
         size = -(-len(self.bases) // parts)
-        calls = [call, *(_with_own_cache(call) for _ in range(size, len(self.bases), size))]
+        caches = {name: value for name, value in call.items() if isinstance(value, Cache)}  # empty, where parts > 1
+        calls = [call, *(call | copy.deepcopy(caches) for _ in range(size, len(self.bases), size))]
         mixed, outputs = None, []
         for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
             self._part = self.bases[start : start + size]
@@ -137,9 +138,8 @@ class Buckets(InModel):
         rows = table.call["x"].shape[0] // len(self._part)
         ids = table.call["position_ids"]  # (N * B or 1, T), or with three axes in front
         own = max(1, ids.shape[-2] // len(self._part))  # they are the same for every base
-        kwargs = table.call | {"position_ids": ids[..., :own, :]}
-        table = Table.of(rotary, (), kwargs, (output[0][:own], output[1][:own]))
-        tables = table.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
+        one = Table.of(rotary, (), table.call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
+        tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
     def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
@@ -151,11 +151,6 @@ class Buckets(InModel):
                 f"the key-value cache holds {held.shape[0]} rows, and {NAME} with {len(self.bases)} bases needs "
                 f"{len(self.bases) * rows.shape[0]}; start with an empty cache, without beam search"
             )
-
-
-def _with_own_cache(call: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward, with an (empty) cache of its own."""
-    return {name: copy.deepcopy(value) if isinstance(value, Cache) else value for name, value in call.items()}
 
 
 def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:

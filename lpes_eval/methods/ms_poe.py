@@ -130,9 +130,7 @@ def _visible(call: Call, last: Tensor) -> Tensor:
 class MsPoE(PromptLM):
     """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the settings of ``HeadFactors``.
 
-    Heads are ranked on the last token of the prompt: in generation the last token before the answer, in likelihood
-    scoring the last token of the context. The windows of rolling likelihood (perplexity) have a context of one token,
-    which ranks all heads alike, so that they keep their order.
+    In rolling likelihood (perplexity), with a context of one token, all heads rank alike and keep their order.
     """
 
     title = HeadFactors.name

@@ -8,9 +8,7 @@ output for a token is ``sum_b w_b A_b v``, where the weights w of this token and
 
 The bases are further heads of one attention call of the model's own kernel, as long as its inputs stay below
 ``BATCHED_BYTES``; above, and where each head has a learnt sink, base after base. The cache holds every key N times,
-rotated by each base when it came, and every value once: (N + 1) / 2 times the memory of the plain model's cache, 4
-times for 7 bases. Un-rotated keys would need no more memory than the plain model's, but all of them would have to be
-rotated N times again for every token (docs/methods.md has the times).
+rotated by each base when it came, and every value once (docs/methods.md has the cost).
 """
 
 from __future__ import annotations
