@@ -24,7 +24,8 @@ class NewAlone:
     """Stands in for the cache inside an attention module: keeps nothing, and hands the new keys and values back."""
 
     def __init__(self, cache: Cache) -> None:
-        self.cache, self.append = cache, cache.update
+        self.cache = cache
+        self.append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.update
 
     def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Remember what else the layer tells its cache, such as its number."""
@@ -78,7 +79,8 @@ class Call:
             return rotate(query, key, cos, sin)
         width = cos.shape[-1]
         turned = rotate(query[..., :width], key[..., :width], cos, sin)
-        return tuple(torch.cat((t, x[..., width:]), dim=-1) for t, x in zip(turned, (query, key), strict=True))
+        query, key = (torch.cat((t, x[..., width:]), -1) for t, x in zip(turned, (query, key), strict=True))
+        return query, key
 
     def cached(self, key: Tensor, value: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
@@ -156,7 +158,7 @@ class GrowingLayer(DynamicLayer):
         """Append (B, heads, T, D) keys and values, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._rooms = {"keys": self.keys, "values": self.values}
+            self._rooms: dict[str, Any] = {"keys": self.keys, "values": self.values}
         self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
         return self.keys, self.values
 

@@ -64,7 +64,7 @@ class Buckets(InModel):
         """Refuse a model without a base of its own."""
         own_base(model, NAME)
 
-    def put(self, model: nn.Module) -> None:
+    def put(self, model: Any) -> None:
         """Put the method into the model, in place of its forward."""
         self._theta = own_base(model, NAME)
         self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model

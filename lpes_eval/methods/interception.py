@@ -65,7 +65,7 @@ def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
     decoder = rope.find_decoder(model)
     found: dict[int, list[nn.Module]] = {}
     for h, layer in enumerate(decoder.layers):
-        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in _arguments(type(m))]
+        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in _arguments(m)]
         found[h] = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
     one = {h: modules[0] for h, modules in found.items() if modules}
     if decoder.own:
@@ -130,7 +130,7 @@ class Interception(InModel):
         self._model = model
         chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
-        self._configs = {h: module.config for h, module in self._attentions.items()}
+        self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
         self._caches: WeakSet[Cache] = WeakSet()
         self._token = next(_TOKENS)  # what tells this method's caches from others'; plain, so that caches can be copied
@@ -208,7 +208,7 @@ class Interception(InModel):
         return Table.of(rotary, args, kwargs, output)
 
     def _enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        given = dict(zip(_arguments(type(attention)), args, strict=False)) | kwargs
+        given = dict(zip(_arguments(attention), args, strict=False)) | kwargs
         table, self._entered, self._left = given.get("position_embeddings"), None, False
         if _ATTRIBUTE not in attention.__dict__ or table is None:  # a layer without positions
             return None
@@ -306,10 +306,14 @@ def _unsupported(model: Any, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{getattr(model.config, 'model_type', type(model).__name__)}: {reason}")
 
 
-@functools.cache
-def _arguments(kind: Any) -> tuple[str, ...]:
+def _arguments(module: Any) -> tuple[str, ...]:
     """The names of the arguments of a module's forward."""
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+    return _names(type(module).forward)
+
+
+@functools.cache
+def _names(forward: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

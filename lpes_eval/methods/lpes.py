@@ -86,8 +86,8 @@ class LPES(MethodLM):
 
     title = "Layer factors"
     paper = "2606.27705"
-    published_time = 1.0
-    Inside = LayerFactors
+    published_time: ClassVar[float | None] = 1.0
+    Inside: ClassVar[Any] = LayerFactors
     foreign: ClassVar = {"factor": "lpes takes factors=, which may be one number for all layers"}
     """Arguments of the other model type with factors, and what to give instead."""
 

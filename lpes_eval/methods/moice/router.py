@@ -226,8 +226,8 @@ def describe(config: Any, **options: Any) -> RouterConfig:
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     name = getattr(config, "_name_or_path", None) or None
-    digest = weights_digest(name) if name is not None else None
-    return RouterConfig(text.num_hidden_layers, heads, size, **{"model": name, "weights_sha256": digest} | options)
+    options = {"model": name, "weights_sha256": weights_digest(name) if name is not None else None} | options
+    return RouterConfig(text.num_hidden_layers, heads, size, **options)
 
 
 def weights_digest(folder: str) -> str | None:
