@@ -86,9 +86,6 @@ Sequences = Callable[[int], Tokens]
 """Sequence number i of a run."""
 
 
-# -- data ------------------------------------------------------------------------------------------------------------
-
-
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     """Prompt and answer of training example ``number`` of a task; the gold item stands anywhere with equal chance."""
     index = below(size, stream("moice router", task, seed, number))
@@ -109,10 +106,8 @@ def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
         context = tokenizer(prompt).input_ids
         ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
         if len(ids) > settings.length:
-            raise UserError(
-                f"--task {task}:{size}: a prompt and its answer take {len(ids)} tokens, more than "
-                f"--length {settings.length}; choose fewer records or documents"
-            )
+            found = f"a prompt and its answer take {len(ids)} tokens, more than --length {settings.length}"
+            raise UserError(f"--task {task}:{size}: {found}; choose fewer records or documents")
         return Tokens(torch.tensor(ids), len(context))
 
     return one
@@ -146,9 +141,6 @@ def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequ
 
 def _end(tokenizer: Any) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -219,14 +211,11 @@ def train(
                 balance += of_balance.item()
                 bar.update(len(numbers))
             for weight in router.parameters():
-                assert weight.grad is not None
-                weight.grad.div_(scale)
+                weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise UserError(
-                    f"step {step + 1}: the loss is {loss:g} and its gradient has norm {norm:g}; "
-                    "use --dtype bfloat16 or float32"
-                )
+                found = f"the loss is {loss:g} and its gradient has norm {norm:g}"
+                raise UserError(f"step {step + 1}: {found}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
             bar.set_postfix(loss=f"{loss:.4f}")
@@ -262,13 +251,9 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
         return []
     before, log = checkpoint.notes(file, "settings", "log")
     if changed := checkpoint.changes(before, _fixed(config, settings)):
-        raise UserError(
-            f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose another --out"
-        )
+        found = f"was made with other settings ({', '.join(changed)})"
+        raise UserError(f"{file}: {found}; go on with those, or choose another --out")
     return log
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,12 +277,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
-    data.add_argument(
-        "--task",
-        nargs="+",
-        metavar="TASK[:SIZE]",
-        help=f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}",
-    )
+    task_help = f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}"
+    data.add_argument("--task", nargs="+", metavar="TASK[:SIZE]", help=task_help)
     for name, kind, default, words in (
         ("length", at_least(2), defaults.length, "most tokens of a sequence"),
         ("steps", at_least(1), defaults.steps, "optimizer steps"),
@@ -344,13 +325,10 @@ def _run(given: argparse.Namespace) -> None:
     done = len(log_so_far(given.out, described, settings))
     learnt = sum(weight.numel() for weight in Router(described).parameters())
     source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
-    print(
-        f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {', '.join(f'{b:g}' for b in bases)}, "
-        f"top {top_k}\n{settings.steps} steps of {settings.batch} sequences from {source}, at most "
-        f"{settings.length} tokens each; {given.dtype} on {given.device}\n{given.out / routers.FILE}"
-        + (f", going on from step {done}" if done else ""),
-        flush=True,
-    )
+    listed, going_on = ", ".join(f"{base:g}" for base in bases), f", going on from step {done}" if done else ""
+    print(f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {listed}, top {top_k}")
+    print(f"{settings.steps} steps of {settings.batch} sequences from {source}, at most {settings.length} tokens each")
+    print(f"{given.out / routers.FILE}{going_on}; {given.dtype} on {given.device}", flush=True)
     if given.dry_run:
         return
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
