@@ -14,7 +14,7 @@ from checks import LENGTH, distance, generated, inputs
 from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.interception import Interception, find_attention
-from lpes_eval.methods.tables import frequencies, own_base
+from lpes_eval.methods.tables import Table, frequencies, own_base
 
 FAMILIES = (
     "llama",
@@ -187,6 +187,17 @@ def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
         torch.testing.assert_close(cos.double(), expected.cos(), atol=1e-4, rtol=0)
         torch.testing.assert_close(sin.double(), expected.sin(), atol=1e-4, rtol=0)
     assert torch.equal(found["bases"][0][0], found["own"][0])  # its own base: the model's numbers, not like them
+
+
+def test_a_table_moves_to_another_device_with_the_call_that_made_it(llama):
+    """As accelerate moves it, which calls ``to`` of whatever has one, for a model spread over several devices."""
+    tables = []
+    llama.model.rotary_emb.register_forward_hook(lambda *call: tables.append(Table.of(*call)), with_kwargs=True)
+    llama(**inputs())
+    moved = tables[0].to("meta", non_blocking=True)
+    assert isinstance(moved, Table)
+    assert {t.device.type for t in (*moved, *moved.by_factors([1.5]))} == {"meta"}
+    assert moved.rotary is llama.model.rotary_emb
 
 
 def test_a_base_is_replaced_only_where_it_is_all_there_is(llama):
