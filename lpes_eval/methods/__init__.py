@@ -1,7 +1,7 @@
 """The methods: layer factors and what they are compared with, one file or folder each.
 
 The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is the
-one thing that other code needs: a :class:`lpes_eval.methods.base.RotaryLM`. A new file here is a new method: the model
+one thing that other code needs: a :class:`lpes_eval.methods.base.MethodLM`. A new file here is a new method: the model
 types, the efficiency benchmark and the documentation's test take their lists from ``names()``.
 
     >>> from lpes_eval import methods
@@ -16,7 +16,7 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-SHARED = ("attention", "base", "cache", "interception", "prompt", "tables")
+SHARED = ("attention", "base", "interception", "prompt", "tables")
 """Modules in this package that are no methods: what several methods use."""
 
 
@@ -31,7 +31,7 @@ def target(name: str) -> str:
 
 
 def load(name: str) -> Any:
-    """The class of a method, a subclass of :class:`lpes_eval.methods.base.RotaryLM`.
+    """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`.
 
     Raises:
         UserError: there is no method of this name.

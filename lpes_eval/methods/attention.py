@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_eval.errors import UserError
@@ -20,44 +20,57 @@ if TYPE_CHECKING:
     from lpes_eval.methods.interception import Interception
 
 
+class NewAlone:
+    """Stands in for the cache inside an attention module: keeps nothing, and hands the new keys and values back."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.update
+
+    def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Remember what else the layer tells its cache, such as its number."""
+        self.append = lambda key, value: self.cache.update(key, value, *args, **kwargs)
+        return key, value
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked of a cache."""
+        return getattr(self.cache, name)
+
+
 @dataclass
 class Call:
     """One layer's attention in one forward.
 
-    Attributes:
-        method: whose call it is.
-        layer: number of the decoder layer.
-        module: its attention module.
-        query, key, value: (B, H, T, D), (B, H_kv, T, D), (B, H_kv, T, D_v); un-rotated, the new tokens alone.
-        table: the rotary table of these tokens, and how to get others.
-        mask: the mask that the model made for its own implementation, over cached and new keys; may be None (causal).
-        options: what else the layer hands its attention function, such as ``scaling`` or ``sliding_window``.
-        function: the attention function of the implementation that the model was loaded with.
-        cache: the model's cache, or None.
-        append: the cache's ``update`` with what else the layer tells it, such as its number.
-        state: what the method wants to remember about this layer as long as the cache lives; a new dict without one.
-        given: what the attention module was called with, by name.
+    ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
+    alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
+    (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
+    what the ``module`` was called with, by name. ``state`` is a dict for what the method wants to remember about this
+    layer as long as the cache lives.
     """
 
     method: Interception
     layer: int
     module: nn.Module
+    given: dict[str, Any]
+    table: Table
+    cache: NewAlone | None
+    state: dict[str, Any]
     query: Tensor
     key: Tensor
     value: Tensor
-    table: Table
     mask: Any
     options: dict[str, Any]
     function: Callable
-    cache: Cache | None
-    append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
-    state: dict[str, Any]
-    given: dict[str, Any]
 
     @property
     def scale(self) -> float:
         """What scores are multiplied by."""
         return self.options.get("scaling") or self.query.shape[-1] ** -0.5
+
+    @property
+    def held(self) -> int:
+        """How many positions the layer's cache holds already."""
+        return int(self.cache.get_seq_length(self.layer)) if self.cache is not None else 0
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, any number of heads, T, D) rotated as the family does, by tables (B or 1, T, d)."""
@@ -66,36 +79,42 @@ class Call:
             return rotate(query, key, cos, sin)
         width = cos.shape[-1]
         turned = rotate(query[..., :width], key[..., :width], cos, sin)
-        return tuple(torch.cat((t, x[..., width:]), dim=-1) for t, x in zip(turned, (query, key), strict=True))
+        query, key = (torch.cat((t, x[..., width:]), -1) for t, x in zip(turned, (query, key), strict=True))
+        return query, key
 
-    def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def cached(self, key: Tensor, value: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
-        Keys may have another number of heads than values, as long as it is always the same.
+        Args:
+            key, value: they may have different numbers of heads, as long as these are always the same.
+            in_place: for many keys: a new ``DynamicCache`` gets layers that do not copy all of it for every token.
 
         Raises:
-            UserError: they have, and the cache is a static one, which has room for as many of one as of the other.
+            UserError: different numbers, and a static cache, which has room for as many of one as of the other.
         """
-        if self.cache is None or self.append is None:
+        if self.cache is None:
             return key, value
-        layer = self.cache.layers[self.layer] if self.layer < len(self.cache.layers) else None
-        if isinstance(layer, StaticLayer) and key.shape[1] != value.shape[1]:
+        cache = self.cache.cache
+        if in_place and type(cache) is DynamicCache:
+            if not cache.layers and cache.layer_class_to_replicate is DynamicLayer:
+                cache.layer_class_to_replicate = GrowingLayer
+            own = cache.layers[self.layer] if self.layer < len(cache.layers) else None
+            if type(own) is DynamicLayer and not own.is_initialized:
+                cache.layers[self.layer] = GrowingLayer()
+        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in cache.layers):
             raise UserError(
                 f"{self.method.name} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
                 "a static cache has no room; use one that grows (leave out cache_implementation)"
             )
-        return self.append(key, value)
+        return self.cache.append(key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention by the implementation that the model was loaded with.
+        """Attention by the implementation that the model was loaded with, (B, T, H', D_v).
 
         Args:
             query: (B, H', T, D), rotated; H' may be a multiple of the layer's own number of heads.
             key: (B, H_k, S, D), rotated; H_k divides H'.
             value: (B, H_v, S, D_v); H_v divides H_k, and head j of the keys goes with head ``j // (H_k / H_v)``.
-
-        Returns:
-            (B, T, H', D_v).
         """
         if value.shape[1] != key.shape[1]:
             if query.shape[2] == 1 and self.function is ALL_ATTENTION_FUNCTIONS["sdpa"] and not self.module.training:
@@ -107,9 +126,8 @@ class Call:
     def _one_token(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One query token, its heads sharing values but not keys: neither is copied out for every head."""
         scores = torch.matmul(query.unflatten(1, (key.shape[1], -1)).squeeze(3), key.transpose(-1, -2)) * self.scale
-        scores = scores.flatten(1, 2).unsqueeze(2)  # (B, H', 1, S)
-        if self.mask is not None:
-            mask = self.mask
+        scores, mask = scores.flatten(1, 2).unsqueeze(2), self.mask  # (B, H', 1, S)
+        if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         weights = scores.float().softmax(-1).to(value.dtype)
         shared = weights.unflatten(1, (value.shape[1], -1)).flatten(2, 3)  # (B, H_v, H' / H_v, S)
@@ -124,7 +142,35 @@ def _groups(module: Any, groups: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del module.num_key_value_groups
-        else:
+        del module.num_key_value_groups
+        if before is not None:
             module.num_key_value_groups = before
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer that writes new keys and values behind the old ones.
+
+    transformers' own layer concatenates, and so copies all keys for every token. What else is done to a cache
+    (cropping, choosing rows) works as it does there.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append (B, heads, T, D) keys and values, and return all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._rooms: dict[str, Any] = {"keys": self.keys, "values": self.values}
+        self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
+        return self.keys, self.values
+
+    def _append(self, name: str, new: Tensor) -> Tensor:
+        held: Tensor = getattr(self, name)
+        room = self._rooms[name]
+        length = held.shape[-2] if held.numel() else 0
+        total = length + new.shape[-2]
+        there = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and len(held) == len(room)
+        if not (length and there and total <= room.shape[-2]):
+            self._rooms[name] = room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
+            if length:
+                room[:, :, :length] = held
+        room[:, :, length:total] = new
+        return room[:, :, :total]

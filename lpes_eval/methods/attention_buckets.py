@@ -28,24 +28,25 @@ from transformers.cache_utils import Cache
 
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, UserError
-from lpes_eval.methods.base import MethodLM, one_of
+from lpes_eval.methods.base import InModel, MethodLM, one_of
 from lpes_eval.methods.interception import claim
-from lpes_eval.methods.tables import bases_for, own_base, parse_bases, table_of
+from lpes_eval.methods.tables import Table, bases_for, own_base, parse_bases
 
 NAME = "Attention Buckets"
 
 
-@dataclass
-class Settings:
-    """Which bases, and how their predictions are combined.
+@dataclass(eq=False)
+class Buckets(InModel):
+    """Attention Buckets inside a model with default rotary embeddings: its forward answers the combined prediction.
+
+    What the forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
+    model's own logits). Everything else that it returns has N rows for each row of the input, base by base.
 
     Attributes:
         bases: RoPE bases, as a list or ``10000:17500:25000``. None: the seven of the paper, which are for models whose
-            own base is 10000, multiplied by the model's own base / 10000.
+            own base is 10000, multiplied by the model's own base / 10000. In a model: the bases in force.
         combine: ``probabilities`` as in the paper, or ``logits`` as in its authors' code.
-
-    Raises:
-        UserError: bases that are not numbers > 1, or another way to combine.
+        parts: into how many parts a first pass is divided; it grows by itself where memory runs out.
     """
 
     bases: Any = None
@@ -56,35 +57,19 @@ class Settings:
         if self.bases is not None:
             self.bases = parse_bases("bases", self.bases)
         one_of("combine", self.combine, ("probabilities", "logits"))
+        self.parts = 1
+        self._part: Sequence[float] = ()  # the bases of the pass that runs
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without a base of its own."""
+        own_base(model, NAME)
 
-class Buckets:
-    """Attention Buckets inside a model, until ``detach``: its forward answers with the combined prediction.
-
-    Args:
-        model: a transformers causal language model with default rotary embeddings, with its weights.
-        settings: the paper's by default.
-
-    Attributes:
-        bases, combine: the settings.
-        parts: into how many parts a first pass is divided; it grows by itself where memory runs out.
-
-    Raises:
-        UnsupportedModel: with the reason.
-        UserError: layer factors or another method are in the model already.
-
-    What the forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
-    model's own logits). Everything else that it returns has N rows for each row of the input, base by base.
-    """
-
-    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
-        settings = settings or Settings()
+    def put(self, model: Any) -> None:
+        """Put the method into the model, in place of its forward."""
         self._theta = own_base(model, NAME)
-        self.bases, self.combine = bases_for(self._theta, settings.bases), settings.combine
         self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
-        self._part: Sequence[float] = ()
-        self.parts = 1
+        self.bases = bases_for(self._theta, self.bases)
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")
@@ -93,22 +78,12 @@ class Buckets:
         forward.__wrapped__ = self._original  # whose signature generation looks at
         self._model.forward = forward
 
-    @staticmethod
-    def check(model: nn.Module, settings: Settings) -> None:
-        """Refuse a model without a base of its own."""
-        own_base(model, NAME)
-
-    def describe(self) -> dict[str, Any]:
-        """The bases, and how their predictions are combined."""
-        return {"bases": self.bases, "combine": self.combine}
-
     def detach(self) -> None:
         """Leave the model exactly as it was. A cache with N rows for each row of the input is of no use to it."""
         self._handle.remove()
         self._model.__dict__.pop(rope.METHOD, None)
-        if self._shadowed is None:
-            self._model.__dict__.pop("forward", None)
-        else:
+        del self._model.forward
+        if self._shadowed is not None:
             self._model.forward = self._shadowed
 
     # -- one forward
@@ -118,8 +93,8 @@ class Buckets:
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
-        cache = call.get(self._cache_name(call))
-        if isinstance(cache, Cache) and rope.held_in(cache) > 0:
+        cache = next((value for value in call.values() if isinstance(value, Cache)), None)
+        if cache is not None and rope.held_in(cache) > 0:
             self._check_rows(cache, call)
             return self._in_parts(call, 1)
         while True:
@@ -128,54 +103,43 @@ class Buckets:
             except torch.OutOfMemoryError:
                 if self.parts >= len(self.bases):
                     raise
-                if isinstance(cache, Cache):
+                if cache is not None:
                     cache.reset()
             torch.cuda.empty_cache()  # outside the handler, whose traceback holds on to what did not fit
             self.parts = min(2 * self.parts, len(self.bases))
 
     def _in_parts(self, call: dict[str, Any], parts: int) -> Any:
         """The model on N rows for each row of the input, a few bases at a time; afterwards the cache has all rows."""
-        name = self._cache_name(call)
-        given = call.get(name)
         size = -(-len(self.bases) // parts)
-        mixed, caches, output = None, [], None
-        for start in range(0, len(self.bases), size):
+        caches = {name: value for name, value in call.items() if isinstance(value, Cache)}  # empty, where parts > 1
+        calls = [call, *(call | copy.deepcopy(caches) for _ in range(size, len(self.bases), size))]
+        mixed, outputs = None, []
+        for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
             self._part = self.bases[start : start + size]
-            own = copy.deepcopy(given) if parts > 1 and isinstance(given, Cache) else given
             try:
-                output = self._original(**_repeated(call | {name: own}, len(self._part)))
+                output = self._original(**_repeated(each, len(self._part)))
                 if len(self.bases) > 1:
                     for logits in output.logits.unflatten(0, (len(self._part), -1)):  # (B, T, V)
                         mixed = _mixed(mixed, logits.float(), self.combine)
                     output.logits = None
             finally:
                 self._part = ()
-            caches.append(rope.cache_of(output))
-        assert output is not None
+            outputs.append(output)
         if mixed is not None:
-            output.logits = mixed[0]
-        if parts > 1 and isinstance(caches[0], Cache):
-            joined = _joined(given if isinstance(given, Cache) else caches[0], caches)
-            setattr(output, rope.CACHE if hasattr(output, rope.CACHE) else "past_key_values", joined)
-        return output
-
-    def _cache_name(self, call: dict[str, Any]) -> str:
-        """The argument that is the key-value cache."""
-        if "past_key_values" in call:  # its name before transformers 5.24, which takes it still
-            return "past_key_values"
-        return rope.CACHE if rope.CACHE in inspect.signature(self._original).parameters else "past_key_values"
+            outputs[0].logits = mixed[0]
+        _join([rope.cache_of(output) for output in outputs])
+        return outputs[0]
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         """Cosines and sines of every row's own base, (N * B, T, d)."""
         if not self._part or tuple(self._part) == (self._theta,):
             return output
-        table = table_of(rotary, args, kwargs, output)
+        table = Table.of(rotary, args, kwargs, output)
         rows = table.call["x"].shape[0] // len(self._part)
         ids = table.call["position_ids"]  # (N * B or 1, T), or with three axes in front
-        own = max(1, ids.shape[-2] // len(self._part))
-        table.call["position_ids"] = ids[..., :own, :]  # they are the same for every base
-        table.own = output[0][:own], output[1][:own]
-        tables = table.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
+        own = max(1, ids.shape[-2] // len(self._part))  # they are the same for every base
+        one = Table.of(rotary, (), table.call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
+        tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
     def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
@@ -205,13 +169,10 @@ def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:
-    """One more base in the confidence-weighted mean of predictions; nothing of a base is kept but its share.
+    """One more base's logits (B, T, V) in the confidence-weighted mean of predictions.
 
-    Args:
-        so_far: the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm of
-            their weight, (B, T, 1).
-        logits: the base's, (B, T, V), float32.
-        combine: ``probabilities`` or ``logits``.
+    ``so_far`` are the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm
+    of their weight, (B, T, 1).
     """
     confidence = logits.amax(-1, keepdim=True)
     each = logits.log_softmax(-1) if combine == "probabilities" else logits
@@ -224,32 +185,25 @@ def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -
     return mean * (weight - total).exp() + each * (confidence - total).exp(), total
 
 
-def _joined(target: Cache, parts: list[Any]) -> Cache:
-    """One cache with the rows of all, in ``target``."""
-    layers = parts[0].layers
-    for h, layer in enumerate(layers):
-        if getattr(layer, "keys", None) is None:
+def _join(caches: list[Any]) -> None:
+    """Put the rows of all caches into the first one."""
+    if len(caches) == 1 or not isinstance(caches[0], Cache):
+        return
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        if getattr(layers[0], "keys", None) is None:
             raise CacheError(f"{NAME} cannot join this model's caches; use a smaller batch")
         for name in ("keys", "values"):
-            setattr(layer, name, torch.cat([getattr(part.layers[h], name) for part in parts]))
-            for part in parts[1:]:
-                setattr(part.layers[h], name, None)
-    target.layers = layers
-    return target
+            setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
+            for layer in layers[1:]:
+                setattr(layer, name, None)
 
 
 class AttentionBuckets(MethodLM):
-    """``hf`` with Attention Buckets; its arguments are those of ``hf`` and the fields of ``Settings``.
-
-    Raises:
-        UserError: bases that are not numbers > 1, or beam search.
-        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
-    """
+    """``hf`` with Attention Buckets; its arguments are those of ``hf``, ``bases`` and ``combine`` (see ``Buckets``)."""
 
     title = NAME
     paper = "2312.04455"
     published_time = 4.76
-    Settings = Settings
     Inside = Buckets
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:

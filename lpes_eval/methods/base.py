@@ -1,4 +1,4 @@
-"""What the model types share: lm-eval's ``hf`` with the shipped model as its default, and checks before loading."""
+"""What the methods share: settings that read themselves, a place in a model, and lm-eval's ``hf`` around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -17,71 +17,103 @@ from lpes_eval import reference
 from lpes_eval.errors import UserError
 
 
-class Applied(Protocol):
-    """A method inside a model."""
+class InModel:
+    """A method inside a model; a subclass is a dataclass whose fields are the method's settings.
+
+    Its ``__post_init__`` reads the settings as a user may write them and raises ``UserError`` for what makes no sense.
+    """
+
+    plain = False
+    """Whether it leaves every model as it is, so that any model will do."""
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that the method cannot run in (``UserError``), as far as that is seen without weights."""
+        raise NotImplementedError
+
+    def put(self, model: nn.Module) -> None:
+        """Check a transformers model with its weights, and put the method into it.
+
+        Raises:
+            UnsupportedModel: with the reason.
+            UserError: settings that do not fit the model, or layer factors or another method are in it already.
+        """
+        raise NotImplementedError
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
+        raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """The settings in force, as they are recorded with results."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
-class RotaryLM(HFLM):
-    """``hf`` for models with rotary position embeddings; everything that ``hf`` takes means the same.
+class MethodLM(HFLM):
+    """``hf`` with a method in the model; its arguments are those of ``hf`` and the fields of ``Inside``.
 
     Args:
         pretrained: as for ``hf``. Left out, or ``reference``: the model that is shipped with this package;
             ``reference-kv`` is the smaller one.
-        **kwargs: what ``hf`` takes.
+        **kwargs: the method's settings, and what else ``hf`` takes.
 
     Attributes:
         title: what the method is called in prose; its section in docs/methods.md has this title.
         paper: its arXiv id.
-        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100,
-            MDQA), where it has the method.
+        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
 
     Raises:
-        UserError: ``pretrained`` names no model, ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does
-            not find.
+        UserError: as ``InModel.put``, where possible before any weight is loaded; or ``pretrained`` names no model,
+            ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does not find.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     published_time: ClassVar[float | None] = None
+    Inside: ClassVar[Any]
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        if pretrained is None or (isinstance(pretrained, str) and pretrained in reference.NAMES):
-            pretrained = str(reference.path(reference.NAMES[pretrained or "reference"]))
+        own = {field.name for field in dataclasses.fields(self.Inside) if field.init} & kwargs.keys()
+        self.method = self.Inside(**{name: kwargs.pop(name) for name in own})
+        if pretrained is None:
+            pretrained = self.default_model(kwargs)
         if isinstance(pretrained, str):
+            if pretrained in reference.NAMES:
+                pretrained = str(reference.path(reference.NAMES[pretrained]))
             pretrained = os.path.expanduser(pretrained)
-            _check_folder(pretrained, weights_elsewhere=bool(kwargs.get("gguf_file")))
+            if pretrained.startswith((".", "/", "~")) and not os.path.isdir(pretrained):
+                way_out = "give a model's folder or its name on the Hub"
+                raise UserError(f"pretrained={pretrained}: no such folder; {way_out}")
+            if os.path.isdir(pretrained) and not (kwargs.get("gguf_file") or "config.json" in os.listdir(pretrained)):
+                way_out = "give a folder with a model in it"
+                raise UserError(f"pretrained={pretrained}: no config.json in this folder; {way_out}")
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
         _check_device(kwargs.get("device"))
-        _check_dtype(kwargs.get("dtype"))
+        dtype = kwargs.get("dtype")
+        if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise UserError(f"dtype={dtype}: no type of PyTorch's; expected auto, float32, float16, bfloat16, ...")
         super().__init__(pretrained=pretrained, **kwargs)
+        self.method.put(self.model)
 
     @classmethod
-    def apply(cls, model: nn.Module, **settings: Any) -> Applied:
-        """Put the method into a transformers model; the settings are the model type's arguments.
-
-        Raises:
-            UserError: as the model type does.
-        """
-        raise NotImplementedError
+    def apply(cls, model: nn.Module, **settings: Any) -> Any:
+        """Put the method into a transformers model until ``detach``; the settings are the model type's arguments."""
+        method = cls.Inside(**settings)
+        method.put(model)
+        return method
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
         """The settings with which the method's cost is measured: its defaults, where it has them."""
         return {}
 
-    def needs_check(self) -> bool:
-        """Whether there is anything to check before the weights are loaded."""
-        return True
+    def default_model(self, kwargs: dict[str, Any]) -> str:
+        """Which model to load where the user names none; it may add to what ``hf`` is given."""
+        return "reference"
 
     def check(self, skeleton: nn.Module) -> None:
         """Refuse a model that this type cannot run, by looking at all its modules and no weight."""
+        self.method.check(skeleton)
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         """Read the model's configuration, and check the model that it describes."""
@@ -93,66 +125,25 @@ class RotaryLM(HFLM):
             raise UserError(
                 f"pretrained={pretrained}: {here} ({reason}); give a model's folder or its name on the Hub"
             ) from None
-        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or not self.needs_check():
+        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
             return
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
 
-
-class MethodLM(RotaryLM):
-    """A model type whose arguments are the fields of ``Settings`` and whose method is an ``Inside(model, settings)``.
-
-    Attributes:
-        Settings: a dataclass that reads its fields as a user may write them, and refuses what makes no sense.
-        Inside: the method inside a model, an ``Applied``; its static ``check(model, settings)`` raises what can be
-            seen without weights.
-        settings, method: this model's.
-    """
-
-    Settings: ClassVar[Any]
-    Inside: ClassVar[Any]
-
-    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        own = {field.name for field in dataclasses.fields(self.Settings)} & kwargs.keys()
-        self.settings = self.Settings(**{name: kwargs.pop(name) for name in own})
-        super().__init__(pretrained, **kwargs)
-        self.method = self.Inside(self.model, self.settings)
-
-    @classmethod
-    def apply(cls, model: nn.Module, **settings: Any) -> Any:
-        """Put the method into a transformers model until ``detach``; the settings are the model type's arguments."""
-        return cls.Inside(model, cls.Settings(**settings))
-
-    def check(self, skeleton: nn.Module) -> None:
-        """Refuse a model that this method cannot run in."""
-        self.Inside.check(skeleton, self.settings)
-
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, and the method's name and settings."""
-        name = type(self).__module__.rpartition(".")[2]
-        return super().get_model_info() | {"method": {"name": name, **self.method.describe()}}
+        return super().get_model_info() | {"method": {"name": self._name, **self.method.describe()}}
 
     @property
-    def cache_key(self) -> str:
+    def cache_key(self) -> str | None:
         """What sets this model's answers apart from the same model's with other settings, for ``--use_cache``."""
         settings = json.dumps(self.method.describe(), sort_keys=True)
-        return f"{type(self).__module__.rpartition('.')[2]}_{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
+        return f"{self._name}_{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
 
-
-def _check_folder(pretrained: str, weights_elsewhere: bool) -> None:
-    """Refuse what is spelled as a path and is no folder, and a folder that holds no model."""
-    if not os.path.isdir(pretrained):
-        if pretrained.startswith((".", "/", "~")):
-            raise UserError(f"pretrained={pretrained}: no such folder; give a model's folder or its name on the Hub")
-    elif not weights_elsewhere and not os.path.isfile(os.path.join(pretrained, "config.json")):
-        raise UserError(f"pretrained={pretrained}: no config.json in this folder; give a folder with a model in it")
-
-
-def _check_dtype(dtype: Any) -> None:
-    """Refuse a name that is none of PyTorch's types; ``hf`` would fail with a missing attribute."""
-    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise UserError(f"dtype={dtype}: no type of PyTorch's; expected auto, float32, float16, bfloat16, ...")
+    @property
+    def _name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
 
 
 def _check_device(device: Any) -> None:
@@ -163,13 +154,12 @@ def _check_device(device: Any) -> None:
         raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
     if found.type != "cuda":
         return
-    if not torch.cuda.is_available():
-        if found.index == 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
-            return
+    if torch.cuda.is_available():
+        if found.index is not None and found.index >= (there := torch.cuda.device_count()):
+            raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
+    elif found.index != 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
         reason = f"PyTorch {torch.__version__} finds no GPU here"
         raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
-    if found.index is not None and found.index >= (there := torch.cuda.device_count()):
-        raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
 
 
 def real(name: str, given: Any) -> float:
@@ -185,12 +175,11 @@ def real(name: str, given: Any) -> float:
 def count(name: str, given: Any) -> int:
     """A whole number, 0 or more, that the user gave for the argument ``name``; ``UserError`` for something else."""
     try:
-        value = real(name, given)
+        if (value := real(name, given)) >= 0 and value.is_integer():
+            return int(value)
     except UserError:
-        value = -1.0
-    if value < 0 or not value.is_integer():
-        raise UserError(f"{name}={given}: expected a whole number, 0 or more")
-    return int(value)
+        pass
+    raise UserError(f"{name}={given}: expected a whole number, 0 or more")
 
 
 def one_of(name: str, given: Any, choices: tuple[str, ...]) -> str:

@@ -5,78 +5,97 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.errors import FactorsError, UserError
-from lpes_eval.methods.base import RotaryLM
+from lpes_eval.factors import Factors
+from lpes_eval.methods.base import InModel, MethodLM
 
 
-class LayerFactors:
-    """Layer factors inside a model (``lpes_eval.apply``), until ``detach``."""
+@dataclass
+class LayerFactors(InModel):
+    """Layer factors inside a model (``lpes_eval.apply``).
 
-    def __init__(self, model: nn.Module, factors: Any) -> None:
-        rope.apply(model, factors)
+    Attributes:
+        factors: as given: a factors file's path, one number for all layers, a list of one a layer; None for none.
+        parsed: what they say.
+    """
+
+    factors: Any = None
+
+    def __post_init__(self) -> None:
+        """Read the factors; ``FactorsError`` where they cannot be."""
+        self.parsed: Factors | None = factors_file.parse(self.factors) if self.factors is not None else None
+
+    @property
+    def plain(self) -> bool:  # type: ignore[override]
+        """Whether there are no factors."""
+        return self.parsed is None
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without rotary position embeddings, and one with another number of layers."""
+        depth = len(rope.find_decoder(model).layers)
+        with self._named():
+            assert self.parsed is not None
+            self.parsed.per_layer(depth)
+
+    def put(self, model: nn.Module) -> None:
+        """Put the factors into the model; without any, refuse one that has some in it."""
         self._model = model
-
-    def describe(self) -> dict[str, Any]:
-        """The factors, one a layer."""
-        return {"factors": rope.applied(self._model)}
+        if self.parsed is not None:
+            with self._named():
+                rope.apply(model, self.parsed)
+        elif rope.applied(model) is not None:
+            raise UserError(
+                "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
+                "or give factors="
+            )
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
         rope.remove(self._model)
 
+    def describe(self) -> dict[str, Any]:
+        """The factors, one a layer."""
+        return {"factors": rope.applied(self._model)}
 
-class LPES(RotaryLM):
-    """``hf`` with layer factors; everything that ``hf`` takes means the same.
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say in an error which factors it is about."""
+        try:
+            yield
+        except FactorsError as error:
+            given = f"={self.factors}" if isinstance(self.factors, str | Path | int | float) else ""
+            raise FactorsError(f"factors{given}: {error}") from None
 
-    Args:
-        pretrained: as for ``hf``. Left out: the model that the factors name as their origin, or, where they name none
-            or there are no factors, the reference model that is shipped with this package.
-        factors: a factors file's path, or one number for all layers (Position Interpolation). Left out: the plain
-            model, with the same answers as ``hf``.
-        **kwargs: what ``hf`` takes.
 
-    Raises:
-        FactorsError: factors that cannot be read, or are for another number of layers; before any weight is loaded.
-        UnsupportedModel: a model without rotary position embeddings; before any weight is loaded.
-        UserError: no ``factors``, and a model that is handed over loaded has some in it.
+class LPES(MethodLM):
+    """``hf`` with layer factors; its arguments are those of ``hf`` and ``factors`` (see ``LayerFactors``).
+
+    Without ``factors`` it answers as ``hf`` does. Without ``pretrained`` it loads the model that the factors name as
+    their origin, or the reference model. Factors are checked before any weight is loaded.
     """
 
     title = "Layer factors"
     paper = "2606.27705"
-    published_time = 1.0
+    published_time: ClassVar[float | None] = 1.0
+    Inside: ClassVar[Any] = LayerFactors
+    foreign: ClassVar = {"factor": "lpes takes factors=, which may be one number for all layers"}
+    """Arguments of the other model type with factors, and what to give instead."""
 
-    def __init__(self, pretrained: Any = None, factors: Any = None, **kwargs: Any) -> None:
-        if "factor" in kwargs:
-            raise UserError(f"factor={kwargs['factor']}: lpes takes factors=, which may be one number for all layers")
-        self.factors = factors_file.parse(factors) if factors is not None else None
-        self._factors_given = factors
-        if factors is None and isinstance(pretrained, nn.Module) and rope.applied(pretrained) is not None:
-            raise UserError(
-                "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
-                "or give factors="
-            )
-        origin = self.factors.origin.get("model") if self.factors is not None else None
-        self._by_default = pretrained is None and origin is None
-        if pretrained is None and origin is not None:
-            pretrained = origin if isinstance(origin, str) else origin["name"]
-            if not isinstance(origin, str) and origin.get("revision") is not None:
-                kwargs.setdefault("revision", origin["revision"])
-        super().__init__(pretrained=pretrained, **kwargs)
-        if self.factors is not None:
-            self.check(self.model)
-            rope.apply(self.model, self.factors)
-
-    @classmethod
-    def apply(cls, model: nn.Module, factors: Any) -> LayerFactors:
-        """Put the factors into a transformers model, until ``detach``."""
-        return LayerFactors(model, factors)
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        for name in self.foreign.keys() & kwargs.keys():
+            raise UserError(f"{name}={kwargs[name]}: {self.foreign[name]}")
+        self._by_default = False
+        super().__init__(pretrained, **kwargs)
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
@@ -86,12 +105,11 @@ class LPES(RotaryLM):
 
     def set_factors(self, factors: Any) -> None:
         """Put other factors in force, without loading anything anew; None for the plain model."""
-        parsed = factors_file.parse(factors) if factors is not None else None
-        if parsed is None:
+        method = LayerFactors(factors)
+        if method.plain:
             rope.remove(self.model)
-        else:
-            rope.apply(self.model, parsed)
-        self.factors, self._factors_given = parsed, factors
+        method.put(self.model)
+        self.method = method
 
     @property
     def layer_factors(self) -> list[float] | None:
@@ -101,37 +119,35 @@ class LPES(RotaryLM):
     @property
     def cache_key(self) -> str | None:
         """What sets this model's answers apart from the same model's with other factors, for ``--use_cache``."""
-        return self.factors.digest(len(self.layer_factors or ()))[:16] if self.factors is not None else None
+        parsed = self.method.parsed
+        return parsed.digest(len(self.layer_factors or ()))[:16] if parsed is not None else None
 
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, and the factors, their hash and their origin."""
-        info = super().get_model_info()
-        if self.factors is None:
-            return info | {"factors": None}
-        return info | {
-            "factors": {
-                "given": str(self._factors_given),
-                "per_layer": self.layer_factors,
-                "sha256": self.factors.digest(len(self.layer_factors or ())),
-                "origin": dict(self.factors.origin),
-            }
-        }
+        parsed, values = self.method.parsed, self.layer_factors
+        info: dict[str, Any] | None = None
+        if parsed is not None:
+            info = {"given": str(self.method.factors), "per_layer": values}
+            info |= {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}
+        return super(MethodLM, self).get_model_info() | {"factors": info}
 
-    def needs_check(self) -> bool:
-        """Only with factors: any model that ``hf`` takes runs without."""
-        return self.factors is not None
+    def default_model(self, kwargs: dict[str, Any]) -> str:
+        """The factors' origin, in the revision that they name, or else the reference model."""
+        origin = self.method.parsed.origin.get("model") if self.method.parsed is not None else None
+        self._by_default = origin is None
+        if isinstance(origin, dict):
+            if origin.get("revision") is not None:
+                kwargs.setdefault("revision", origin["revision"])
+            return origin["name"]
+        return origin or super().default_model(kwargs)
 
     def check(self, skeleton: nn.Module) -> None:
         """Check the factors against the model's layers."""
-        assert self.factors is not None
-        depth = len(rope.find_decoder(skeleton).layers)
         try:
-            self.factors.per_layer(depth)
+            super().check(skeleton)
         except FactorsError as error:
-            given = self._factors_given
-            source = f"factors={given}" if isinstance(given, str | Path | int | float) else "factors"
             default = "; it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
-            raise FactorsError(f"{source}: {error}{default if self._by_default else ''}") from None
+            raise FactorsError(f"{error}{default if self._by_default else ''}") from None
 
 
 Method = LPES

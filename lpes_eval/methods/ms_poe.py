@@ -20,33 +20,29 @@ as large as that of one without. The ranking looks at one query a layer; the key
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from lpes_eval.methods import interception
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, one_of, real
-from lpes_eval.methods.cache import grow_in_place
+from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 
-@dataclass
-class Settings:
-    """Ms-PoE's settings, with the paper's values.
+@dataclass(eq=False)
+class HeadFactors(PromptInterception):
+    """Ms-PoE inside a model.
 
     Attributes:
         min, max: the least and the greatest factor.
         skip: so many layers at the beginning are left alone; 2 as in the authors' scripts, 0 as in Algorithm 1.
         threshold: attention counts for a head's awareness from so many times its mean on (the paper's alpha).
         order: ``paper``, or ``authors`` for what the authors' code does.
-
-    Raises:
-        UserError: settings that are not numbers in order.
+        ranks: by layer, the number of each head's factor in the last prompt, (B, H); 0 is the least factor.
     """
 
     min: float = 1.2
@@ -54,6 +50,7 @@ class Settings:
     skip: int = 2
     threshold: float = 3.0
     order: str = "paper"
+    name = "Ms-PoE"
 
     def __post_init__(self) -> None:
         """Read what a user wrote, and refuse what makes no sense."""
@@ -64,73 +61,44 @@ class Settings:
             raise UserError(f"min={self.min:g},max={self.max:g}: expected 0 < min <= max")
         if not self.threshold > 0:
             raise UserError(f"threshold={self.threshold:g}: expected more than 0")
+        self.ranks: dict[int, Tensor] = {}
 
     def factors(self, heads: int) -> list[float]:
-        """The factors of so many heads, ascending."""
+        """The factors of so many heads, ascending (Eq. 2)."""
         steps = max(heads - 1, 1) if self.order == "paper" else heads
         return [self.min + number * (self.max - self.min) / steps for number in range(heads)]
 
+    def chosen_layers(self, depth: int) -> range:
+        """All after the first ``skip``."""
+        return range(self.skip, depth)
 
-class HeadFactors(PromptInterception):
-    """Ms-PoE inside a model, until ``detach``.
-
-    Args:
-        model: a transformers causal language model with rotary position embeddings, with its weights.
-        settings: the paper's by default.
-
-    Attributes:
-        ranks: by layer, the number of each head's factor in the last prompt, (B, H); 0 is the least factor.
-
-    Raises:
-        UnsupportedModel: with the reason.
-        UserError: no layer is left, or layer factors or another method are in the model already.
-    """
-
-    name = "Ms-PoE"
-
-    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
-        self.check(model, self.settings)
-        self.ranks: dict[int, Tensor] = {}
-        super().__init__(model, range(self.settings.skip, len(rope.find_decoder(model).layers)))
-
-    @staticmethod
-    def check(model: nn.Module, settings: Settings) -> None:
-        """Raise what the constructor would raise, where that can be seen without weights."""
-        found = interception.check(model, HeadFactors.name)
-        depth = len(rope.find_decoder(model).layers)
-        if settings.skip >= depth or not any(h >= settings.skip for h in found):
-            raise UserError(f"skip={settings.skip}: the model has {depth} layers, of which none would be left")
-
-    def describe(self) -> dict[str, Any]:
-        """The settings."""
-        return asdict(self.settings)
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model whose attention cannot be reached, or of which no layer is left."""
+        found, depth = find_attention(model, self.name), len(rope.find_decoder(model).layers)
+        if not any(h >= self.skip for h in found):
+            raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")
 
     def attend(self, call: Call) -> Tensor:
         """Attention with each head's own rotation, and keys rotated once for every query head."""
         heads, key_heads, batch = call.query.shape[1], call.key.shape[1], len(call.query)
-        settings = self.settings
-        if settings.min == settings.max:  # nothing to choose, and key heads need not be told apart
-            cos, sin = (t[0] for t in call.table.by_factors([settings.min]))
+        if self.min == self.max:  # nothing to choose, and key heads need not be told apart
+            cos, sin = (t[0] for t in call.table.by_factors([self.min]))
             query, key = call.rotate(call.query, call.key, cos, sin)
             return call.compute(query, *call.cached(key, call.value))
         if "ranks" not in call.state:
             call.state["ranks"] = self.ranks[call.layer] = self._rank(call)
-        tables = call.table.by_factors(settings.factors(heads))  # (H, B or 1, T, d)
+        tables = call.table.by_factors(self.factors(heads))  # (H, B or 1, T, d)
         rows = torch.arange(batch, device=call.query.device)[:, None]
         ranks = call.state["ranks"].to(call.query.device)
         cos, sin = (t.expand(-1, batch, -1, -1)[ranks, rows].flatten(0, 1) for t in tables)  # (B * H, T, d)
-        key = call.key
-        if heads != key_heads:
-            key = key.repeat_interleave(heads // key_heads, dim=1)
-            grow_in_place(call)  # so many keys more are not to be copied for every token
+        key = call.key.repeat_interleave(heads // key_heads, dim=1)
         turned = call.rotate(call.query.flatten(0, 1)[:, None], key.flatten(0, 1)[:, None], cos, sin)
         query, key = (x.view(batch, heads, *x.shape[2:]) for x in turned)
-        return call.compute(query, *call.cached(key, call.value))
+        return call.compute(query, *call.cached(key, call.value, in_place=heads != key_heads))
 
     def _rank(self, call: Call) -> Tensor:
         """The number of each head's factor, (B, H): its rank by position-awareness, or the authors' way."""
-        last = self.prompt_end(call).to(call.query.device)  # (B,)
+        last = self.prompt_end(call)  # (B,)
         rows = torch.arange(len(call.query), device=last.device)
         query = call.query[rows, :, last].float().unflatten(1, (call.key.shape[1], -1))  # (B, H_kv, G, D)
         scores = torch.matmul(query, call.key.float().transpose(-1, -2)).flatten(1, 2) * call.scale  # (B, H, T)
@@ -138,8 +106,8 @@ class HeadFactors(PromptInterception):
             scores = torch.tanh(scores / cap) * cap
         visible = _visible(call, last)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
-        least = self.settings.threshold / visible.sum(-1)[:, None, None]
-        authors = self.settings.order == "authors"
+        least = self.threshold / visible.sum(-1)[:, None, None]
+        authors = self.order == "authors"
         awareness = ((weights > least) if authors else (weights >= least)).sum(-1)  # keys, the same number for all
         order = awareness.argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
         return order if authors else order.argsort(dim=-1)
@@ -160,22 +128,14 @@ def _visible(call: Call, last: Tensor) -> Tensor:
 
 
 class MsPoE(PromptLM):
-    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the fields of ``Settings``.
+    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the settings of ``HeadFactors``.
 
-    Heads are ranked on the last token of the prompt: in generation the last token before the answer, in likelihood
-    scoring the last token of the context. The windows of rolling likelihood (perplexity) have a context of one token,
-    which ranks all heads alike, so that they keep their order.
-
-    Raises:
-        UserError: settings that are not numbers in order.
-        UnsupportedModel: a model whose attention cannot be given other rotations; where possible before any weight is
-            loaded.
+    In rolling likelihood (perplexity), with a context of one token, all heads rank alike and keep their order.
     """
 
     title = HeadFactors.name
     paper = "2403.04797"
     published_time = 1.45
-    Settings = Settings
     Inside = HeadFactors
 
 

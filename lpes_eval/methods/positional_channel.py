@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from lpes_eval.methods import interception
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, real
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
@@ -34,25 +33,23 @@ LENGTH = 1000
 """Tokens of a random prompt."""
 
 
-@dataclass
-class Settings:
-    """Which channel, how it is scaled, and where.
+@dataclass(eq=False)
+class ScaledChannel(PromptInterception):
+    """Positional-channel scaling inside a model.
 
     Attributes:
-        channel: number of the hidden channel; None: it is searched.
+        channel: number of the hidden channel; None: it is searched when the method is put into a model.
         scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
         layers: the layers from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the
-            depth, which are the layers 10 to 25 that the authors take in models of 32 layers.
+            depth, which are the layers 10 to 25 that the authors take in models of 32 layers. In a model: all.
         samples: random prompts of a search; 200 as in the authors' script.
-
-    Raises:
-        UserError: something else.
     """
 
     channel: Any = None
     scale: float = 0.0
     layers: Any = None
     samples: int = 200
+    name = "Positional-channel scaling"
 
     def __post_init__(self) -> None:
         """Read what a user wrote."""
@@ -70,65 +67,51 @@ class Settings:
             raise UserError(f"layers={self.layers}: expected FIRST:END with 0 <= FIRST < END <= {depth}")
         return range(int(first), int(end))
 
+    def check(self, model: Any) -> None:
+        """Refuse a model whose attention cannot be reached, or that has no such layers or channel."""
+        super().check(model)
+        self.chosen_layers(len(rope.find_decoder(model).layers))
+        width = model.config.get_text_config(decoder=True).hidden_size
+        if self.channel is not None and self.channel >= width:
+            raise UserError(f"channel={self.channel}: the model has {width} hidden channels, counted from 0")
 
-class ScaledChannel(PromptInterception):
-    """Positional-channel scaling inside a model, until ``detach``.
-
-    Args:
-        model: a transformers causal language model with rotary position embeddings, with its weights.
-        settings: the channel is searched by default, which runs ``samples`` prompts.
-
-    Raises:
-        UnsupportedModel: with the reason.
-        UserError: settings that do not fit the model, no channel found, or layer factors or another method are in the
-            model already.
-    """
-
-    name = "Positional-channel scaling"
-
-    def __init__(self, model: nn.Module, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
-        self.check(model, self.settings)
-        if self.settings.channel is None:
-            found = candidates(model, self.settings.samples)
-            if not found:
+    def put(self, model: nn.Module) -> None:
+        """Find the channel where none is given, and put the method into the model."""
+        if self.channel is None:
+            self.check(model)
+            if not (found := candidates(model, self.samples)):
                 raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=")
-            self.settings = replace(self.settings, channel=found[0])
-        super().__init__(model, self.settings.chosen_layers(len(rope.find_decoder(model).layers)))
-
-    @staticmethod
-    def check(model: nn.Module, settings: Settings) -> None:
-        """Raise what the constructor would raise, where that can be seen without weights."""
-        interception.check(model, ScaledChannel.name)
-        settings.chosen_layers(len(rope.find_decoder(model).layers))
-        config: Any = model.config
-        width = config.get_text_config(decoder=True).hidden_size
-        if settings.channel is not None and settings.channel >= width:
-            raise UserError(f"channel={settings.channel}: the model has {width} hidden channels, counted from 0")
+            self.channel = found[0]
+        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The channel, its scale, and the layers."""
-        return {"channel": self.settings.channel, "scale": self.settings.scale, "layers": self.layers}
+        return {"channel": self.channel, "scale": self.scale, "layers": self.layers}
 
     def attend(self, call: Call) -> Tensor:
         """Attention of the model as it is, and with the channel scaled from the prompt's last token on."""
         hidden = call.given["hidden_states"].clone()
-        hidden[..., self.settings.channel] *= self.settings.scale
-        query, key = call.rotate(*self.project(call, hidden), *call.table.own)
-        if call.cache is not None and int(call.cache.get_seq_length(call.layer)) > 0:
+        hidden[..., self.channel] *= self.scale
+        query, key = call.rotate(*self.project(call, hidden_states=hidden), *call.table)
+        if call.held > 0:
             return call.compute(query, *call.cached(key, call.value))  # the answer's tokens
         call.cached(key, call.value)
         length = query.shape[2]
         if call.mask is not None and call.mask.ndim == 4:
             call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
-        plain = call.compute(*call.rotate(call.query, call.key, *call.table.own), call.value)
+        plain = call.compute(*call.rotate(call.query, call.key, *call.table), call.value)
         if self.prompt_is_all(call):
             if call.mask is not None and call.mask.ndim == 4:
                 call = replace(call, mask=call.mask[:, :, -1:])
             return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
-        end = self.prompt_end(call).to(query.device)[:, None]
+        end = self.prompt_end(call)[:, None]
         after = torch.arange(length, device=query.device) >= end  # (B, T)
         return torch.where(after[..., None, None], call.compute(query, key, call.value), plain)
+
+    def plainly(self, call: Call) -> Tensor:
+        """The attention of the model as it is, where its projections can be computed once more."""
+        query, key = call.rotate(*self.project(call), *call.table)
+        return call.compute(query, *call.cached(key, call.value))
 
 
 @torch.no_grad()
@@ -179,16 +162,10 @@ def _unit(values: np.ndarray) -> np.ndarray:
 
 
 class PositionalChannel(PromptLM):
-    """``hf`` with positional-channel scaling; its arguments are those of ``hf`` and the fields of ``Settings``.
-
-    Raises:
-        UserError: settings that do not fit the model, or no channel found.
-        UnsupportedModel: a model whose attention cannot be computed apart; where possible before any weight is loaded.
-    """
+    """``hf`` with positional-channel scaling; its arguments are those of ``hf`` and ``ScaledChannel``."""
 
     title = ScaledChannel.name
     paper = "2406.02536"
-    Settings = Settings
     Inside = ScaledChannel
 
     @classmethod

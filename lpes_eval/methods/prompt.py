@@ -20,7 +20,7 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class PromptInterception(Interception):
     """An ``Interception`` that knows where each row's prompt ends."""
 
-    _end: tuple[Tensor, int, int] | None = None  # columns, the first and the last of them
+    _end: Tensor | None = None  # columns, on the processor: asking a GPU would take time
 
     @contextmanager
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
@@ -31,33 +31,32 @@ class PromptInterception(Interception):
         chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
         the method needs a prompt that is there as a whole.
         """
-        columns = torch.as_tensor(column)
-        self._end = columns, int(columns.min()), int(columns.max())
+        self._end = torch.as_tensor(column).cpu()
         try:
             yield
         finally:
             self._end = None
 
     def prompt_is_all(self, call: Call) -> bool:
-        """Whether all rows' prompts are known to end in the last column; asking a GPU for it would take time."""
+        """Whether all rows' prompts are known to end in the last column."""
         if self._end is not None:
-            return self._end[1] == call.query.shape[2] - 1
+            return int(self._end.min()) == call.query.shape[2] - 1
         return self.padding is None
 
     def prompt_end(self, call: Call) -> Tensor:
         """The column of each row's last token of the prompt, (B,)."""
         batch, _, length, _ = call.query.shape
+        device = call.query.device
         if self._end is not None:
-            columns, _, furthest = self._end
-            if furthest >= length:
+            if (furthest := int(self._end.max())) >= length:
                 raise UserError(
                     f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
                     "the whole prompt in one pass (leave out prefill_chunk_size)"
                 )
-            return columns.expand(batch)
+            return self._end.to(device).expand(batch)
         if self.padding is None:
-            return torch.full((batch,), length - 1)
-        return length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)
+            return torch.full((batch,), length - 1, device=device)
+        return (length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)).to(device)
 
 
 class PromptLM(MethodLM):
@@ -67,15 +66,11 @@ class PromptLM(MethodLM):
     windows of rolling likelihood (perplexity) have a context of one token.
     """
 
-    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        super().__init__(pretrained, **kwargs)
-        self._contexts: dict[tuple[int, ...], int] = {}
+    _ends: dict[tuple[int, ...], int] = {}  # noqa: RUF012 (replaced, never changed): input -> the column of its context's end
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         with self.method.prompt_ends_at(context.shape[1] - 1):
             return super()._model_generate(context, max_length, stop, **options)
-
-    # -- likelihood scoring: where does each row's context end?
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         """As ``hf``, in as many rounds as there are contexts that make the same input with different continuations.
@@ -84,25 +79,22 @@ class PromptLM(MethodLM):
         looked up by its tokens; two requests with the same tokens and different contexts go into different rounds.
         """
         answers: dict[int, tuple[float, bool]] = {}
-        waiting = dict(enumerate(requests))
-        while waiting:
-            self._contexts, now = {}, {}
-            for number, (_, context, continuation) in waiting.items():
+        while len(answers) < len(requests):
+            self._ends, now = {}, []
+            for number in range(len(requests)):
+                _, context, continuation = requests[number]
                 tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
                 end = len(tokens) - len(continuation)
-                if self._contexts.setdefault(_without_zeros(tokens), end) == end:
-                    now[number] = waiting[number]
-            try:
-                scored = super()._loglikelihood_tokens(list(now.values()), *args, **kwargs)
-            finally:
-                self._contexts = {}
-            answers |= dict(zip(now, scored, strict=True))
-            waiting = {number: request for number, request in waiting.items() if number not in now}
+                if number not in answers and self._ends.setdefault(_without_zeros(tokens), end) == end:
+                    now.append(number)
+            scored = super()._loglikelihood_tokens([requests[number] for number in now], *args, **kwargs)
+            answers |= zip(now, scored, strict=True)
+        self._ends = {}
         return [answers[number] for number in range(len(requests))]
 
     def _model_call(self, inps: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        ends = [self._contexts.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
-        with self.method.prompt_ends_at(torch.tensor(ends, device=inps.device)):
+        ends = [self._ends.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
+        with self.method.prompt_ends_at(torch.tensor(ends)):
             return super()._model_call(inps, *args, **kwargs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,58 +16,66 @@ from lpes_eval.errors import UnsupportedModel, UserError
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
 
+Pair = tuple[Tensor, ...]
+"""Cosines and sines."""
 
-@dataclass
-class Table:
-    """What a rotary module answered in one forward, and how to ask it for other rotations of the same positions.
+
+class Table(tuple[Tensor, Tensor]):
+    """The cosines and sines that a rotary module answered, (B, T, d) each, and how to ask it for other rotations.
 
     Attributes:
-        rotary: the model's rotary module.
+        rotary: the rotary module.
         call: the arguments it was called with, by name.
-        own: the cosines and sines that it answered, (B, T, d) each.
     """
 
     rotary: nn.Module
     call: dict[str, Any]
-    own: tuple[Tensor, Tensor]
-    _made: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def identity(self) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def of(cls, rotary: nn.Module, args: tuple, kwargs: dict, output: Pair) -> Table:
+        """From what a forward hook of a rotary module is given."""
+        table = cls(output)
+        table.rotary, table.call = rotary, dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+        return table
+
+    def to(self, device: Any, **options: Any) -> Table:
+        """The same on another device; accelerate asks for it where a model is spread over several."""
+        moved = Table(t.to(device, **options) for t in self)
+        moved.rotary = self.rotary
+        moved.call = {k: v.to(device, **options) if torch.is_tensor(v) else v for k, v in self.call.items()}
+        return moved
+
+    def identity(self) -> Pair:
         """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
-        one = self.own[0].new_ones(1, 1, self.own[0].shape[-1])
+        one = self[0].new_ones(1, 1, self[0].shape[-1])
         return self._once("identity", lambda: (one, torch.zeros_like(one)))
 
-    def by_factors(self, factors: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
         ids = self.call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
 
-        def make() -> tuple[Tensor, Tensor]:
+        def make() -> Pair:
             divided = ids.unsqueeze(-3) / _divisors(tuple(factors), ids.device)
-            cos, sin = self._ask(divided.flatten(-3, -2))
-            return cos.unflatten(0, (len(factors), -1)), sin.unflatten(0, (len(factors), -1))
+            return tuple(t.unflatten(0, (len(factors), -1)) for t in self._ask(divided.flatten(-3, -2)))
 
         return self._once(("factors", *factors), make)
 
-    def by_bases(self, bases: Sequence[float], theta: float) -> tuple[Tensor, Tensor]:
+    def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
 
-        def make() -> tuple[Tensor, Tensor]:
-            cos, sin = zip(*(self.own if base == theta else self._at(base) for base in bases), strict=True)
-            return torch.stack(cos), torch.stack(sin)
+        def make() -> Pair:
+            tables = (tuple(self) if base == theta else self._at(base) for base in bases)
+            return tuple(torch.stack(each) for each in zip(*tables, strict=True))
 
         return self._once(("bases", *bases), make)
 
-    def moved(self, own: tuple[Tensor, Tensor]) -> Table:
-        """The same on the device of ``own``."""
-        device = own[0].device
-        return Table(self.rotary, {k: v.to(device) if torch.is_tensor(v) else v for k, v in self.call.items()}, own)
+    def _once(self, key: Any, make: Callable[[], Pair]) -> Pair:
+        made: dict[Any, Pair] = self.__dict__.setdefault("made", {})
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
-    def _once(self, key: Any, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-    def _at(self, base: float) -> tuple[Tensor, Tensor]:
+    def _at(self, base: float) -> Pair:
         rotary: Any = self.rotary
         own = rotary.inv_freq
         rotary.inv_freq = frequencies(base, own)
@@ -78,16 +85,10 @@ class Table:
             rotary.inv_freq = own
 
     @torch.no_grad()
-    def _ask(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _ask(self, position_ids: Tensor) -> Pair:
         """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
         call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
         return inspect.unwrap(type(self.rotary).forward)(self.rotary, **call)
-
-
-def table_of(rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
-    """The table of a call of a rotary module, from what a forward hook is given."""
-    call = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
-    return Table(rotary, call, output)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,20 +125,18 @@ def own_base(model: nn.Module, method: str) -> float:
     if (kind := parameters.get("rope_type", "default")) != "default":
         raise refuse(f"its rotary embedding is of type {kind}")
     theta = parameters.get("rope_theta")
-    if theta is None or decoder.own or len(decoder.rotaries) != 1:
-        raise refuse("it has no single rotary module with a rope_theta")
-    rotary: Any = decoder.rotaries[0]
-    inv_freq = getattr(rotary, "inv_freq", None)
-    if inv_freq is None:
-        raise refuse("its rotary module keeps no inverse frequencies")
-    if inv_freq.is_meta:
+    kept: Any = getattr(decoder.rotaries[0], "inv_freq", None) if len(decoder.rotaries) == 1 else None
+    if theta is None or decoder.own or kept is None:
+        raise refuse("it has no single rotary module with a rope_theta and inverse frequencies")
+    if kept.is_meta:
         return float(theta)
-    nowhere = torch.zeros(1, 1, dtype=torch.long, device=inv_freq.device)
-    if torch.is_tensor(rotary(inv_freq.new_zeros(1, 1, 1), nowhere)):
+    rotary = decoder.rotaries[0]
+    if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
         raise refuse("its rotary tables are complex numbers")
-    exact, kept = frequencies(theta, inv_freq.float()), torch.finfo(inv_freq.dtype)
+    exact, rounding = frequencies(theta, kept.float()), torch.finfo(kept.dtype)
     # model.to(torch.bfloat16) rounds buffers, too
-    if not torch.allclose(inv_freq.float(), exact, rtol=max(kept.eps, 1e-5), atol=max(kept.tiny * kept.eps, 1e-8)):
+    rtol, atol = max(rounding.eps, 1e-5), max(rounding.tiny * rounding.eps, 1e-8)
+    if not torch.allclose(kept.float(), exact, rtol=rtol, atol=atol):
         raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
     return float(theta)
 

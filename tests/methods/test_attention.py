@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, distance, generated, inputs
 from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
-from lpes_eval.methods.interception import Interception, check
-from lpes_eval.methods.tables import bases_for, frequencies, own_base
+from lpes_eval.methods.interception import Interception, find_attention
+from lpes_eval.methods.tables import Table, frequencies, own_base
 
 FAMILIES = (
     "llama",
@@ -30,13 +31,20 @@ FAMILIES = (
 )
 
 
+@dataclass(eq=False)
 class Plain(Interception):
     """The attention of the model as it is."""
 
     name = "Test"
 
+    @classmethod
+    def into(cls, model):
+        method = cls()
+        method.put(model)
+        return method
+
     def attend(self, call):
-        query, key = call.rotate(call.query, call.key, *call.table.own)
+        query, key = call.rotate(call.query, call.key, *call.table)
         return call.compute(query, *call.cached(key, call.value))
 
 
@@ -57,7 +65,7 @@ def logits(model, **given):
 
 def test_rotating_for_oneself_is_what_the_family_does(model):
     expected, answer, attributes = logits(model), generated(model), [set(m.__dict__) for m in model.modules()]
-    method = Plain(model)
+    method = Plain.into(model)
     assert method.layers
     assert (logits(model) - expected).abs().max() < 1e-5
     found = generated(model)
@@ -77,7 +85,10 @@ def test_layers_are_taken_over_one_by_one_and_those_without_positions_never():
             seen.append(call.layer)
             return super().attend(call)
 
-    method = Watching(model, layers=[0, 1])
+        def chosen_layers(self, depth):
+            return range(2)
+
+    method = Watching.into(model)
     logits(model)
     assert method.layers == (0,)
     assert seen == [0]
@@ -88,7 +99,7 @@ def test_attention_is_computed_by_the_implementation_that_was_asked_for(llama):
     for implementation in ("sdpa", "eager"):
         llama.set_attn_implementation(implementation)
         expected[implementation] = logits(llama)
-        method = Plain(llama)
+        method = Plain.into(llama)
         assert torch.equal(logits(llama), expected[implementation])
         method.detach()
     assert not torch.equal(expected["sdpa"], expected["eager"])
@@ -103,12 +114,12 @@ def test_values_that_heads_share_are_read_as_if_every_head_had_a_copy(values_too
     class Copied(Plain):
         def attend(self, call):
             keys = call.key.repeat_interleave(groups, dim=1)
-            query, key = call.rotate(call.query, keys, *call.table.own)
+            query, key = call.rotate(call.query, keys, *call.table)
             value = call.value.repeat_interleave(groups, dim=1) if values_too else call.value
             return call.compute(query, *call.cached(key, value))
 
     expected = generated(model)
-    Copied(model)
+    Copied.into(model)
     assert distance(generated(model).logits, expected.logits) < 1e-4
 
 
@@ -116,7 +127,7 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(lla
     ids = inputs()["input_ids"]
     filled, ours = DynamicCache(), DynamicCache()
     llama(ids, past_key_values=filled)
-    method = Plain(llama)
+    method = Plain.into(llama)
     with pytest.raises(CacheError, match=f"{LENGTH} positions whose keys Test has not rotated"):
         llama(ids[:, :1], past_key_values=filled)
     llama(ids, past_key_values=ours)
@@ -142,10 +153,10 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(lla
 def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason):
     if family in ("llama4_text", "diffllama", "doge"):  # what only shows when it runs
         with pytest.raises(UnsupportedModel, match=reason):
-            Plain(tiny_model(tiny_config(family)))
+            Plain.into(tiny_model(tiny_config(family)))
         return
     with torch.device("meta"), pytest.raises(UnsupportedModel, match=reason):
-        check(AutoModelForCausalLM.from_config(tiny_config(family)), "test")
+        find_attention(AutoModelForCausalLM.from_config(tiny_config(family)), "test")
 
 
 def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
@@ -156,10 +167,10 @@ def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
         def attend(self, call):
             found["factors"] = call.table.by_factors([1.0, 1.3, 1.8])
             found["bases"] = call.table.by_bases([theta, 2 * theta], theta)
-            found["own"] = call.table.own
+            found["own"] = tuple(call.table)
             return super().attend(call)
 
-    Noting(llama)
+    Noting.into(llama)
     position_ids = torch.tensor([[0, 3, 7], [100, 250, 500]])
     llama(torch.tensor([[5, 6, 7], [8, 9, 10]]), position_ids=position_ids)
 
@@ -178,18 +189,26 @@ def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
     assert torch.equal(found["bases"][0][0], found["own"][0])  # its own base: the model's numbers, not like them
 
 
-def test_bases_follow_the_models_own():
-    assert bases_for(10000.0, None) == (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
-    assert (bases_for(1e6, None)[0], bases_for(1e6, None)[-1]) == (1e6, 2.5e6)
-    assert bases_for(1e6, [10000]) == (10000.0,)
+def test_a_table_moves_to_another_device_with_the_call_that_made_it(llama):
+    """As accelerate moves it, which calls ``to`` of whatever has one, for a model spread over several devices."""
+    tables = []
+    llama.model.rotary_emb.register_forward_hook(lambda *call: tables.append(Table.of(*call)), with_kwargs=True)
+    llama(**inputs())
+    moved = tables[0].to("meta", non_blocking=True)
+    assert isinstance(moved, Table)
+    assert {t.device.type for t in (*moved, *moved.by_factors([1.5]))} == {"meta"}
+    assert moved.rotary is llama.model.rotary_emb
 
 
 def test_a_base_is_replaced_only_where_it_is_all_there_is(llama):
-    linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    others = [
+        ("llama", {"rope_parameters": {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}}, f"type {kind}")
+        for kind in ("linear", "dynamic", "yarn")
+    ]
     for family, changes, reason in (
         ("gemma3_text", {}, "tables of its own for each kind of attention"),
         ("llama4_text", {}, "complex numbers"),
-        ("llama", linear, "type linear"),
+        *others,
     ):
         with pytest.raises(UnsupportedModel, match=reason):
             own_base(tiny_model(tiny_config(family, **changes)), "test")

@@ -142,14 +142,16 @@ def test_misuse_is_refused():
         generated(model, num_beams=2)
 
 
-def test_bases_are_read_as_they_are_written():
-    for given, bases in (
-        ("10000:17500", (10000.0, 17500.0)),
-        (10000, (10000.0,)),
-        ([1e4, 2e4], (10000.0, 20000.0)),
-        (None, (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)),
+def test_bases_are_read_as_they_are_written_and_the_published_ones_follow_the_models_own():
+    published = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
+    for given, theta, bases in (
+        ("10000:17500", 1e4, (10000.0, 17500.0)),
+        (10000, 1e6, (10000.0,)),
+        ([1e4, 2e4], 1e4, (10000.0, 20000.0)),
+        (None, 1e4, published),
+        (None, 1e6, tuple(100 * base for base in published)),
     ):
-        model = tiny_model(tiny_config("llama"))
+        model = tiny_model(tiny_config("llama", rope_parameters={"rope_type": "default", "rope_theta": theta}))
         assert AttentionBuckets.apply(model, bases=given).describe()["bases"] == bases
     for wrong in ("10000,17500", "", [0], ["x"]):
         with pytest.raises(UserError, match="numbers > 1 with ':' between them"):

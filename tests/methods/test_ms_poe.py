@@ -7,7 +7,7 @@ import torch
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, PADDING, TASK, answers, distance, evaluate, generated, inputs
+from checks import LENGTH, PADDING, TASK, answers, distance, evaluate, generated, inputs, slow_llama, turn
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
 
@@ -21,36 +21,15 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def slow_llama(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8, skip=2):
+def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8, skip=2):
     """A Llama's logits under Ms-PoE in float64, head by head and key by key, and each head's factor by layer."""
-    config, weights = model.config, {name: p.double() for name, p in model.state_dict().items()}
-    heads, key_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    heads, width = model.config.num_attention_heads, model.config.head_dim
+    group, chosen = heads // model.config.num_key_value_heads, {}
 
-    def norm(x, weight):
-        return x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
-
-    def turn(x, factor):
-        out = x.clone()
-        for position in range(len(tokens)):
-            for i in range(width // 2):
-                angle = position / factor * config.rope_parameters["rope_theta"] ** (-2 * i / width)
-                a, b = x[position, i], x[position, i + width // 2]
-                out[position, i] = a * math.cos(angle) - b * math.sin(angle)
-                out[position, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)
-        return out
-
-    x = weights["model.embed_tokens.weight"][tokens]
-    chosen = {}
-    for h in range(config.num_hidden_layers):
-        layer = {
-            n.removeprefix(f"model.layers.{h}."): w for n, w in weights.items() if n.startswith(f"model.layers.{h}.")
-        }
-        inner = norm(x, layer["input_layernorm.weight"])
-        q, k, v = ((inner @ layer[f"self_attn.{name}_proj.weight"].T).split(width, dim=-1) for name in "qkv")
-        group = heads // key_heads
-        factors = [1.0] * heads
+    def attend(h, hidden, project):
+        q, k, v = (project(name, hidden) for name in "qkv")
+        factors, awareness = [1.0] * heads, []
         if h >= skip:
-            awareness = []
             for head in range(heads):
                 scores = [float(q[head][end] @ k[head // group][key]) / math.sqrt(width) for key in range(end + 1)]
                 total = sum(math.exp(score) for score in scores)
@@ -66,16 +45,13 @@ def slow_llama(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8
             chosen[h] = factors
         out = []
         for head in range(heads):
-            query, key = turn(q[head], factors[head]), turn(k[head // group], factors[head])
+            query, key = turn(model, q[head], factors[head]), turn(model, k[head // group], factors[head])
             scores = query @ key.T / math.sqrt(width)
             scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
             out.append(scores.softmax(-1) @ v[head // group])
-        x = x + torch.cat(out, dim=-1) @ layer["self_attn.o_proj.weight"].T
-        inner = norm(x, layer["post_attention_layernorm.weight"])
-        gate = inner @ layer["mlp.gate_proj.weight"].T
-        inner = gate * gate.sigmoid() * (inner @ layer["mlp.up_proj.weight"].T)
-        x = x + inner @ layer["mlp.down_proj.weight"].T
-    return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T, chosen
+        return torch.stack(out)
+
+    return slow_llama(model, tokens, attend), chosen
 
 
 @pytest.mark.parametrize("order", ["paper", "authors"])
@@ -83,13 +59,13 @@ def slow_llama(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8
 def test_factors_and_logits_are_those_of_a_slow_implementation(end, order):
     model = tiny_model(tiny_config("llama"))
     tokens = inputs()["input_ids"][1]
-    expected, factors = slow_llama(model, tokens, end, order)
+    expected, factors = slow_ms_poe(model, tokens, end, order)
     method = MsPoE.apply(model, order=order, **SETTINGS)
     with torch.no_grad(), method.prompt_ends_at(end):
         logits = model(tokens[None]).logits[0]
     assert set(factors) == {2, 3}
     for h, expected_factors in factors.items():
-        steps = method.settings.factors(len(expected_factors))
+        steps = method.factors(len(expected_factors))
         assert [steps[rank] for rank in method.ranks[h][0]] == pytest.approx(expected_factors)
     assert any(each != sorted(each) for each in factors.values())
     assert (logits.double() - expected).abs().max() < 1e-4
@@ -108,7 +84,7 @@ def test_the_two_orders_are_inverse_permutations_and_the_authors_never_reach_the
         method.detach()
     assert torch.equal(ranks["authors"], ranks["paper"].argsort(-1))
     assert not torch.equal(ranks["authors"], ranks["paper"])
-    assert method.settings.factors(3) == pytest.approx([1.2, 1.4, 1.6])
+    assert method.factors(3) == pytest.approx([1.2, 1.4, 1.6])
 
 
 def test_attention_that_just_reaches_the_threshold_counts():

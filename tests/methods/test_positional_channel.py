@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, PADDING, distance, generated, inputs
+from checks import LENGTH, PADDING, distance, generated, inputs, slow_llama, turn
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
@@ -22,55 +22,32 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def slow_llama(model, tokens, end, channel, scale, layers):
+def slow_scaling(model, tokens, end, channel, scale, layers):
     """A Llama's logits in float64, token by token: those from ``end`` on attend with the channel scaled."""
-    config, weights = model.config, {name: p.double() for name, p in model.state_dict().items()}
-    heads, width = config.num_attention_heads, config.head_dim
-    group = heads // config.num_key_value_heads
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
 
-    def norm(x, weight):
-        return x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
-
-    def projected(x, weight, turned):
-        """(T, heads, D), rotated position by position where that is asked for."""
-        x = (x @ weight.T).unflatten(-1, (-1, width)).clone()
-        for position in range(len(tokens) if turned else 0):
-            for i in range(width // 2):
-                angle = position * config.rope_parameters["rope_theta"] ** (-2 * i / width)
-                a, b = x[position, :, i].clone(), x[position, :, i + width // 2].clone()
-                x[position, :, i] = a * math.cos(angle) - b * math.sin(angle)
-                x[position, :, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)
-        return x
-
-    x = weights["model.embed_tokens.weight"][tokens]
-    for h in range(config.num_hidden_layers):
-        layer = {
-            n.removeprefix(f"model.layers.{h}."): w for n, w in weights.items() if n.startswith(f"model.layers.{h}.")
-        }
-        inner = norm(x, layer["input_layernorm.weight"])
-        other = inner.clone()
+    def attend(h, hidden, project):
+        other = hidden.clone()
         if h in layers:
             other[:, channel] *= scale
-        q, k = ([projected(y, layer[f"self_attn.{n}_proj.weight"], True) for y in (inner, other)] for n in "qk")
-        v = projected(inner, layer["self_attn.v_proj.weight"], False)
-        out = torch.zeros(len(tokens), heads, width, dtype=torch.float64)
+        q, k = ([turn(model, project(name, each)) for each in (hidden, other)] for name in "qk")
+        v = project("v", hidden)
+        out = torch.zeros_like(q[0])
         for t in range(len(tokens)):
             which = int(t >= end)
-            for head in range(heads):
-                scores = k[which][: t + 1, head // group] @ q[which][t, head] / math.sqrt(width)
-                out[t, head] = scores.softmax(-1) @ v[: t + 1, head // group]
-        x = x + out.flatten(1) @ layer["self_attn.o_proj.weight"].T
-        inner = norm(x, layer["post_attention_layernorm.weight"])
-        gate = inner @ layer["mlp.gate_proj.weight"].T
-        x = x + gate * gate.sigmoid() * (inner @ layer["mlp.up_proj.weight"].T) @ layer["mlp.down_proj.weight"].T
-    return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+            for head in range(len(out)):
+                scores = k[which][head // group, : t + 1] @ q[which][head, t] / math.sqrt(out.shape[-1])
+                out[head, t] = scores.softmax(-1) @ v[head // group, : t + 1]
+        return out
+
+    return slow_llama(model, tokens, attend)
 
 
 @pytest.mark.parametrize("end", [LENGTH - 1, 11])
 def test_logits_are_those_of_a_slow_implementation(end):
     model = tiny_model(tiny_config("llama"))
     tokens = inputs()["input_ids"][1]
-    expected = slow_llama(model, tokens, end, 5, -3, (1, 2))
+    expected = slow_scaling(model, tokens, end, 5, -3, (1, 2))
     with torch.no_grad():
         plain = model(tokens[None]).logits[0].double()
         method = PositionalChannel.apply(model, channel=5, scale=-3)

@@ -8,9 +8,7 @@ output for a token is ``sum_b w_b A_b v``, where the weights w of this token and
 
 The bases are further heads of one attention call of the model's own kernel, as long as its inputs stay below
 ``BATCHED_BYTES``; above, and where each head has a learnt sink, base after base. The cache holds every key N times,
-rotated by each base when it came, and every value once: (N + 1) / 2 times the memory of the plain model's cache, 4
-times for 7 bases. Un-rotated keys would need no more memory than the plain model's, but all of them would have to be
-rotated N times again for every token (docs/methods.md has the times).
+rotated by each base when it came, and every value once (docs/methods.md has the cost).
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from torch import Tensor, nn
 
 from lpes_eval import files, reference
 from lpes_eval.errors import UserError
-from lpes_eval.methods import interception
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import MethodLM
-from lpes_eval.methods.cache import grow_in_place
 from lpes_eval.methods.interception import Interception
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
@@ -36,21 +32,24 @@ BATCHED_BYTES = 1 << 30
 """Queries, keys and values of all bases may take this much memory a layer before the bases are computed in turns."""
 
 
-@dataclass
-class Settings:
-    """Which router.
+@dataclass(eq=False)
+class Mixture(Interception):
+    """MoICE inside a model.
 
     Attributes:
-        router: one, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote.
+        router: one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
+            afterwards the router itself, on the model's device.
+        file: where it is from, or None.
 
-    Raises:
-        UserError: no router, or a damaged one.
+    Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
+    are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
     """
 
     router: Any = None
+    name = "MoICE"
 
     def __post_init__(self) -> None:
-        """Read the router from its file."""
+        """Read the router; ``UserError`` where there is none, or a damaged one."""
         self.file: Path | None = None
         if self.router is None:
             raise UserError(
@@ -61,48 +60,24 @@ class Settings:
             self.file = routers.find(self.router)
             self.router = routers.read(self.file)
 
-
-class Mixture(Interception):
-    """MoICE inside a model, until ``detach``.
-
-    Args:
-        model: a transformers causal language model with default rotary embeddings, loaded.
-        settings: a router for this model; it is moved to the model's device.
-
-    Raises:
-        UnsupportedModel: a model with another kind of rotary embedding, or attention that cannot be reached.
-        UserError: a router for another model; layer factors or another method are in the model already.
-
-    Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
-    are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
-    """
-
-    name = "MoICE"
-
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self.check(model, settings)
-        self.router = settings.router.to(next(model.parameters()).device)
-        self._file, self._theta = settings.file, own_base(model, self.name)
-        super().__init__(model)
-
-    @staticmethod
-    def check(model: nn.Module, settings: Settings) -> None:
+    def check(self, model: Any) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
-        own_base(model, Mixture.name)
-        interception.check(model, Mixture.name)
-        routers.check(settings.router.config, settings.file, routers.describe(model.config))
+        own_base(model, self.name)
+        super().check(model)
+        routers.check(self.router.config, self.file, routers.describe(model.config))
+
+    def put(self, model: nn.Module) -> None:
+        """Put the method into the model, and the router on its device."""
+        self._theta = own_base(model, self.name)
+        self.router.to(next(model.parameters()).device)
+        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
+        file = self.file
+        source = {"router": str(file) if file else None, "sha256": files.sha256(file) if file else None}
         config = self.router.config
-        return {
-            "router": str(self._file) if self._file else None,
-            "sha256": files.sha256(self._file) if self._file else None,
-            "bases": config.bases,
-            "top_k": config.top_k,
-            "model": config.model,
-            "training": dict(config.training),
-        }
+        return source | {name: getattr(config, name) for name in ("bases", "top_k", "model", "training")}
 
     def attend(self, call: Call) -> Tensor:
         """The weighted sum of the attention's outputs under all bases."""
@@ -120,19 +95,17 @@ class Mixture(Interception):
 
         value, cached = call.value, None
         small = length == 1 or count * (call.query.nbytes + 2 * value.nbytes) <= BATCHED_BYTES
-        by_head = any(call.options.get(name) is not None for name in ("s_aux", "position_bias"))  # no further heads
         query, key = every(0, count) if small or call.cache is not None else every(0, 1)
         weights = self.router(call.layer, query[:, :, 0].flatten(1, 2))  # (B, H, T, N)
         if call.cache is not None:
-            grow_in_place(call)
-            cached, value = call.cached(key.flatten(1, 2), value)  # (B, K * N, S, D), (B, K, S, D_v)
+            cached, value = call.cached(key.flatten(1, 2), value, in_place=True)  # (B, K * N, S, D), (B, K, S, D_v)
             key = cached.unflatten(1, (key_heads, count))
-        if small and not by_head:
+        if small and not any(call.options.get(name) is not None for name in ("s_aux", "position_bias")):
             out = call.compute(query.flatten(1, 3), key.flatten(1, 2), value).unflatten(2, (key_heads, count, -1))
             mix = weights.unflatten(1, (key_heads, -1)).permute(0, 3, 1, 4, 2)[..., None]  # (B, T, K, N, G, 1)
             return (out * mix.to(out.dtype)).sum(3).flatten(2, 3)
         total: Any = 0
-        for n in range(count):
+        for n in range(count):  # what is large, or has something for each of its own heads
             one, own = every(n, n + 1)
             out = call.compute(one.flatten(1, 3), own[:, :, 0] if cached is None else key[:, :, n], value)
             total = total + out * weights[..., n].transpose(1, 2)[..., None].to(out.dtype)  # (B, T, H, D_v)
@@ -140,31 +113,21 @@ class Mixture(Interception):
 
 
 class MoICE(MethodLM):
-    """``hf`` with MoICE; everything that ``hf`` takes means the same.
+    """``hf`` with MoICE; its arguments are those of ``hf`` and ``router`` (see ``Mixture``).
 
-    Args:
-        pretrained: as for ``hf``. Left out: the reference model that is shipped with this package.
-        router: as in ``Settings``. May be left out for the reference model where a router for it is shipped.
-        **kwargs: what ``hf`` takes.
-
-    Raises:
-        UserError: no router, a damaged one, or one for another model; before any weight is loaded, except for a model
-            that is handed over loaded.
-        UnsupportedModel: a model whose rotary embedding is not of the default kind; before any weight is loaded.
+    The reference model, which is loaded where ``pretrained`` is left out, needs none: its router is shipped with it.
     """
 
     title = Mixture.name
     paper = "2406.19598"
     published_time = 2.42
-    Settings = Settings
     Inside = Mixture
 
-    def __init__(self, pretrained: Any = None, router: Any = None, **kwargs: Any) -> None:
-        name = pretrained or "reference"
-        if router is None and isinstance(name, str) and name in reference.NAMES:
-            shipped = reference.path(reference.NAMES[name]) / routers.FILE
-            router = shipped if shipped.is_file() else None
-        super().__init__(pretrained, router=router, **kwargs)
+    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        if "router" not in kwargs and pretrained in (None, *reference.NAMES):
+            shipped = reference.path(reference.NAMES[pretrained or "reference"]) / routers.FILE
+            kwargs["router"] = shipped if shipped.is_file() else None
+        super().__init__(pretrained, **kwargs)
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -48,20 +48,11 @@ HASHED_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is for, and how it was trained.
+    """What a router is for, and how it was trained; ``UserError`` for what cannot be.
 
-    Attributes:
-        layers: decoder layers of the model.
-        heads: query heads a layer.
-        head_dim: size of a query, the part that is not rotated included.
-        bases: rotary bases; the first gives the query that the router sees.
-        top_k: how many bases share a token's attention.
-        model: the model's name or folder, as it was given for training.
-        weights_sha256: checksum of the model's weights, where they are small enough to be read for it.
-        training: the settings of the training, and the last loss.
-
-    Raises:
-        UserError: what cannot be.
+    ``head_dim`` is the size of a query, the part that is not rotated included. The router sees the query of the first
+    of the ``bases``; ``top_k`` of them share a token's attention. ``model`` is the name or folder that was given for
+    training, ``weights_sha256`` the checksum of its weights where they are small enough to be read for it.
     """
 
     layers: int
@@ -71,16 +62,19 @@ class RouterConfig:
     top_k: int = TOP_K
     model: str | None = None
     weights_sha256: str | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for what cannot be."""
-        if min(self.layers, self.heads, self.head_dim) < 1:
+        """Refuse what cannot be."""
+        object.__setattr__(self, "bases", tuple(map(float, self.bases)))  # JSON has no tuples
+        if not all(isinstance(size, int) and size > 0 for size in (self.layers, self.heads, self.head_dim)):
             raise UserError(f"a router for {self.shape}: expected whole numbers above 0")
         if not self.bases or not all(math.isfinite(base) and base > 1 for base in self.bases):
             raise UserError(f"bases={list(self.bases)}: expected at least one rotary base, each above 1")
-        if not 1 <= self.top_k <= len(self.bases):
+        if not (isinstance(self.top_k, int) and 1 <= self.top_k <= len(self.bases)):
             raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
+        if not isinstance(self.training, dict):
+            raise UserError(f"training={self.training}: expected an object")
 
     @property
     def shape(self) -> str:
@@ -94,28 +88,17 @@ class RouterConfig:
     @classmethod
     def from_json(cls, text: str, source: str) -> RouterConfig:
         """Read what ``to_json`` wrote; ``UserError`` names ``source``."""
-        reason = ""
         try:
             data = json.loads(text)
             if (version := data.pop("version")) != VERSION:
-                reason = f" (version {version} of the format, expected {VERSION}: update lpes-eval)"
-                raise ValueError
-            config = cls(**data | {"bases": tuple(map(float, data["bases"]))})
-            counts = (config.layers, config.heads, config.head_dim, config.top_k)
-            if not all(type(count) is int for count in counts) or not isinstance(config.training, dict):
-                raise TypeError
-            return config
+                raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
+            return cls(**data)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            reason = reason or (f" ({error})" if isinstance(error, UserError) else "")
-            raise UserError(f"{source}: its {METADATA!r} entry is not a router's{reason}; train one anew") from None
+            raise UserError(f"{source}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
 
 
 class Router(nn.Module):
-    """The routers of all layers of one model.
-
-    Args:
-        config: sizes and bases.
-        seed: of the initial weights, which are normal with standard deviation ``INIT_STD``.
+    """The routers of all layers of one model; ``seed`` is that of the initial, normal weights.
 
     Parameters (L layers, D = head_dim, N bases), all float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N).
     """
@@ -123,8 +106,7 @@ class Router(nn.Module):
     def __init__(self, config: RouterConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.seen: list[Tensor] | None = None
-        """Where this is a list, every forward appends its scores to it, for the balance loss."""
+        self.seen: list[Tensor] | None = None  # a list: every forward appends its scores, for the balance loss
         generator = torch.Generator().manual_seed(seed)
         layers, size, count = config.layers, config.head_dim, len(config.bases)
 
@@ -136,12 +118,7 @@ class Router(nn.Module):
         self.w3 = normal(layers, size, count)
 
     def forward(self, layer: int, query: Tensor) -> Tensor:
-        """Weights of all bases, (..., N), at most k of them above 0, summing to 1.
-
-        Args:
-            layer: number of the layer.
-            query: (..., D), rotated with the first base.
-        """
+        """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
         scores = (functional.silu(query @ w1) * (query @ w3)) @ w2
@@ -174,7 +151,7 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
     return together.shape[-1] * (chosen.mean(0) * together.softmax(-1).mean(0)).sum()
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
 def write(router: Router, file: str | Path) -> None:
@@ -188,10 +165,8 @@ def find(path: str | Path) -> Path:
     given = Path(path).expanduser()
     file = given / FILE if given.is_dir() else given
     if not file.is_file():
-        raise UserError(
-            f"router={path}: no such file{f' ({file})' if file != given else ''}; "
-            "train one with python -m lpes_eval.methods.moice.train"
-        )
+        where = f" ({file})" if file != given else ""
+        raise UserError(f"router={path}: no such file{where}; train one with python -m lpes_eval.methods.moice.train")
     return file
 
 
@@ -209,46 +184,40 @@ def read_config(file: Path) -> RouterConfig:
 
 def read(file: Path) -> Router:
     """The router in ``file``; ``UserError`` where it is damaged."""
-    router = Router(read_config(file))
-    with safe_open(file, framework="pt") as stored, torch.no_grad():
-        names = set(stored.keys())
-        for name, weight in router.named_parameters():
-            found = tuple(stored.get_slice(name).get_shape()) if name in names else "none"
-            if found != tuple(weight.shape):
-                raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
-            weight.copy_(stored.get_tensor(name))
-            if not bool(weight.isfinite().all()):
-                raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
+    router, stored = Router(read_config(file)), load_file(file)
+    for name, weight in router.named_parameters():
+        found = tuple(stored[name].shape) if name in stored else "none"
+        if found != tuple(weight.shape):
+            raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
+        if not bool(stored[name].isfinite().all()):
+            raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
+    router.load_state_dict(stored)
     return router.requires_grad_(False)
 
 
-def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
-    """Refuse a router that was made for another model.
+# -- which model a router is for -------------------------------------------------------------------------------------
 
-    Args:
-        config: the router's.
-        source: its file, for the message.
-        model: the sizes, name and checksum of the model at hand.
+
+def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
+    """Refuse a router, ``config`` from the file ``source``, that was made for another model than ``model`` describes.
 
     Raises:
         UserError: other sizes, or other weights where both checksums are known; names both models.
     """
-
-    def refuse(made_for: str, found: str) -> UserError:
-        return UserError(
-            f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
-            f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
-        )
-
     if config.shape != model.shape:
-        raise refuse(config.shape, model.shape)
-    mine, theirs = config.weights_sha256, model.weights_sha256
-    if mine is not None and theirs is not None and mine != theirs:
-        raise refuse(f"weights {mine[:12]}", f"weights {theirs[:12]}")
+        made_for, found = config.shape, model.shape
+    elif None not in (config.weights_sha256, model.weights_sha256) and config.weights_sha256 != model.weights_sha256:
+        made_for, found = (f"weights {str(each.weights_sha256)[:12]}" for each in (config, model))
+    else:
+        return
+    raise UserError(
+        f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
+        f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
+    )
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
-    """The sizes of a transformers model with the configuration ``config``, as a router for it must have them.
+    """What a router must be made for to serve a transformers model with the configuration ``config``.
 
     Its name and its weights' checksum are those of the folder that the configuration was read from. ``options`` are
     further fields of :class:`RouterConfig`.
@@ -257,8 +226,8 @@ def describe(config: Any, **options: Any) -> RouterConfig:
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     name = getattr(config, "_name_or_path", None) or None
-    digest = weights_digest(name) if name is not None else None
-    return RouterConfig(text.num_hidden_layers, heads, size, **{"model": name, "weights_sha256": digest} | options)
+    options = {"model": name, "weights_sha256": weights_digest(name) if name is not None else None} | options
+    return RouterConfig(text.num_hidden_layers, heads, size, **options)
 
 
 def weights_digest(folder: str) -> str | None:
@@ -266,7 +235,4 @@ def weights_digest(folder: str) -> str | None:
     files = sorted(Path(folder).expanduser().glob("model*.safetensors"))
     if not files or sum(file.stat().st_size for file in files) > HASHED_BYTES:
         return None
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

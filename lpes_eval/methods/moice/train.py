@@ -17,25 +17,29 @@ A step depends on the settings and on its number alone. So a run that was killed
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lpes_eval import checkpoint, files, reference
 from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
-from lpes_eval.methods import interception, moice
+from lpes_eval.methods import moice
+from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
 from lpes_eval.methods.tables import bases_for, own_base, parse_bases
@@ -56,16 +60,8 @@ HALF_SCALE = 1024.0
 class Settings:
     """Everything that decides a router's weights, apart from the model, the processor and library versions.
 
-    Attributes:
-        text: name of the text file, or None.
-        text_sha256: its checksum.
-        tasks: the tasks whose prompts are made, one after the other, each with its number of records or documents.
-        length: most tokens of a sequence; longer texts are cut into pieces.
-        steps: optimizer steps.
-        batch: sequences a step.
-        rate: learning rate.
-        balance: weight of the balance loss.
-        seed: of the initial router and of the order of the data.
+    There is a ``text`` file or there are ``tasks``, each with its number of records or documents. A sequence has at
+    most ``length`` tokens; longer texts are cut into pieces. ``balance`` is the weight of the balance loss.
     """
 
     text: str | None = None
@@ -79,8 +75,7 @@ class Settings:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Token ids (T,), and the index of the first that the loss is about."""
 
     ids: Tensor
@@ -89,9 +84,6 @@ class Tokens:
 
 Sequences = Callable[[int], Tokens]
 """Sequence number i of a run."""
-
-
-# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
@@ -114,10 +106,8 @@ def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
         context = tokenizer(prompt).input_ids
         ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
         if len(ids) > settings.length:
-            raise UserError(
-                f"--task {task}:{size}: a prompt and its answer take {len(ids)} tokens, more than "
-                f"--length {settings.length}; choose fewer records or documents"
-            )
+            found = f"a prompt and its answer take {len(ids)} tokens, more than --length {settings.length}"
+            raise UserError(f"--task {task}:{size}: {found}; choose fewer records or documents")
         return Tokens(torch.tensor(ids), len(context))
 
     return one
@@ -137,22 +127,20 @@ def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequ
     pieces = [piece for piece in pieces if len(piece) > 1]
     if not pieces:
         raise UserError(f"--text {settings.text}: no text of two tokens or more is in it")
-    orders: dict[int, list[int]] = {}
+
+    @functools.cache
+    def order(epoch: int) -> list[int]:
+        return shuffled(range(len(pieces)), stream("moice pieces", settings.seed, epoch))
 
     def one(number: int) -> Tokens:
         epoch, place = divmod(number, len(pieces))
-        if epoch not in orders:
-            orders[epoch] = shuffled(range(len(pieces)), stream("moice pieces", settings.seed, epoch))
-        return Tokens(torch.tensor(pieces[orders[epoch][place]]), 1)
+        return Tokens(torch.tensor(pieces[order(epoch)[place]]), 1)
 
     return one
 
 
 def _end(tokenizer: Any) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -162,8 +150,7 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
     firsts = torch.tensor([s.first for s in sequences], device=model.device)
     place = torch.arange(ids.shape[1], device=model.device)
     real = place < lengths[:, None]
-    # Logits from the first place on that any of the sequences is asked about.
-    start = int(firsts.min()) - 1
+    start = int(firsts.min()) - 1  # logits from the first place on that any of the sequences is asked about
     options = {} if start == 0 else {"logits_to_keep": ids.shape[1] - start}
     mask = None if bool(real.all()) else real
     top_k, count = router.config.top_k, len(router.config.bases)
@@ -192,40 +179,28 @@ def train(
     save_every: int = 1,
     quiet: bool = False,
 ) -> Path:
-    """Train a router for ``model``, or go on with it, and return its file.
+    """Train a router for ``model``, or go on with it, and return its file; the model is given back as it was.
 
-    Args:
-        model: loaded; it is given back as it was.
-        config: sizes, bases, top_k and the model's name.
-        settings: see there.
-        one: gives the sequences.
-        out: folder for ``router.safetensors``, the checkpoint and the log (``training.jsonl``).
-        micro_batch: sequences that are computed together; changes the loss by rounding alone, except for the balance
-            loss of fewer than all bases, which is that of a micro batch.
-        save_every: steps between checkpoints.
-        quiet: no progress bar.
+    ``out`` gets ``router.safetensors``, the checkpoint (one every ``save_every`` steps) and the log. ``micro_batch``
+    sequences are computed together: this changes the loss by rounding alone, except for the balance loss of fewer than
+    all bases, which is that of a micro batch.
 
     Raises:
         UserError: ``out`` holds a checkpoint of other settings, or the loss is not a number.
     """
-    from tqdm import tqdm
-
-    out.mkdir(parents=True, exist_ok=True)
-    router = Router(config, seed=settings.seed)
+    router, batch = Router(config, seed=settings.seed), settings.batch
+    log = log_so_far(out, config, settings)
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     for weight in frozen:
         weight.requires_grad_(False)
     method = moice.MoICE.apply(model, router=router)
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
-    log, batch = out / LOG, settings.batch
+    bar = tqdm(total=settings.steps * batch, initial=len(log) * batch, unit="seq", disable=quiet)
     try:
-        if done := steps_done(out / CHECKPOINT, config, settings):
+        if log:
             checkpoint.restore(out / CHECKPOINT, router, optimizer)
-        logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
-        logged = [entry for entry in logged if entry["step"] <= done]
-        bar = tqdm(total=settings.steps * batch, initial=done * batch, unit="seq", disable=quiet)
-        for step in range(done, settings.steps):
+        for step in range(len(log), settings.steps):
             loss = balance = 0.0
             for start in range(step * batch, (step + 1) * batch, micro_batch):
                 numbers = range(start, min(start + micro_batch, (step + 1) * batch))
@@ -236,32 +211,26 @@ def train(
                 balance += of_balance.item()
                 bar.update(len(numbers))
             for weight in router.parameters():
-                assert weight.grad is not None
-                weight.grad.div_(scale)
+                weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise UserError(
-                    f"step {step + 1}: the loss is {loss:g} and its gradient has norm {norm:g}; "
-                    "use --dtype bfloat16 or float32"
-                )
+                found = f"the loss is {loss:g} and its gradient has norm {norm:g}"
+                raise UserError(f"step {step + 1}: {found}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
             bar.set_postfix(loss=f"{loss:.4f}")
             entry = {"loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
-            logged.append({"step": step + 1} | entry)
+            log.append({"step": step + 1} | entry)
             if (step + 1) % save_every == 0 or step + 1 == settings.steps:
-                write_atomically(log, "".join(json.dumps(entry) + "\n" for entry in logged))
-                run = {"step": step + 1, "settings": _fixed(config, settings)}
-                checkpoint.save(out / CHECKPOINT, router, optimizer, run=run)
-        bar.close()
+                write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
+                checkpoint.save(out / CHECKPOINT, router, optimizer, settings=_fixed(config, settings), log=log)
     finally:
+        bar.close()
         method.detach()
         for weight in frozen:
             weight.requires_grad_(True)
     notes = {name: value for name, value in asdict(settings).items() if value not in (None, ())}
-    if logged:
-        notes |= {"first_loss": logged[0]["loss"], "last_loss": logged[-1]["loss"]}
-    router.config = replace(config, training=notes)
+    router.config = replace(config, training=notes | {"first_loss": log[0]["loss"], "last_loss": log[-1]["loss"]})
     routers.write(router, out / routers.FILE)
     return out / routers.FILE
 
@@ -271,23 +240,20 @@ def _fixed(config: RouterConfig, settings: Settings) -> dict[str, Any]:
     return json.loads(config.to_json()) | json.loads(json.dumps(asdict(settings)))
 
 
-def steps_done(file: Path, config: RouterConfig, settings: Settings) -> int:
-    """How many steps a checkpoint has behind it, if it is one of this run; 0 if there is none.
+def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict[str, Any]]:
+    """The log of the steps that the checkpoint in ``out`` has behind it; empty where there is none.
 
     Raises:
         UserError: it is one of other settings, or no checkpoint.
     """
+    file = out / CHECKPOINT
     if not file.exists():
-        return 0
-    (run,) = checkpoint.notes(file, "run")
-    if changed := checkpoint.changes(run["settings"], _fixed(config, settings)):
-        raise UserError(
-            f"{file}: was made with other settings ({', '.join(changed)}); go on with those, or choose another --out"
-        )
-    return int(run["step"])
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
+        return []
+    before, log = checkpoint.notes(file, "settings", "log")
+    if changed := checkpoint.changes(before, _fixed(config, settings)):
+        found = f"was made with other settings ({', '.join(changed)})"
+        raise UserError(f"{file}: {found}; go on with those, or choose another --out")
+    return log
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -306,17 +272,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m lpes_eval.methods.moice.train",
         description="Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings.",
     )
-    defaults = Settings()
-    parser.add_argument("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
+    add, defaults = parser.add_argument, Settings()
+    add("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
+    add("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
-    data.add_argument(
-        "--task",
-        nargs="+",
-        metavar="TASK[:SIZE]",
-        help=f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}",
-    )
+    task_help = f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}"
+    data.add_argument("--task", nargs="+", metavar="TASK[:SIZE]", help=task_help)
     for name, kind, default, words in (
         ("length", at_least(2), defaults.length, "most tokens of a sequence"),
         ("steps", at_least(1), defaults.steps, "optimizer steps"),
@@ -327,58 +289,52 @@ def _parser() -> argparse.ArgumentParser:
         ("micro_batch", at_least(1), 1, "sequences computed together"),
         ("save_every", at_least(1), 1, "steps between checkpoints"),
     ):
-        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
-    parser.add_argument("--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if fewer)")
-    parser.add_argument("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
-    parser.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dry_run", action="store_true", help="check everything, say what would be done, and stop")
+        add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
+    add("--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if fewer)")
+    add("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dry_run", action="store_true", help="check everything, say what would be done, and stop")
     return parser
 
 
 def _run(given: argparse.Namespace) -> None:
-    settings = Settings(
-        **{name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
-    )
-    name = str(reference.path()) if given.model == "reference" else given.model
+    asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     if given.task is not None:
-        settings = replace(settings, tasks=tuple(map(_task, given.task)))
-        config, tokenizer, bases = _look_at(name)
-        one = from_tasks(settings, tokenizer)
+        settings = Settings(tasks=tuple(map(_task, given.task)), **asked)
     else:
         texts = [found.text for found in perplexity.read(given.text)]
-        settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
-        config, tokenizer, bases = _look_at(name)
-        one = from_texts(settings, tokenizer, texts)
-    if given.bases is not None:
-        bases = parse_bases("--bases", given.bases)
+        settings = Settings(given.text.name, files.sha256(given.text), **asked)
+    name = str(reference.path()) if given.model == "reference" else given.model
+    try:
+        config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+    one = from_tasks(settings, tokenizer) if settings.tasks else from_texts(settings, tokenizer, texts)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    find_attention(skeleton, moice.Mixture.name)
+    own = own_base(skeleton, moice.Mixture.name)
+    bases = bases_for(own, parse_bases("--bases", given.bases) if given.bases is not None else None)
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
     described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
     for number in range(max(1, len(settings.tasks))):
         one(number)
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
-    done = steps_done(given.out / CHECKPOINT, described, settings)
+    done = len(log_so_far(given.out, described, settings))
     learnt = sum(weight.numel() for weight in Router(described).parameters())
     source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
-    print(
-        f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {', '.join(f'{b:g}' for b in bases)}, "
-        f"top {described.top_k}\n{settings.steps} steps of {settings.batch} sequences from {source}, at most "
-        f"{settings.length} tokens each; {given.dtype} on {given.device}\n{given.out / routers.FILE}"
-        + (f", going on from step {done}" if done else ""),
-        flush=True,
-    )
+    listed, going_on = ", ".join(f"{base:g}" for base in bases), f", going on from step {done}" if done else ""
+    print(f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {listed}, top {top_k}")
+    print(f"{settings.steps} steps of {settings.batch} sequences from {source}, at most {settings.length} tokens each")
+    print(f"{given.out / routers.FILE}{going_on}; {given.dtype} on {given.device}", flush=True)
     if given.dry_run:
         return
-
-    from transformers import AutoModelForCausalLM
-
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
     notes = routers.read_config(file).training
-    print(f"{file}: loss {notes.get('first_loss')} in the first step, {notes.get('last_loss')} in the last", flush=True)
+    print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
 
 
 def _task(given: str) -> tuple[str, int]:
@@ -387,21 +343,6 @@ def _task(given: str) -> tuple[str, int]:
     if task not in TASK_SIZES or not (size == "" or (size.isdecimal() and int(size) >= 2)):
         raise UserError(f"--task {given}: expected {' or '.join(TASK_SIZES)}, and perhaps :SIZE of at least 2")
     return task, int(size) if size else TASK_SIZES[task]
-
-
-def _look_at(name: str) -> tuple[Any, Any, tuple[float, ...]]:
-    """A model's configuration, tokenizer and default bases, without its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        config = AutoConfig.from_pretrained(name)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
-    interception.check(skeleton, moice.Mixture.name)
-    return config, tokenizer, bases_for(own_base(skeleton, moice.Mixture.name), None)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""MoICE's router against a slow one of plain Python floats, its balance loss and its file."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from checks import slow_weights, spread
+from lpes_eval.errors import UserError
+from lpes_eval.methods.moice import router as routers
+from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
+
+
+def config(**changes):
+    return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 7])
+def test_the_router_equals_the_definition_number_by_number(k):
+    router = spread(Router(config(top_k=k), seed=3)).double()
+    queries = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer in range(3):
+        fast = router(layer, queries)
+        for row, query in zip(fast.tolist(), queries.tolist(), strict=True):
+            w1, w2, w3 = (w[layer].tolist() for w in (router.w1, router.w2, router.w3))
+            assert row == pytest.approx(slow_weights(query, w1, w2, w3, k), abs=1e-12)
+            assert sum(weight > 0 for weight in row) == k
+    assert fast.max() > 0.5  # the weights differ, so this is no comparison of averages
+
+
+def test_a_half_precision_query_is_routed_in_float32():
+    router = spread(Router(config()))
+    query = torch.randn(5, 8).bfloat16()
+    assert router(1, query).dtype == torch.float32
+    assert torch.equal(router(1, query), router(1, query.float()))
+
+
+def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed():
+    fresh = Router(config(head_dim=64), seed=1)
+    assert (fresh(0, torch.randn(100, 64)) - 1 / 7).abs().max() < 0.02
+    assert not torch.equal(fresh.w1, Router(config(head_dim=64), seed=2).w1)
+    assert torch.equal(fresh.w1, Router(config(head_dim=64), seed=1).w1)
+    values = torch.cat([p.flatten() for p in fresh.parameters()])
+    assert values.std().item() == pytest.approx(0.02, rel=0.1)
+    assert top_k_softmax(torch.zeros(3, 7), 2).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0]] * 3  # of equal scores k are kept
+
+
+def slow_balance(layers, k):
+    rows = [row for layer in layers for row in layer]
+    count = len(rows[0])
+    share, mean = [0.0] * count, [0.0] * count
+    for row in rows:
+        total = sum(math.exp(score) for score in row)
+        for i in sorted(range(count), key=lambda i: -row[i])[:k]:
+            share[i] += 1 / len(rows)
+        for i in range(count):
+            mean[i] += math.exp(row[i]) / total / len(rows)
+    return count * sum(f * p for f, p in zip(share, mean, strict=True))
+
+
+def test_the_balance_loss_is_that_of_the_switch_transformer():
+    rng = random.Random(1)
+    layers = [[[rng.gauss(0, 2) for _ in range(7)] for _ in range(rng.randint(3, 9))] for _ in range(3)]
+    scores = torch.randn(50, 7, dtype=torch.float64)
+    scores[:, 2] += 3  # one base is preferred
+    for k in (1, 3, 7):
+        fast = load_balance([torch.tensor(layer, dtype=torch.float64) for layer in layers], k)
+        assert fast.item() == pytest.approx(slow_balance(layers, k), rel=1e-12)
+        leaf = scores.clone().requires_grad_()
+        load_balance([leaf], k).backward()  # pulls towards balance, but for all seven bases there is nothing to pull
+        assert leaf.grad[:, 2].sum().item() > 1e-3 if k < 7 else leaf.grad.abs().max() < 1e-12
+
+
+# -- files
+
+
+def test_a_router_comes_back_from_its_file_and_the_same_router_gives_the_same_bytes(tmp_path):
+    made = Router(config(model="org/name", top_k=4, bases=(1e4, 2e4, 3e4, 4e4), training={"steps": 7}), seed=5)
+    routers.write(made, tmp_path / "a" / routers.FILE)
+    found = routers.read(routers.find(tmp_path / "a"))
+    assert found.config == made.config
+    assert all(torch.equal(getattr(found, name), weight) for name, weight in made.named_parameters())
+    routers.write(found, tmp_path / "b.safetensors")
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a" / routers.FILE).read_bytes()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b.safetensors", routers.FILE]
+
+
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path):
+    def refused(words, path):
+        with pytest.raises(UserError, match=words) as caught:
+            routers.read(routers.find(path))
+        assert "\n" not in str(caught.value)
+
+    refused("no such file", tmp_path / "none.safetensors")
+    refused("no such file.*router.safetensors", tmp_path)
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"not one")
+    refused("other.safetensors: not a safetensors file", other)
+    save_file({"w1": torch.zeros(2)}, other)
+    refused("holds no MoICE router", other)
+
+    good = Router(config())
+    tensors = {name: weight.detach() for name, weight in good.named_parameters()}
+    notes = json.loads(good.config.to_json())
+    for words, weights, changes in (
+        (r"tensor 'w1': found \(3, 8, 7\), expected \(4, 8, 7\)", tensors, {"layers": 4}),
+        ("tensor 'w3': found none", {"w1": tensors["w1"], "w2": tensors["w2"]}, {}),
+        ("'w2' holds numbers that are not finite", tensors | {"w2": tensors["w2"] / 0}, {}),
+        ("version 2 of the format, expected 1", tensors, {"version": 2}),
+        *(
+            ("entry is not a router's", tensors, bad)
+            for bad in (
+                {"bases": 3},
+                {"layers": "3"},
+                {"surplus": 1},
+                {"top_k": 8},
+                {"bases": [10000.0, -1]},
+                {"training": 1},
+            )
+        ),
+    ):
+        save_file(weights, other, metadata={routers.METADATA: json.dumps(notes | changes)})
+        refused(words, other)
+
+
+def test_a_router_for_another_model_is_refused_with_both_names_and_settings_that_cannot_be():
+    mine = config(model="org/small")
+    routers.check(mine, "r.safetensors", config(model="org/other-name-same-shape"))
+    with pytest.raises(UserError, match=r"org/small with 3 layers of 2 heads.*org/large has 5 layers of 2 heads"):
+        routers.check(mine, "r.safetensors", config(layers=5, model="org/large"))
+    with pytest.raises(UserError, match=r"with weights aaaa, but kv has weights bbbb"):
+        routers.check(config(weights_sha256="aaaa"), "r", config(model="kv", weights_sha256="bbbb"))
+    routers.check(config(weights_sha256="aaaa"), "r", config(model="kv"))
+    for changes, words in (({"top_k": 0}, "top_k=0"), ({"bases": ()}, "bases"), ({"heads": 0}, "0 heads")):
+        with pytest.raises(UserError, match=words):
+            config(**changes)
+
+
+def test_the_checksum_is_of_a_folders_weights_and_not_of_the_router_in_it(tmp_path):
+    save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    before = routers.weights_digest(str(tmp_path))
+    routers.write(Router(config()), tmp_path / routers.FILE)
+    assert routers.weights_digest(str(tmp_path)) == before is not None
+    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    assert routers.weights_digest(str(tmp_path)) != before
+    assert routers.weights_digest("org/name") is None
