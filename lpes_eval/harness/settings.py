@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lpes_eval.errors import DataError
+from lpes_eval.files import shown
 
 
 def _whole(least: int | None) -> Callable[[Any], int]:
     """Whole numbers, however lm-eval hands them over: ``--metadata`` may bring 256, 256.0 or "256"."""
 
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,18}(\.0)?", str(value)):
-            raise ValueError("a whole number")
-        if least is not None and float(value) < least:
-            raise ValueError(f"a whole number of {least} or more")
+        whole = not isinstance(value, bool) and re.fullmatch(r"-?[0-9]{1,18}(\.0)?", str(value))
+        if not whole or (least is not None and float(value) < least):
+            raise ValueError("a whole number" + (f" of {least} or more" if least is not None else ""))
         return int(str(value).removesuffix(".0"))
 
     return read
@@ -81,7 +81,7 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[name] = SETTINGS[name](value)
         except ValueError as expected:
-            raise DataError(f"{name}={value!r}: expected {expected} (--metadata)") from None
+            raise DataError(f"{name}={shown(value)}: expected {expected} (--metadata)") from None
     return found
 
 
