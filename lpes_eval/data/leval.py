@@ -301,11 +301,7 @@ class Task(ExamTask):
     @property
     def prompt_tokens(self) -> int | None:
         """The limit of the whole prompt; by the authors' rule only the window limits it."""
-        return None if self._by_authors else super().prompt_tokens
-
-    @property
-    def _by_authors(self) -> bool:
-        return self.config.metadata.get("cutting") == "authors"
+        return None if self.config.metadata.get("cutting") == "authors" else super().prompt_tokens
 
     def _style(self, chat: bool) -> str:
         return self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
@@ -337,10 +333,11 @@ class Task(ExamTask):
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
         if key not in self._cut:
             questions = sorted(document.instructions, key=limits.count, reverse=True)
-            limit = self.config.metadata["prompt_tokens"] if self._by_authors else limits.tokens
+            by_authors = self.prompt_tokens is None
+            limit = self.config.metadata["prompt_tokens"] if by_authors else limits.tokens
 
             def fits(text: str) -> bool:
-                if self._by_authors:
+                if by_authors:
                     return limits.count(text) <= limit
                 return all(limits.fits(sent(text, question)) for question in questions)
 
