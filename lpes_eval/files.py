@@ -1,4 +1,4 @@
-"""Files: JSON Lines read with errors that name the line, and files written whole or not at all."""
+"""Files: one reader for all JSON that people hand over, and files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import functools
 import gzip
 import hashlib
 import json
+import math
 import os
-import zlib
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.errors import DataError
+
+EXPANSION, ROOM = 100, 4 << 20
+"""An archive may hold ``EXPANSION`` times its own size and ``ROOM`` bytes. Texts take three to ten times."""
 
 
 def remembered(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,65 +36,149 @@ def remembered(read: Callable[..., Any]) -> Callable[..., Any]:
     return again
 
 
-def read_jsonl(path: str | Path, required: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+def shown(value: Any, most: int = 80) -> str:
+    """A value as an error shows it: quoted, in one line, and not longer than ``most`` characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # too deep; an integer of thousands of digits
+        text = type(value).__name__
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def parse(text: bytes | str, where: str) -> Any:
+    """The JSON value of a text, if it means the same to every reader.
+
+    Args:
+        text: JSON, in UTF-8.
+        where: names the place in errors.
+
+    Raises:
+        DataError: not UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of
+            a thousand levels, or half of a surrogate pair, which no file can hold.
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(text, object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start + 1})") from None
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise DataError(f"{where}: not JSON ({error.msg} at {line}column {error.colno})") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deeply to be read") from None
+    except ValueError as error:
+        raise DataError(f"{where}: {str(error).split(';')[0]}") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{shown(text)} is not a finite number")
+    return number
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value of a file; see ``parse``."""
+    return parse(b"".join(_lines(Path(path), None)), str(path))
+
+
+def read_jsonl(
+    path: str | Path, required: Collection[str] | Mapping[str, Any] = (), member: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield one object a line; blank lines are passed over.
 
     Args:
-        path: a ``.jsonl`` file, or a ``.jsonl.gz``.
-        required: the fields that every line must have; or a line that has them, to show where one is missing.
+        path: a ``.jsonl`` file, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
+        required: the fields that every line must have; or a line as it should be, whose fields every line must have,
+            with values of the same types. An item of a list must be like one of those in that line.
+        member: the file's name in the archive.
 
     Raises:
-        DataError: no such file, a broken archive, a line that is not a JSON object or lacks a required field.
+        DataError: no such file, a broken archive or one that holds far more than its size, a line that is not a JSON
+            object (see ``parse``) or not as required. It names file and line.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise DataError(
-                        f"{path}, line {number}: not JSON ({error.msg} at column {error.colno}); "
-                        "expected one JSON object a line"
-                    ) from None
-                if not isinstance(record, dict):
-                    raise DataError(f"{path}, line {number}: found {type(record).__name__}, expected a JSON object")
-                if missing := [field for field in required if field not in record]:
-                    raise DataError(
-                        f"{path}, line {number}: the field {missing[0]!r} is missing; found "
-                        f"{', '.join(map(repr, record)) or 'no field'}, expected {_expected(required)}"
-                    )
-                yield record
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        if not _is_gzip(path):
+    place = f"{path}, {member}" if member else str(path)
+    for number, line in enumerate(_lines(Path(path), member), 1):
+        if not line.strip():
+            continue
+        record = parse(line, f"{place}, line {number}")
+        if not isinstance(record, dict):
+            raise DataError(f"{place}, line {number}: found {type(record).__name__}, expected a JSON object")
+        if missing := [field for field in required if field not in record]:
             raise DataError(
-                f"{path}: not a gzip archive; expected one because of its name. If it is text, compress it (gzip) or "
-                "take .gz from its name; if it was downloaded, fetch it again"
-            ) from None
-        raise DataError(
-            f"{path}: broken gzip archive after line {number} ({error}); the download may be incomplete, fetch it again"
-        ) from None
-    except UnicodeDecodeError as error:
-        if opener is open and _is_gzip(path):
-            raise DataError(f"{path}: a gzip archive; expected text because of its name. Add .gz to it") from None
-        raise DataError(f"{path}, after line {number}: not UTF-8 text ({error.reason})") from None
+                f"{place}, line {number}: the field {missing[0]!r} is missing; found "
+                f"{', '.join(map(shown, list(record)[:20])) or 'no field'}, expected {_expected(required)}"
+            )
+        if isinstance(required, Mapping) and (wrong := _unlike(record, required, "the line")):
+            raise DataError(f"{place}, line {number}: {wrong}, expected {_expected(required)}")
+        yield record
 
 
 def _expected(required: Collection[str]) -> str:
-    if isinstance(required, Mapping):
-        return f"a line like {json.dumps(required)}"
-    return ", ".join(map(repr, required))
+    return f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
 
 
-def _is_gzip(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+def _unlike(value: Any, like: Any, name: str) -> str:
+    """What of a value is not as in the example ``like``; empty where all is."""
+    if type(value) is not type(like):
+        return f"{name} is {type(value).__name__}"
+    if isinstance(like, dict):
+        if missing := [key for key in like if key not in value]:
+            return f"{name} has no {missing[0]!r}"
+        return next(filter(None, (_unlike(value[key], like[key], repr(key)) for key in like)), "")
+    if isinstance(like, list):
+        for number, item in enumerate(value):
+            wrong = [_unlike(item, one, f"{name}[{number}]") for one in like]
+            if all(wrong):
+                return wrong[-1]
+    return ""
+
+
+def _lines(path: Path, member: str | None) -> Iterator[bytes]:
+    """The lines of a file, or of a member of an archive that holds no more than it can sensibly hold."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise DataError(f"{path}: no such file")
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            if packed != (path.suffix == ".gz"):
+                found, mend = ("a", "Add .gz to it") if packed else ("not a", "Take .gz from it, or fetch it again")
+                raise DataError(f"{path}: {found} gzip archive, against its name. {mend}")
+            raw.seek(0)
+            with _opened(raw, packed, member) as file:
+                left = EXPANSION * path.stat().st_size + ROOM
+                while block := file.read(1 << 20):
+                    if (left := left - len(block)) < 0:
+                        raise DataError(
+                            f"{path}: holds more than {EXPANSION} times its size, which is no text; unpack it if it is"
+                        )
+                file.seek(0)
+                yield from file
+    except DataError:
+        raise
+    except KeyError:
+        raise DataError(f"{path}: the archive does not hold {member}") from None
+    except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
+        reason = getattr(error, "strerror", None) or f"a broken archive? {error}"
+        raise DataError(f"{path}: cannot be read ({reason}); check its name, or fetch it again") from None
+
+
+def _opened(raw: Any, packed: bool, member: str | None) -> Any:
+    if member is None:
+        return gzip.open(raw) if packed else raw
+    return zipfile.ZipFile(raw).open(member)
 
 
 def sha256(path: str | Path) -> str:

@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "the asked record of kv_retrieval stands at the position",
         "lpes_eval/data/kv.py",
-        "index = gold_index(position, len(self.records))",
-        "index = gold_index(position, len(self.records) - 1)",
+        "gold_index(position, len(self.records)), list(self.records)",
+        "gold_index(position, len(self.records) - 1), list(self.records)",
         (f"{DATA}/test_kv.py::test_the_prompt_equals_the_protocols_to_the_byte",),
     ),
     Mutant(

@@ -122,7 +122,7 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
     import lm_eval
 
     from lpes_eval import methods
-    from lpes_eval.harness.task import refuse_misspelt
+    from lpes_eval.harness.settings import refuse_misspelt
 
     manager, others = task_manager(), Path(lm_eval.__file__).parent / "tasks"
     for words, alone in dict.fromkeys(commands(page)):

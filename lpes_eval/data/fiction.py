@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -69,85 +69,43 @@ def _name(kind: str, rng: Random) -> str:
     return choice(SYLLABLES, rng).capitalize() + middle + choice(ENDINGS[kind], rng)
 
 
-def _full_name(rng: Random) -> str:
-    return f"{_name('given', rng)} {_name('family', rng)}"
+def _title(kind: str, rng: Random) -> str:
+    """The title of an article of a kind: ``person``, ``town``, ``book`` or ``battle``."""
+    if kind == "person":
+        return f"{_name('given', rng)} {_name('family', rng)}"
+    if kind == "town":
+        return _name("town", rng)
+    return (
+        f"The {choice(NOUNS, rng)} of {_name('town', rng)}"
+        if kind == "book"
+        else (f"{choice(BATTLES, rng)} of {_name('town', rng)}")
+    )
 
 
-def _town_name(rng: Random) -> str:
-    return _name("town", rng)
+def _value(kind: str, rng: Random) -> Value:
+    """A value of a kind of fact. One town in four also has the name it bears today, which is an answer too."""
+    if kind == "date":
+        day, month, year = 1 + below(28, rng), choice(MONTHS, rng), 1100 + below(900, rng)
+        return Value(f"{day} {month} {year}", (f"{day} {month} {year}", f"{month} {day}, {year}"))
+    if kind == "year":
+        text = str(1100 + below(900, rng))
+    elif kind == "count":
+        text = f"{1000 + below(99_000, rng):,}"
+    else:
+        text = _name("river", rng) if kind == "river" else _title(kind, rng)
+    if kind == "town" and rng.random() >= 0.75:
+        today = _title("town", rng)
+        return Value(f"{text} (now {today})", (text, today))
+    others = {"person": (text.split()[-1],), "river": (f"River {text}",)}.get(kind, ())
+    return Value(text, (text, *others))
 
-
-def _book_title(rng: Random) -> str:
-    return f"The {choice(NOUNS, rng)} of {_town_name(rng)}"
-
-
-def _battle(rng: Random) -> str:
-    return f"{choice(BATTLES, rng)} of {_town_name(rng)}"
-
-
-def _person(rng: Random) -> Value:
-    name = _full_name(rng)
-    return Value(name, (name, name.split()[-1]))
-
-
-def _town(rng: Random) -> Value:
-    """A town, one time in four with the name it bears today, which is an answer too."""
-    name = _town_name(rng)
-    if rng.random() < 0.75:
-        return Value(name, (name,))
-    today = _town_name(rng)
-    return Value(f"{name} (now {today})", (name, today))
-
-
-def _river(rng: Random) -> Value:
-    name = _name("river", rng)
-    return Value(name, (name, f"River {name}"))
-
-
-def _book(rng: Random) -> Value:
-    title = _book_title(rng)
-    return Value(title, (title,))
-
-
-def _year(rng: Random) -> Value:
-    year = str(1100 + below(900, rng))
-    return Value(year, (year,))
-
-
-def _date(rng: Random) -> Value:
-    day, month, year = 1 + below(28, rng), choice(MONTHS, rng), _year(rng).text
-    return Value(f"{day} {month} {year}", (f"{day} {month} {year}", f"{month} {day}, {year}"))
-
-
-def _count(rng: Random) -> Value:
-    count = f"{1000 + below(99_000, rng):,}"
-    return Value(count, (count,))
-
-
-TITLES: dict[str, Callable[[Random], str]] = {
-    "person": _full_name,
-    "town": _town_name,
-    "book": _book_title,
-    "battle": _battle,
-}
-"""Kind of article -> draws a title."""
-VALUES: dict[str, Callable[[Random], Value]] = {
-    "person": _person,
-    "town": _town,
-    "river": _river,
-    "book": _book,
-    "year": _year,
-    "date": _date,
-    "count": _count,
-}
-"""Kind of value -> draws one."""
 
 # -- articles --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One kind of fact: what kind of value it has (``VALUES``), how an article states it, how a question asks for it.
+    """One kind of fact: what kind of value it has, how an article states it, how a question asks for it.
 
     ``{value}`` in a statement is the fact's value; ``{title}`` in a question the article's title.
     """
@@ -159,16 +117,11 @@ class Fact:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of article.
+    """One kind of article: what all of this kind state, and remarks that make them longer and are never asked about.
 
-    Attributes:
-        name: ``person``, ``town``, ``book`` or ``battle``; says how its title is drawn (``TITLES``).
-        subject: how its sentences begin, with ``{title}`` or, for people, ``{name}``, the title's last word.
-        opening: how the first sentence goes on; its fields name the lists in ``choices``.
-        choices: closed word lists for the opening and the remarks.
-        facts: what every article of this kind states.
-        remarks: sentences that make it longer and are never asked about; they hold no name and no number in digits, so
-            no answer.
+    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``,
+    which goes on with the first, and of the remarks name the lists in ``choices``. A remark holds no name and no number
+    in digits, so no answer.
     """
 
     name: str
@@ -190,17 +143,10 @@ KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].ite
 
 @dataclass(frozen=True)
 class Article:
-    """An article before it is put together.
+    """An article before it is put together: its first sentence, ``opening``, and those that begin with ``subject``.
 
-    Attributes:
-        title: its title.
-        subject: what its sentences begin with, after the first.
-        opening: its first sentence.
-        values: the value of every fact, in the order of the kind's facts.
-        statements: the statement of every fact, in the same order.
-        order: the facts in the order of the text; each sentence states two of them.
-        remarks: its other sentences.
-        places: the sentences after the first in the order of the text, those of facts being numbered first.
+    ``values`` and ``statements`` are in the order of the kind's facts, ``order`` has them in that of the text, where a
+    sentence states two. ``places`` is the order of all sentences after the first, those of facts numbered first.
     """
 
     title: str
@@ -231,10 +177,10 @@ def _filled(sentence: str, kind: Kind, rng: Random) -> str:
 
 
 def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
-    title = TITLES[kind.name](rng)
+    title = _title(kind.name, rng)
     begin = kind.subject.format(title=title, name=title) + " "
     opening = begin + _filled(kind.opening, kind, rng)
-    values = tuple(VALUES[fact.value](rng) for fact in kind.facts)
+    values = tuple(_value(fact.value, rng) for fact in kind.facts)
     statements = tuple(
         choice(fact.statements, rng).format(value=value.text) for fact, value in zip(kind.facts, values, strict=True)
     )

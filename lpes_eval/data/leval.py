@@ -21,20 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import published, splits
-from lpes_eval.data.source import Source, find
+from lpes_eval.data import splits
+from lpes_eval.data.source import Files, Source, asked
 from lpes_eval.errors import DataError
-from lpes_eval.harness import budget
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
+from lpes_eval.harness.task import ExamTask
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
-STYLES = ("vicuna", "llama2", "chat")
-CUTTING = ("prompt", "authors")
-"""What ``prompt_tokens`` limits: the whole prompt, or, as in the authors' scripts, the document alone."""
-SPLITS = (*splits.SPLITS, "all")
-SUBFOLDERS = ("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval")
-URL = "https://raw.githubusercontent.com/OpenLMLab/LEval/main/LEval-data/Closed-ended-tasks"
+OFFICIAL = Files(
+    "L-Eval",
+    "{}.jsonl",
+    "https://raw.githubusercontent.com/OpenLMLab/LEval/main/LEval-data/Closed-ended-tasks",
+    places=("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval"),
+)
+LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
+"""What a line of a file has."""
 
 CUT_STEP = 250
 """Words that go each time a document is found too long."""
@@ -51,79 +53,29 @@ class Document:
     outputs: tuple[str, ...]
 
 
-def read(path: str | Path) -> list[Document]:
-    """The documents of a file.
+def read(path: Path, name: str) -> list[Document]:
+    """The documents of a file of subset ``name``.
 
     Raises:
         DataError: no such file, a broken line, or one that is not in the benchmark's form.
     """
     documents = []
-    for number, line in enumerate(files.read_jsonl(path, required=("input", "instructions", "outputs")), 1):
+    for number, line in enumerate(files.read_jsonl(path, required=LINE), 1):
         text, instructions, outputs = line["input"], line["instructions"], line["outputs"]
         where = f"{path}, document {number}"
-        if not isinstance(text, str):
-            raise DataError(f"{where}: 'input' is {type(text).__name__}, expected the document's text")
-        for field, values in (("instructions", instructions), ("outputs", outputs)):
-            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-                raise DataError(f"{where}: {field!r} is not a list of strings")
+        if not all(output.strip() for output in outputs):
+            raise DataError(f"{where}: 'outputs' holds an empty text, expected the right letters")
         if len(instructions) != len(outputs):
             raise DataError(f"{where}: {len(instructions)} instructions but {len(outputs)} outputs")
+        if name == "sci_fi" and (bad := [output for output in outputs if FACT_MARK not in output.lower()]):
+            raise DataError(f"{where}: the reference {files.shown(bad[0])} has no '[fact: ...]'")
         documents.append(Document(text, tuple(instructions), tuple(outputs)))
     if not documents:
         raise DataError(f"{path}: the file holds no document")
     return documents
 
 
-_read_once = files.remembered(read)  # one reading serves the rows, the prompts, and every size of a task
-
-
-def document_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
-    """The documents of a split, in the file's order.
-
-    Questions about one document are never divided between the splits. ``all`` is the whole benchmark, for comparison
-    with published scores of factors that were searched on something else.
-
-    Raises:
-        DataError: an unknown split.
-    """
-    published.check_choice("split", split, SPLITS)
-    return list(range(total)) if split == "all" else sorted(splits.split(total, search_seed).indices(split))
-
-
-def load(
-    *, subset: str, split: str = "held_out", search_seed: Any = 0, **metadata: Any
-) -> tuple[list[dict[str, Any]], Source]:
-    """One row a question, with the number of its document, and where the file came from."""
-    search_seed = splits.whole_seed(search_seed)
-    published.check_choice("prompt_style", metadata.get("prompt_style") or "vicuna", STYLES)
-    published.check_choice("cutting", metadata.get("cutting", "prompt"), CUTTING)
-    path, kind = _locate(f"{subset}.jsonl", metadata)
-    documents = _read_once(path)
-    chosen = set(document_numbers(len(documents), split, search_seed))
-    questions = [
-        {"document": number, "instruction": instruction, "output": output}
-        for number, document in enumerate(documents)
-        for instruction, output in zip(document.instructions, document.outputs, strict=True)
-    ]
-    rows = [{"question_id": i, **question} for i, question in enumerate(questions) if question["document"] in chosen]
-    if not rows:
-        raise DataError(
-            f"{path}: split={split} has {len(chosen)} of its {len(documents)} documents and no question; expected "
-            "questions in two documents or more, to hold out and to search on, or --metadata split=all"
-        )
-    seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
-    return rows, Source(kind, subset, str(path), files.sha256(path), split, seed, len(questions), len(rows))
-
-
-def _locate(name: str, metadata: dict[str, Any]) -> tuple[Path, str]:
-    wish = published.asked(metadata, "L-Eval", name)
-    if wish.folder is None:
-        return published.download(f"{URL}/{name}"), wish.kind
-    path = find(wish.folder, name, SUBFOLDERS)
-    if path is None:
-        raise DataError(f"{wish.folder}: {name} is not there; get it from {URL}/{name}")
-    return path, wish.kind
-
+_read_once = files.remembered(read)  # one reading serves every size of a task
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -144,61 +96,52 @@ _TRUE_OR_FALSE = (
 )
 SYSTEM = {"coursera": _SEVERAL_LETTERS, "quality": _ONE_LETTER, "tpo": _ONE_LETTER, "sci_fi": _TRUE_OR_FALSE}
 
+
 _VICUNA_HEADER = (  # the two sentences are not separated by a space
     "A chat between a curious user and an artificial intelligence assistant."
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+STYLES = {
+    "vicuna": (
+        f"{_VICUNA_HEADER} USER: {{system}}Document is as follows. ",
+        " \nQuestion: {question}  \nAnswer:",
+        "{question}\nAnswer:",
+    ),
+    "llama2": (
+        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. ",
+        " \nQuestion: {question}.  Please directly give the answer without any additional output or explanation [/INST]"
+        "\nAnswer:",
+        "{question}Please directly answer without any additional output or explanation. \nAnswer:",
+    ),
+    "chat": (
+        "Document is as follows. ",
+        " Question: {question} \nPlease directly give answer without any additional output or explanation\n Answer: ",
+        "{question}\nPlease directly give answer without any additional output or explanation \nAnswer:",
+    ),
+}
+"""What stands before the document, what behind it, and the question that is asked without it."""
 _IN_THE_STORY = "based on the world described in the document."
 _IN_THE_WORLD = "based on the real-world knowledge and facts up until your last training"
-_FACT_ENDING = {
-    "vicuna": "\nAnswer:",
-    "llama2": "Please directly answer without any additional output or explanation. \nAnswer:",
-    "chat": "\nPlease directly give answer without any additional output or explanation \nAnswer:",
-}
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What is sent: the user's message in its segments, and, in ``chat`` style, a system message."""
-
-    segments: tuple[Segment, ...]
-    system: str = ""
-
-    @property
-    def text(self) -> str:
-        """The user's message."""
-        return join(self.segments)
+def prompt(name: str, style: str, document: str, instruction: str) -> tuple[list[Segment], str]:
+    """The exam prompt for one question of subset ``name``: the user's message, and, in ``chat`` style, the system's."""
+    opening, question, _ = STYLES[style]
+    segments = [
+        Segment("instruction", opening.format(system=SYSTEM[name])),
+        Segment("document", document),
+        Segment("question", question.format(question=instruction)),
+    ]
+    return segments, SYSTEM[name] if style == "chat" else ""
 
 
-def prompt(name: str, style: str, document: str, instruction: str) -> Prompt:
-    """The exam prompt for one question of task ``name``: instruction, document, question."""
-    opening, question = {
-        "vicuna": (
-            f"{_VICUNA_HEADER} USER: {SYSTEM[name]}Document is as follows. ",
-            f" \nQuestion: {instruction}  \nAnswer:",
-        ),
-        "llama2": (
-            f"[INST]<<SYS>>\n{SYSTEM[name]}\n<</SYS>>\n\nDocument is as follows. ",
-            f" \nQuestion: {instruction}.  "
-            "Please directly give the answer without any additional output or explanation [/INST]\nAnswer:",
-        ),
-        "chat": (
-            "Document is as follows. ",
-            f" Question: {instruction} \n"
-            "Please directly give answer without any additional output or explanation\n Answer: ",
-        ),
-    }[style]
-    segments = Segment("instruction", opening), Segment("document", document), Segment("question", question)
-    return Prompt(segments, SYSTEM[name] if style == "chat" else "")
-
-
-def fact_prompt(style: str, instruction: str) -> Prompt:
+def fact_prompt(style: str, instruction: str) -> str:
     """sci_fi's second question, about the real world.
 
     In every style it is asked by itself, as the benchmark's scripts for open models ask it; the one for OpenAI's models
     puts it behind the first question as a second user message, which chat templates refuse.
     """
-    return Prompt((Segment("question", instruction.replace(_IN_THE_STORY, _IN_THE_WORLD) + _FACT_ENDING[style]),))
+    return STYLES[style][2].format(question=instruction.replace(_IN_THE_STORY, _IN_THE_WORLD))
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
@@ -237,9 +180,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def predicted_letters(response: str, several: bool = False) -> str:
     """The letters that L-Eval takes a response to answer, or ``None`` (the word) for a blank one.
 
-    Args:
-        response: the generated text.
-        several: whether a question may have several correct letters (Coursera).
+    Of Coursera, whose questions may have ``several`` correct letters, more than one is read.
     """
     if not response.strip():
         return "None"
@@ -260,15 +201,8 @@ def predicted_letters(response: str, several: bool = False) -> str:
 
 
 def reference_letters(output: str) -> str:
-    """The correct letters: those in the first word of a reference; ``A`` if it has none.
-
-    Raises:
-        DataError: a blank reference, which the benchmark has nowhere.
-    """
-    words = output.split()
-    if not words:
-        raise DataError("L-Eval: a reference answer is blank; expected its letters first")
-    return "".join(c for c in words[0] if c in LETTERS) or "A"
+    """The correct letters: those in the first word of a reference; ``A`` if it has none."""
+    return "".join(c for c in output.split()[0] if c in LETTERS) or "A"
 
 
 def exact_match(prediction: str, reference: str) -> float:
@@ -294,18 +228,8 @@ def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> 
     """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
 
     The benchmark writes both responses into one line before it reads them, and so does this: a story's response that
-    itself contains ``[fact:`` takes the second one's place.
-
-    Args:
-        loyalty_response: what was generated for the question about the document.
-        fact_response: what was generated for the question about the real world.
-        output: the reference, such as ``True [fact: False]``.
-
-    Raises:
-        DataError: a reference without its second judgement.
+    itself contains ``[fact:`` takes the second one's place. A reference is such as ``True [fact: False]``.
     """
-    if FACT_MARK not in output.lower():
-        raise DataError(f"L-Eval, sci_fi: the reference {output!r} has no '[fact: ...]'")
     references = _two_parts(output)
     parts = _two_parts(f"{loyalty_response} {FACT_MARK} {fact_response}]")
     loyalty, fact = (exact_match(_first_verdict(part), wanted) for part, wanted in zip(parts, references, strict=True))
@@ -334,98 +258,92 @@ def _normalize(text: str) -> str:
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
-def _one_letter(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    return {"exact_match": exact_match(predicted_letters(results[0]), reference_letters(doc["output"]))}
-
-
-def _several_letters(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    letters = predicted_letters(results[0], several=True)
-    return {"exact_match": exact_match(letters, reference_letters(doc["output"]))}
-
-
-def _two_judgements(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    loyalty, fact = judgement_scores(results[0], results[1], doc["output"])
-    return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}
-
-
-_SCORING = {"coursera": _several_letters, "quality": _one_letter, "tpo": _one_letter, "sci_fi": _two_judgements}
-
-
-class Task(published.ExamTask):
+class Task(ExamTask):
     """The questions of one of the four sets; a document is cut once, for all its questions."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._cut: dict[Any, str] = {}
-        subset = config["metadata"]["subset"]
-        metrics = ("exact_match", "loyalty", "fact") if subset == "sci_fi" else ("exact_match",)
-        config = {"doc_to_target": "output", **config}
-        super().__init__(config, load, _SCORING[subset], dict.fromkeys(metrics, "mean"))
+        self.subset = config["metadata"]["subset"]
+        metrics = ("exact_match", "loyalty", "fact") if self.subset == "sci_fi" else ("exact_match",)
+        super().__init__({"doc_to_target": "output", **config}, dict.fromkeys(metrics, "mean"))
 
-    def budget(self) -> budget.Budget:
-        """What a prompt may measure; by the authors' rule only the window limits it."""
-        if self._by_authors:
-            new_tokens = self.config.generation_kwargs["max_gen_toks"]
-            return budget.for_model(current_lm(), new_tokens, self.config.metadata)
-        return super().budget()
+    def load(
+        self, *, split: str = "held_out", search_seed: int = 0, **settings: Any
+    ) -> tuple[list[dict[str, Any]], Source]:
+        """One row a question, with the number of its document. Splits never divide the questions about a document."""
+        request = asked(settings)
+        path = OFFICIAL.path(request, self.subset)
+        self.documents: list[Document] = _read_once(path, self.subset)
+        chosen = splits.split(len(self.documents), search_seed).indices(split)
+        questions = [
+            {"document": number, "instruction": instruction, "output": output}
+            for number, document in enumerate(self.documents)
+            for instruction, output in zip(document.instructions, document.outputs, strict=True)
+        ]
+        rows = [{"question_id": i, **row} for i, row in enumerate(questions) if row["document"] in chosen]
+        if not rows:
+            raise DataError(
+                f"{path}: split={split} has {len(chosen)} of its {len(self.documents)} documents and no question; "
+                "expected questions in two documents or more, to hold out and to search on, or --metadata split=all"
+            )
+        seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
+        origin = (request.kind, self.subset, str(path), files.sha256(path))
+        return rows, Source(*origin, split, seed, len(questions), len(rows))
 
-    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
-        """The prompt with the whole document; what is sent is fitted to the model (``published_prompt``)."""
-        return self._prompt(doc["instruction"], self._style(False), self._documents[doc["document"]].text).text
-
-    def published_prompt(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
-        """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
-        style = self._style(chat)
-
-        def sent(prompt: Prompt) -> str:
-            return render(prompt.text, prompt.system)
-
-        context = sent(self._prompt(doc["instruction"], style, self._fitted(doc["document"], style, sent)))
-        if self.config.metadata["subset"] != "sci_fi":
-            return context
-        return [context, sent(fact_prompt(style, doc["instruction"]))]
-
-    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
-        """One request a prompt."""
-        if isinstance(ctx, str):
-            return super().construct_requests(doc, ctx, **kwargs)
-        requests: list[Any] = [super(Task, self).construct_requests(doc, context, **kwargs) for context in ctx]
-        for number, request in enumerate(requests):
-            request.idx = number
-        return requests
+    def scores(self, doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+        """The scores of one question."""
+        if self.subset == "sci_fi":
+            loyalty, fact = judgement_scores(results[0], results[1], doc["output"])
+            return {"exact_match": (loyalty + fact) / 2, "loyalty": loyalty, "fact": fact}
+        letters = predicted_letters(results[0], several=self.subset == "coursera")
+        return {"exact_match": exact_match(letters, reference_letters(doc["output"]))}
 
     @property
-    def _documents(self) -> list[Document]:
-        return _read_once(Path(self.config.metadata["source"]["location"]))
-
-    @property
-    def _by_authors(self) -> bool:
-        return self.config.metadata.get("cutting") == "authors"
+    def prompt_tokens(self) -> int | None:
+        """The limit of the whole prompt; by the authors' rule only the window limits it."""
+        return None if self.config.metadata.get("cutting") == "authors" else super().prompt_tokens
 
     def _style(self, chat: bool) -> str:
         return self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
 
-    def _prompt(self, instruction: str, style: str, document: str) -> Prompt:
-        return prompt(self.config.metadata["subset"], style, document, instruction)
+    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
+        """The prompt with the whole document."""
+        document = self.documents[doc["document"]].text
+        return join(prompt(self.subset, self._style(False), document, doc["instruction"])[0])
 
-    def _fitted(self, number: int, style: str, sent: Callable[[Prompt], str]) -> str:
+    def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
+        """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
+        style = self._style(chat)
+
+        def sent(document: str, instruction: str) -> str:
+            segments, system = prompt(self.subset, style, document, instruction)
+            return render(join(segments), system)
+
+        context = sent(self._fitted(doc["document"], sent), doc["instruction"])
+        if self.subset != "sci_fi":
+            return context
+        return [context, render(fact_prompt(style, doc["instruction"]))]
+
+    def _fitted(self, number: int, sent: Callable[[str, str], str]) -> str:
         """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
-        document = self._documents[number]
+        document = self.documents[number]
         if current_lm() is None:  # nothing is sent, so nothing has to fit
             return document.text
-        limits, limit = self.budget(), self.config.metadata["prompt_tokens"]
-        around = sent(Prompt((), " "))  # chat template and system instruction
-        key = (number, style, around, limits.tokens, current_lm())
+        limits = self.budget()
+        key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
         if key not in self._cut:
             questions = sorted(document.instructions, key=limits.count, reverse=True)
+            by_authors = self.prompt_tokens is None
+            limit = self.config.metadata["prompt_tokens"] if by_authors else limits.tokens
 
             def fits(text: str) -> bool:
-                if self._by_authors:
+                if by_authors:
                     return limits.count(text) <= limit
-                return all(limits.fits(sent(self._prompt(question, style, text))) for question in questions)
+                return all(limits.fits(sent(text, question)) for question in questions)
 
-            text = cut(document.text, limit if self._by_authors else limits.tokens, fits)
+            text = cut(document.text, limit, fits)
             if text is None:
-                bare = limits.count(sent(self._prompt(questions[0], style, "")))
+                bare = limits.count(sent("", questions[0]))
                 raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
             self._cut[key] = text
         return self._cut[key]

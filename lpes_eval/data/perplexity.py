@@ -22,8 +22,8 @@ from typing import Any
 from lm_eval.api.instance import Instance
 
 from lpes_eval import files
-from lpes_eval.data import published, splits
-from lpes_eval.data.source import Source
+from lpes_eval.data import splits
+from lpes_eval.data.source import Files, Source, asked, named_path
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
@@ -37,12 +37,12 @@ LONGEST = 16384
 WINDOWS = 4
 """Windows for each text."""
 
-PG19_URL = (  # PG-19's test split (Rae et al. 2020, arXiv 1911.05507), 100 books, as YaRN's authors published it
-    "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/"
-    "data/test-00000-of-00001-29a571947c0b5ccc.parquet"
+PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, as YaRN's authors published it
+    "lpes_ppl",
+    "test-00000-of-00001-29a571947c0b5ccc.parquet",
+    "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/data",
 )
-SUBFOLDERS = ("test", "pg19/test", "pg19")
-SPLITS = (*splits.SPLITS, "all")
+SUBFOLDERS = ("", "test", "pg19/test", "pg19")
 SMALLEST_TO_SPLIT = 5
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -62,36 +62,31 @@ def read(path: str | Path) -> list[Text]:
     Raises:
         DataError: nothing is there, or it is not UTF-8 text.
     """
-    path = Path(path)
-    try:
-        if not (path.is_file() or path.is_dir()):
-            raise FileNotFoundError(None, "no such file")
-        if path.is_dir():
-            found = next((found for sub in ("", *SUBFOLDERS) if (found := sorted((path / sub).glob("*.txt")))), [])
-            texts = [Text(file.name, _read_text(file)) for file in found]
-        elif path.name.endswith((".jsonl", ".jsonl.gz")):
-            lines = enumerate(files.read_jsonl(path, ("text",)), 1)
-            texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in lines]
-        elif path.suffix == ".parquet":
-            texts = _read_parquet(path)
-        else:
-            texts = [Text(path.name, _read_text(path))]
-    except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; expected a text file, a .jsonl file or a folder of .txt files"
-        ) from None
+    path = named_path("text_file", path)
+    if path.is_dir():
+        folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
+        texts = [_read_text(file) for file in next(filter(None, folders), [])]
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        lines = enumerate(files.read_jsonl(path, {"text": "TEXT"}), 1)
+        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in lines]
+    elif path.suffix == ".parquet":
+        texts = _read_parquet(path)
+    else:
+        texts = [_read_text(path)]
     if not texts:
         raise DataError(f"{path}: no text in it; expected .txt files, or lines with a 'text'")
-    if bad := [text.name for text in texts if not isinstance(text.text, str)]:
-        raise DataError(f"{path}: 'text' of {bad[0]} is no text")
     return texts
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path) -> Text:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected a text file, a .jsonl file or a folder of .txt files")
     try:
-        return path.read_text(encoding="utf-8")
+        return Text(path.name, path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _read_parquet(path: Path) -> list[Text]:
@@ -113,43 +108,22 @@ def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     Raises:
         DataError: an unknown split, or a search split of too few texts.
     """
-    published.check_choice("split", split, SPLITS)
-    if split == "all" or (split == "held_out" and total < SMALLEST_TO_SPLIT):
-        return list(range(total))
-    if total < SMALLEST_TO_SPLIT:
+    if split == "held_out" and total < SMALLEST_TO_SPLIT:
+        split = "all"
+    if split == "search" and total < SMALLEST_TO_SPLIT:
         raise DataError(
             f"{total} texts are too few to search on some and report others; give {SMALLEST_TO_SPLIT} or more"
         )
     return sorted(splits.split(total, search_seed).indices(split))
 
 
-def load(
-    *, split: str = "held_out", search_seed: Any = 0, text_file: Any = None, **metadata: Any
-) -> tuple[list[dict[str, Any]], Source]:
-    """One row a text, without the text itself, and where it came from."""
-    search_seed = splits.whole_seed(search_seed)
-    kind, path = _locate(text_file, metadata)
-    texts = _read_once(path)
-    digest = hashlib.sha256("\0".join(text.text for text in texts).encode()).hexdigest()
-    chosen = text_numbers(len(texts), split, search_seed)
-    rows = [{"question_id": n, "name": texts[n].name, "characters": len(texts[n].text)} for n in chosen]
-    seed = splits.split(len(texts), search_seed).seed(split)
-    name = "pg19-test" if kind == "official" else path.name
-    return rows, Source(kind, name, str(path), digest, split, seed, len(texts), len(rows))
-
-
-def _locate(text_file: Any, metadata: dict[str, Any]) -> tuple[str, Path]:
-    if text_file is None:
-        wish = published.asked(metadata, "lpes_ppl", ".txt files, or text_file=FILE")
-        return wish.kind, wish.folder or published.download(PG19_URL)
-    if metadata.get("source") not in (None, "folder") or metadata.get("data_dir"):
-        raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-    if text_file == "":
-        raise DataError("text_file= is empty; expected the name of a text file")
-    try:
-        return "folder", Path(str(text_file)).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise DataError(f"text_file={text_file}: {error}; expected the name of a text file") from None
+def _locate(text_file: Any, settings: dict[str, Any]) -> tuple[str, Path]:
+    if text_file is not None:
+        if settings.get("source") not in (None, "folder") or settings.get("data_dir"):
+            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
+        return "folder", named_path("text_file", text_file)
+    request = asked(settings)
+    return request.kind, request.folder or PG19.path(request)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -254,26 +228,32 @@ class Task(BenchmarkTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._windows: dict[int, list[Window]] = {}
-        own = {
-            "custom_dataset": load,
-            "test_split": SPLIT,
-            "output_type": "loglikelihood",
-            "num_fewshot": 0,
-            "process_results": self._score,
-            "metric_list": [
-                {"metric": "token_perplexity", "aggregation": perplexity, "higher_is_better": False},
-                {"metric": "nll", "aggregation": "mean", "higher_is_better": False},
-            ],
-        }
-        super().__init__({**own, **config})
+        metrics = {"token_perplexity": perplexity, "nll": "mean"}
+        super().__init__(
+            config,
+            output_type="loglikelihood",
+            num_fewshot=0,
+            metric_list=[{"metric": m, "aggregation": how, "higher_is_better": False} for m, how in metrics.items()],
+        )
+
+    def load(
+        self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
+    ) -> tuple[list[dict[str, Any]], Source]:
+        """One row a text, without the text itself."""
+        kind, path = _locate(text_file, settings)
+        self.texts: list[Text] = _read_once(path)
+        chosen = text_numbers(len(self.texts), split, search_seed)
+        rows = [{"question_id": n, "name": self.texts[n].name, "characters": len(self.texts[n].text)} for n in chosen]
+        digest = hashlib.sha256("\0".join(text.text for text in self.texts).encode()).hexdigest()
+        seed = splits.split(len(self.texts), search_seed).seed(split)
+        name = "pg19-test" if kind == "official" else path.name
+        return rows, Source(kind, name, str(path), digest, split, seed, len(self.texts), len(rows))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the rows."""
-        metadata = self.config.metadata
-        published.whole_numbers(metadata, "length", "longest", "stride", "windows")
-        if dataset_kwargs:
-            metadata.setdefault("longest", dataset_kwargs["longest"])
+        self.config.metadata = {"longest": LONGEST, **(dataset_kwargs or {}), **self.config.metadata}
         super().download(dataset_kwargs, **kwargs)
+        self._longest = max(self.config.metadata["longest"], self.config.metadata["length"])
         self._all = self.dataset[SPLIT]
 
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
@@ -288,14 +268,17 @@ class Task(BenchmarkTask):
         """Leave out the texts that are shorter than the longest window, and build the requests for the others."""
         self.refuse_without_model()
         kept: list[int] = []
-        short: list[int] = []
+        short = 0
         for row, doc in enumerate(self._all):
             if limit is not None and len(kept) >= limit:
                 break
-            self._windows[doc["question_id"]] = windows = self._cut(doc)
-            (kept if windows else short).append(row)
+            self._windows[doc["question_id"]] = self._cut(doc)
+            if self._windows[doc["question_id"]]:
+                kept.append(row)
+            else:
+                short += 1
         if short:
-            message = f"{self.config.task}: {len(short)} texts have fewer than longest={self._longest} tokens"
+            message = f"{self.config.task}: {short} texts have fewer than longest={self._longest} tokens"
             if not kept:
                 raise PromptTooLong(f"{message}, and none has more; give longer ones, or --metadata longest=N")
             logger.warning(f"{message} and are left out")
@@ -308,24 +291,19 @@ class Task(BenchmarkTask):
 
     def construct_requests(self, doc: dict[str, Any], ctx: Any, **kwargs: Any) -> list[Instance]:
         """One request a window."""
-        kwargs.pop("apply_chat_template", None)
-        kwargs.pop("chat_template", None)
+        kwargs = {key: value for key, value in kwargs.items() if "chat_template" not in key}
         return [
             Instance("loglikelihood", doc, (window.context, window.target), number, **kwargs)
             for number, window in enumerate(self._windows[doc["question_id"]])
         ]
 
-    @property
-    def _longest(self) -> int:
-        return max(self.config.metadata.get("longest", LONGEST), self.config.metadata["length"])
-
-    def _scored(self, doc: dict[str, Any]) -> int:
-        return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
-
-    def _score(self, doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    def scores(self, doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
         """The text's log-likelihood with its number of tokens, and nats a token."""
         tokens, loglikelihood = self._scored(doc), sum(value for value, _ in results)
         return {"token_perplexity": (loglikelihood, tokens), "nll": -loglikelihood / tokens}
+
+    def _scored(self, doc: dict[str, Any]) -> int:
+        return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
 
     def _cut(self, doc: dict[str, Any]) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
@@ -343,7 +321,7 @@ class Task(BenchmarkTask):
                 f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
                 "trained window"
             )
-        text = _read_once(Path(metadata["source"]["location"]))[doc["question_id"]].text
+        text = self.texts[doc["question_id"]].text
         return windows(
             text,
             length,

@@ -8,67 +8,29 @@ both. Nothing falls back to anything else; what is missing is an error that name
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 from lpes_eval import files
+from lpes_eval.data import splits
 from lpes_eval.errors import DataError
-from lpes_eval.files import write_atomically
 
 ENV = "LPES_EVAL_DATA"
-KINDS = ("generated", "official", "folder")
-WAY_OUT = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV}), or ask for --metadata source=generated"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for.
-
-    Attributes:
-        kind: ``generated``, ``official`` (downloaded, then cached), or ``folder``.
-        folder: the local folder, for ``folder`` alone.
-    """
+    """What was asked for: ``generated``, ``official`` (downloaded, then cached), or the files in a ``folder``."""
 
     kind: str
     folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a task's examples came from, in the form in which the results keep it.
-
-    Attributes:
-        kind: ``generated``, ``official`` or ``folder``.
-        name: the set's name, such as ``nq-open-oracle+drawn``.
-        location: the file's path or address; for a generated set, the generator and its seed.
-        sha256: of the file's bytes; for a generated set, of the examples themselves.
-        split: ``held_out`` or ``search``.
-        split_seed: what the split was drawn with.
-        total: how many examples the set has.
-        examples: how many of them are in the split.
-    """
-
-    kind: str
-    name: str
-    location: str
-    sha256: str
-    split: str
-    split_seed: str
-    total: int
-    examples: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """For ``metadata`` of a task's configuration, from where it gets into the results JSON."""
-        return asdict(self)
-
-    def version(self, version: Any) -> str:
-        """A task's version with the set's name behind it: what the results table prints."""
-        return f"{version} {self.kind}" if self.kind == self.name else f"{version} {self.kind}: {self.name}"
 
 
 def asked(metadata: Mapping[str, Any]) -> Asked:
@@ -77,30 +39,39 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     In this order: ``source`` and ``data_dir`` of the metadata, the folder named by ``LPES_EVAL_DATA``, the model.
 
     Raises:
-        DataError: an unknown ``source``, a folder that is none, or two wishes that exclude each other.
+        DataError: a folder that is none, or two wishes that exclude each other.
     """
     kind, folder = metadata.get("source"), metadata.get("data_dir")
-    if kind is not None and kind not in KINDS:
-        raise DataError(f"source={kind!r} is not a source; expected one of {', '.join(KINDS)}")
-    if folder == "":
-        raise DataError("data_dir= is empty (a shell variable that is not set?); name the folder, or leave it out")
     if folder and kind not in (None, "folder"):
         raise DataError(f"source={kind} and data_dir={folder} exclude each other; drop one of the two")
-    if kind in (None, "folder") and (folder := folder or os.environ.get(ENV)):
-        path, given = Path(str(folder)), "data_dir" if metadata.get("data_dir") else ENV
-        try:
-            path = path.expanduser()
-        except RuntimeError as error:  # ~ of somebody whom this machine does not know
-            raise DataError(f"{given}={folder}: {error}; expected the folder with the benchmark's files") from None
-        if not path.is_dir():
-            raise DataError(f"{given}={folder}: no such folder; expected the folder with the benchmark's files")
-        return Asked("folder", path)
+    if kind in (None, "folder"):
+        name = "data_dir" if folder else ENV
+        if folder := folder or os.environ.get(ENV):
+            path = named_path(name, folder)
+            if not path.is_dir():
+                raise DataError(f"{name}={folder}: no such folder; expected the folder with the benchmark's files")
+            return Asked("folder", path)
     if kind == "folder":
         raise DataError(f"source=folder names no folder; add data_dir=DIR to --metadata, or set {ENV}")
-    return Asked(kind or ("official" if names_a_model(metadata) else "generated"))
+    return Asked(kind or ("official" if _names_a_model(metadata) else "generated"))
 
 
-def names_a_model(metadata: Mapping[str, Any]) -> bool:
+def named_path(setting: str, name: Any) -> Path:
+    """The path that a setting names, whether something is there or not.
+
+    Raises:
+        DataError: the home of somebody whom this machine does not know, or a name that no file can have.
+    """
+    try:
+        path = Path(str(name)).expanduser()
+        path.exists()
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{setting}={str(name)[:80]}: {reason}; expected a name that exists") from None
+    return path
+
+
+def _names_a_model(metadata: Mapping[str, Any]) -> bool:
     """Whether a model other than the shipped one was named: by ``pretrained``, ``model``, or the factors' origin.
 
     A loaded model that is handed over in place of a name goes by the name that it was loaded from.
@@ -126,50 +97,112 @@ def is_shipped(name: str) -> bool:
     return name in reference.NAMES or home in Path(name).expanduser().resolve().parents
 
 
-def find(folder: Path, name: str, subfolders: Sequence[str] = ()) -> Path | None:
-    """``name`` in ``folder`` itself, or in one of the places where the benchmark's own repository keeps it.
+# -- files -----------------------------------------------------------------------------------------------------------
 
-    Where a name ends in ``.gz``, the file may also lie there uncompressed, without that ending.
+
+@dataclass(frozen=True)
+class Files:
+    """The files that a benchmark's authors publish, one for each size or subset: ``{}`` in names stands for it.
+
+    Attributes:
+        benchmark: its name, for errors.
+        name: the file's name.
+        url: the folder that it is downloaded from.
+        places: where below a local folder it may lie, as in the authors' repository.
+        size: the setting that chooses a size; such a benchmark has a generated set too.
+        sizes: the published ones.
+        others: files that serve as well where they are in a local folder.
     """
-    names = (name, name.removesuffix(".gz"))
-    candidates = (folder / subfolder / one for subfolder in ("", *subfolders) for one in names)
-    return next((path for path in candidates if path.is_file()), None)
+
+    benchmark: str
+    name: str
+    url: str
+    places: tuple[str, ...] = ()
+    size: str = ""
+    sizes: tuple[int, ...] = ()
+    others: tuple[str, ...] = ()
+
+    def path(self, request: Asked, which: Any = "") -> Path:
+        """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
+
+        Raises:
+            DataError: it is not there, with the ways to get it; or it is there twice.
+        """
+        names = [name.format(which) for name in (self.name, *self.others)]
+        if request.kind == "generated":
+            raise DataError(
+                f"{self.benchmark} has no generated set; ask for --metadata source=official, {self._way_out}"
+            )
+        if request.folder is None:
+            return download(self.address(which), way_out=self._way_out)
+        places = ["", *(place.format(which) for place in self.places)]
+        for name in names:
+            if path := find(request.folder, name, places):
+                return path
+        missing = f"{request.folder}: {' or '.join(names)} is not there{self._other_sizes(request.folder)}"
+        try:
+            address = self.address(which)
+        except DataError as reason:
+            raise DataError(f"{missing}, and {reason}") from None
+        raise DataError(f"{missing}; get it from {address}, {self._way_out}")
+
+    def address(self, which: Any = "") -> str:
+        """Where the authors publish the file.
+
+        Raises:
+            DataError: a size that they do not publish.
+        """
+        if self.sizes and which not in self.sizes:
+            raise DataError(
+                f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}, "
+                f"{self._way_out}"
+            )
+        return f"{self.url}/{self.name}".format(which)
+
+    @property
+    def _way_out(self) -> str:
+        folder = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
+        return f"{folder}, or ask for --metadata source=generated" if self.size else f"or {folder}"
+
+    def _other_sizes(self, folder: Path) -> str:
+        """Which files of other sizes there are, and how to ask for them."""
+        if not self.size:
+            return ""
+        pattern = self.name.removesuffix(".gz").format("[0-9]*")
+        found = {
+            int(re.findall("[0-9]+", path.name)[0]): path.name
+            for place in ("", *(place.format("*") for place in self.places))
+            for ending in ("", ".gz")
+            for path in folder.glob(str(PurePath(place, pattern + ending)))
+        }
+        if not found:
+            return ""
+        names, numbers = [found[number] for number in sorted(found)], map(str, sorted(found))
+        there = "there is" if len(names) == 1 else "there are"
+        return f" ({there} {', '.join(names)}: add {self.size}={' or '.join(numbers)} to --metadata)"
 
 
-def other_sizes(folder: Path, pattern: str, size: str, subfolders: Sequence[str] = ()) -> str:
-    """Which files of the same kind there are for other sizes, and how to ask for them; empty where there are none.
+def find(folder: Path, name: str, places: list[str]) -> Path | None:
+    """``name`` in the first of ``places`` in ``folder`` that has it, compressed (``.gz``) or not.
 
-    Args:
-        folder: where a file was looked for.
-        pattern: what files of its kind are called, without ``.gz``. Their size is the first number in it.
-        size: what the metadata calls it.
-        subfolders: as for ``find``; may be patterns too.
+    Raises:
+        DataError: it is there both ways, and nobody can tell which is meant.
     """
-    found = {
-        int(re.findall("[0-9]+", path.name)[0]): path.name
-        for place in ("", *subfolders)
-        for ending in ("", ".gz")
-        for path in folder.glob(str(PurePath(place, pattern + ending)))
-    }
-    if not found:
-        return ""
-    names, numbers = [found[number] for number in sorted(found)], map(str, sorted(found))
-    there = "there is" if len(names) == 1 else "there are"
-    return f" ({there} {', '.join(names)}: add {size}={' or '.join(numbers)} to --metadata)"
+    for place in places:
+        plain = folder / place / name.removesuffix(".gz")
+        there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
+        if len(there) == 2:
+            raise DataError(f"{there[0]}: there is {there[1].name} too; expected one of the two, remove the other")
+        if there:
+            return there[0]
+    return None
 
 
-def missing(folder: Path, name: str, origin: str, others: str = "") -> DataError:
-    """The error for a file that should be in a local folder and is not; ``others`` are those of ``other_sizes``."""
-    return DataError(
-        f"{folder}: {name} is not there{others}; get it from {origin}, or ask for --metadata source=generated"
-    )
-
-
-def download(url: str, sha256: str | None = None, way_out: str = WAY_OUT) -> Path:
+def download(url: str, way_out: str) -> Path:
     """Fetch a file once and keep it in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
 
     An interrupted download goes on where it stopped. The checksum is written beside the file when it is first complete,
-    and the file is checked against it (or against ``sha256``, where the benchmark's authors give one) at every use.
+    and the file is checked against it at every use.
 
     Raises:
         DataError: offline and not cached (the message ends with ``way_out``), or a file that is not the one that was
@@ -185,52 +218,94 @@ def download(url: str, sha256: str | None = None, way_out: str = WAY_OUT) -> Pat
         except DataError as error:
             raise DataError(f"{error}; {way_out}") from None
     found = files.sha256(cache)
-    if sha256 is None and record.is_file():
-        sha256 = record.read_text(encoding="utf-8").strip()
-    if sha256 is None:
-        write_atomically(record, found + "\n")
-    elif found != sha256:
+    if not record.is_file():
+        files.write_atomically(record, found + "\n")
+    elif found != (expected := record.read_text(encoding="utf-8").strip()):
         raise DataError(
-            f"{cache}: SHA-256 is {found}, expected {sha256}; delete the file and run again to fetch it anew"
+            f"{cache}: SHA-256 is {found}, expected {expected}; delete the file and run again to fetch it anew"
         )
     return cache
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download to ``target``, through a part file that a later call completes."""
+    """Download to ``target`` through a part file, which is completed, or thrown away where it proves useless."""
     from filelock import FileLock
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    with FileLock(str(part) + ".lock"):
-        if target.is_file():  # another process was faster
-            return
-        if _fetch_part(url, part, target.name) == "again":
-            _fetch_part(url, part, target.name)
-        os.replace(part, target)
-
-
-def _fetch_part(url: str, part: Path, name: str) -> Literal["done", "again"]:
-    """Complete ``part``; ``again`` where what was already there proved useless and is gone."""
     from huggingface_hub.file_download import http_get
 
-    resumed = part.stat().st_size if part.is_file() else 0
-    try:
-        with part.open("ab") as file:
-            http_get(url, file, resume_size=resumed, displayed_filename=name)
-        if part.name.endswith(".gz.part"):
-            with gzip.open(part) as archive:
-                while archive.read(1 << 20):
-                    pass
-    except Exception as error:  # whatever the HTTP client raises: offline mode, no route, no such page, cut off
-        broken = isinstance(error, gzip.BadGzipFile | EOFError | zlib.error)
-        refused = getattr(getattr(error, "response", None), "status_code", None) == 416  # nothing left to resume
-        if broken or refused:
-            part.unlink()
-            if resumed:
-                return "again"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if type(error).__name__ == "OfflineModeIsEnabled":
-            reason = "HF_HUB_OFFLINE is set"
-        raise DataError(f"{name} is not in the cache and cannot be fetched from {url} ({reason})") from None
-    return "done"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    with FileLock(f"{part}.lock"):
+        while not target.is_file():  # another process may have been faster
+            resumed = part.stat().st_size if part.is_file() else 0
+            try:
+                with part.open("ab") as file:
+                    http_get(url, file, resume_size=resumed, displayed_filename=target.name)
+                if target.suffix == ".gz":
+                    with gzip.open(part) as archive:
+                        while archive.read(1 << 20):
+                            pass
+                os.replace(part, target)
+            except Exception as error:  # whatever the HTTP client raises: offline mode, no route, no such page, cut off
+                broken = isinstance(error, gzip.BadGzipFile | EOFError | zlib.error)
+                if broken or getattr(getattr(error, "response", None), "status_code", None) == 416:  # nothing to resume
+                    part.unlink()
+                    if resumed:
+                        continue
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                if type(error).__name__ == "OfflineModeIsEnabled":
+                    reason = "HF_HUB_OFFLINE is set"
+                raise DataError(
+                    f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
+                ) from None
+
+
+# -- examples --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a task's examples came from, as the results keep it: ``examples`` of the set's ``total``.
+
+    ``location`` and ``sha256`` are those of the file; of a generated set the generator with its seed, and the checksum
+    of the examples themselves.
+    """
+
+    kind: str
+    name: str
+    location: str
+    sha256: str
+    split: str
+    split_seed: str
+    total: int
+    examples: int
+
+    def version(self, version: Any) -> str:
+        """A task's version with the set's name behind it: what the results table prints."""
+        return f"{version} {self.kind}" if self.kind == self.name else f"{version} {self.kind}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All examples of a set: ``example`` makes the one of a number, a dataclass, when it is asked for.
+
+    ``content`` says, for a generated set, what of an example its checksum is made of; else it is that of the file.
+    """
+
+    kind: str
+    name: str
+    location: str | Path
+    total: int
+    example: Callable[[int], Any]
+    content: Callable[[Any], Any] | None = None
+
+    def draw(self, split: str = "held_out", search_seed: int = 0) -> tuple[list[dict[str, Any]], Source]:
+        """The examples of a split, as rows, and where they came from."""
+        drawn = splits.split_of_file(self.total, search_seed, self.location)
+        examples = [self.example(i) for i in drawn.indices(split)]
+        if self.content:
+            digest = sha256(json.dumps([self.content(example) for example in examples]).encode()).hexdigest()
+        else:
+            digest = files.sha256(self.location)
+        origin = (self.kind, self.name, str(self.location), digest)
+        source = Source(*origin, split, drawn.seed(split), drawn.total, len(examples))
+        return [asdict(example) for example in examples], source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from lpes_eval.rng import shuffled, stream
 SPLIT_SEED = 20251121
 HELD_OUT = 500
 SEARCH = 200
-SPLITS = ("held_out", "search")
+SPLITS = ("held_out", "search", "all")
 
 
 @dataclass(frozen=True)
@@ -33,46 +32,35 @@ class Split:
         return str(SPLIT_SEED) + (f", search_seed {self.search_seed}" if name == "search" else "")
 
     def indices(self, name: str) -> tuple[int, ...]:
-        """The example numbers of split ``name`` (``held_out`` or ``search``)."""
+        """The example numbers of split ``name``.
+
+        ``all`` is the whole set, for comparison with published scores of factors that were searched on something else.
+
+        Raises:
+            DataError: an unknown split.
+        """
         if name not in SPLITS:
             raise DataError(f"split={name!r} is not a split; expected one of {', '.join(SPLITS)}")
-        return self.held_out if name == "held_out" else self.search
+        return tuple(range(self.total)) if name == "all" else self.search if name == "search" else self.held_out
 
 
-def whole_seed(search_seed: Any) -> int:
-    """``search_seed`` as a whole number, from whatever lm-eval makes of ``--metadata``: -1 can arrive as -1.0.
-
-    Raises:
-        DataError: it is not a whole number.
-    """
-    if isinstance(search_seed, float) and search_seed.is_integer():
-        return int(search_seed)
-    if isinstance(search_seed, bool) or not re.fullmatch("-?[0-9]+", str(search_seed)):
-        raise DataError(f"search_seed={search_seed!r} is not a whole number, as --metadata search_seed=1 would be")
-    return int(search_seed)
+def split(total: int, search_seed: int = 0) -> Split:
+    """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search."""
+    order = shuffled(range(total), stream("split", SPLIT_SEED, total))
+    held = min(HELD_OUT, total * 3 // 5)
+    rest = shuffled(sorted(order[held:]), stream("search", SPLIT_SEED, total, search_seed))
+    return Split(total, tuple(order[:held]), tuple(rest[:SEARCH]), search_seed)
 
 
-def check_enough(total: int, path: Any) -> None:
-    """That a file's ``total`` examples can be divided.
+def split_of_file(total: int, search_seed: int, path: Any) -> Split:
+    """As ``split``, of a file's examples.
 
     Raises:
-        DataError: fewer than two.
+        DataError: fewer than two, which cannot be divided.
     """
     if total < 2:
         raise DataError(
             f"{path}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line and at least two, to hold "
             "out and to search on. If the file was downloaded, fetch it again"
         )
-
-
-def split(total: int, search_seed: int = 0, num_search: int = SEARCH) -> Split:
-    """Divide ``total`` examples: 500 held out (three fifths of a smaller set), up to 200 of the rest for the search.
-
-    Raises:
-        DataError: a ``search_seed`` that is not a whole number.
-    """
-    search_seed = whole_seed(search_seed)
-    order = shuffled(range(total), stream("split", SPLIT_SEED, total))
-    held = min(HELD_OUT, total * 3 // 5)
-    rest = shuffled(sorted(order[held:]), stream("search", SPLIT_SEED, total, search_seed))
-    return Split(total, tuple(order[:held]), tuple(rest[:num_search]), search_seed)
+    return split(total, search_seed)

@@ -10,25 +10,23 @@ Nothing is done to a prediction before it is scored: no stop string, no first li
 
 from __future__ import annotations
 
-import json
 import re
 import string
 import unicodedata
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import published
-from lpes_eval.data.source import Source, find
+from lpes_eval.data.source import Asked, Files, Source, asked
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
+from lpes_eval.harness.task import ExamTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
@@ -36,28 +34,19 @@ NAMES = (*SUMMARIES, *ANSWERS, "space_digest")
 FILES = {"held_out": "validation", "test": "test"}
 """Split -> file of the benchmark."""
 
-SUBFOLDERS = ("zero_scrolls", "zeroscrolls")
-URL = "https://huggingface.co/datasets/tau/zero_scrolls/resolve/main"
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 _POSITIONS = ("document_start_index", "document_end_index", "query_start_index", "query_end_index")
-_FIELDS = {"id": str, "input": str, "truncation_seperator": str, **dict.fromkeys(_POSITIONS, int)}  # their spelling
+LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fromkeys(_POSITIONS, 0)}  # their spelling
+"""What a line of a file has, besides its ``output``: a text, or null in an unlabelled file."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One example: its prompt (``input``) in parts, and its references.
+    """One example: its prompt (``input``) in parts, in their order, and its references, none in an unlabelled file.
 
-    Attributes:
-        id: the benchmark's name of the example.
-        instruction: what stands before the document.
-        document: what may be cut, at its end.
-        gap: what stands between document and question.
-        question: the query; for summaries empty.
-        header: what stands behind the question, such as ``Answer:``.
-        separator: takes the gap's place, and says so, where a part of the document was cut off.
-        references: all accepted outputs; none in an unlabelled file.
+    Where the document is cut at its end, ``separator`` takes the place of the ``gap`` behind it, and says so. The
+    ``header`` is such as ``Answer:``. Summaries have no question.
     """
 
     id: str
@@ -76,89 +65,57 @@ class Example:
         return Segment("instruction", self.instruction), Segment("document", body), Segment("separator", gap), question
 
 
-def file_for(split: str) -> str:
-    """The name of a split's file, without its suffix.
+def locate(request: Asked, name: str, split: str) -> Path:
+    """The archive of subset ``name``, or the split's file where it has been unpacked in a local folder.
 
     Raises:
-        DataError: an unknown split, or the search's.
+        DataError: neither is there, or a split that the benchmark does not have.
     """
     if split == "search":
         raise DataError(
             "ZeroSCROLLS has no examples to search on: its few labelled ones are all held out for the reported score; "
             "search on another task (kv_retrieval, mdqa_pos), and score the result here"
         )
-    published.check_choice("split", split, FILES)
-    return FILES[split]
+    if split not in FILES:
+        raise DataError(f"split={split!r} is not a split of ZeroSCROLLS; expected one of {', '.join(FILES)}")
+    return Files(
+        "ZeroSCROLLS",
+        f"{name}.zip",
+        "https://huggingface.co/datasets/tau/zero_scrolls/resolve/main",
+        places=("zero_scrolls", "zeroscrolls"),
+        others=(f"{name}/{FILES[split]}.jsonl",),
+    ).path(request)
 
 
-def locate(folder: Path, name: str, split: str) -> Path:
-    """The task's archive or unpacked file in a local folder.
-
-    Raises:
-        DataError: neither is there.
-    """
-    unpacked, packed = f"{name}/{file_for(split)}.jsonl", f"{name}.zip"
-    path = find(folder, unpacked, SUBFOLDERS) or find(folder, packed, SUBFOLDERS)
-    if path is None:
-        raise DataError(f"{folder}: neither {packed} nor {unpacked} is there; get the archive from {URL}/{packed}")
-    return path
-
-
-def read(path: str | Path, name: str, split: str) -> list[Example]:
-    """The examples of one task, in the file's order; lines with the same id are one example with several references.
+def read(path: Path, name: str, split: str) -> list[Example]:
+    """The examples of one subset, in the file's order; lines with the same id are one example with several references.
 
     Args:
         path: the archive ``NAME.zip``, or the ``.jsonl`` file itself.
-        name: the task's name, which is also the folder's in the archive.
+        name: the subset's name, which is also the folder's in the archive.
         split: ``held_out`` or ``test``.
 
     Raises:
         DataError: the file is missing, broken or not in the benchmark's form.
     """
-    path = Path(path)
-    member = f"{name}/{file_for(split)}.jsonl"
-    packed = path.suffix == ".zip"
-    where = f"{path}, {member}" if packed else str(path)
+    member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else None
     examples: dict[str, Example] = {}
-    for number, line in enumerate(_archived(path, member) if packed else files.read_jsonl(path), 1):
-        example = _parse(line, f"{where}, example {number}")
+    for number, line in enumerate(files.read_jsonl(path, LINE, member), 1):
+        example = _parse(line, f"{path}, example {number}", name)
         first = examples.setdefault(example.id, example)
         if first is not example:
             examples[example.id] = replace(first, references=first.references + example.references)
     if not examples:
-        raise DataError(f"{where}: the file holds no example")
+        raise DataError(f"{path}: the file holds no example")
+    if len({bool(example.references) for example in examples.values()}) == 2:
+        raise DataError(f"{path}: some examples have references and some have none")
     return list(examples.values())
 
 
-_read_once = files.remembered(read)  # one reading serves the rows, the prompts, and every size of a task
+_read_once = files.remembered(read)  # one reading serves every size of a task
 
 
-def _archived(path: Path, member: str) -> Iterator[Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            lines = archive.read(member).split(b"\n")
-    except KeyError:
-        raise DataError(f"{path}: the archive does not hold {member}") from None
-    except Exception as error:  # no file, no permission, and whatever zipfile meets in a broken archive
-        raise DataError(
-            f"{path}: {member} cannot be read ({error}); expected the benchmark's archive. Check its permissions, or "
-            "fetch it again: the download may be incomplete"
-        ) from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}, {member}, line {number}: not JSON ({error})") from None
-
-
-def _parse(line: Any, where: str) -> Example:
-    if not isinstance(line, dict):
-        raise DataError(f"{where}: found {type(line).__name__}, expected a JSON object")
-    for field, kind in _FIELDS.items():
-        if type(line.get(field)) is not kind:
-            found = type(line[field]).__name__ if field in line else "missing"
-            raise DataError(f"{where}: {field!r} is {found}, expected {kind.__name__}")
+def _parse(line: dict[str, Any], where: str, name: str) -> Example:
     text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
     if not 0 <= start <= end <= query <= query_end <= len(text):
         raise DataError(
@@ -168,23 +125,10 @@ def _parse(line: Any, where: str) -> Example:
     output = line.get("output")
     if output is not None and not isinstance(output, str):
         raise DataError(f"{where}: 'output' is {type(output).__name__}, expected a text, or null where there is none")
+    if output and name == "space_digest" and not _PERCENTAGE.search(output):
+        raise DataError(f"{where}: the reference {files.shown(output)} is no percentage such as '73%'")
     parts = text[:start], text[start:end], text[end:query], text[query:query_end], text[query_end:]
     return Example(line["id"], *parts, line["truncation_seperator"], (output,) if output else ())
-
-
-def load(*, subset: str, split: str = "held_out", **metadata: Any) -> tuple[list[dict[str, Any]], Source]:
-    """One row an example, without its long input, and where the file came from."""
-    file = file_for(split)
-    wish = published.asked(metadata, "ZeroSCROLLS", f"{subset}.zip")
-    path = locate(wish.folder, subset, split) if wish.folder else published.download(f"{URL}/{subset}.zip")
-    rows = [
-        {"question_id": number, "id": example.id, "references": list(example.references)}
-        for number, example in enumerate(_read_once(path, subset, split))
-    ]
-    if any(row["references"] for row in rows) and not all(row["references"] for row in rows):
-        raise DataError(f"{path}: some examples have references and some have none")
-    source = Source(wish.kind, f"{subset}, {file}", str(path), files.sha256(path), split, "none", len(rows), len(rows))
-    return rows, source
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -206,12 +150,7 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple
     """The prompt, whole if it fits; else with its document cut at the end, as the benchmark cuts it.
 
     Then come the instruction, as much of the document as there is room for, the separator (a sentence that says that
-    the rest is omitted), and the text from the query on.
-
-    Args:
-        example: what to fit.
-        budget: of the model.
-        render: turns the text into the prompt as the model gets it (chat template).
+    the rest is omitted), and the text from the query on. ``render`` turns it into the prompt as the model gets it.
 
     Raises:
         PromptTooLong: instruction and query alone leave no room for the document.
@@ -236,12 +175,8 @@ _PERCENTAGE = re.compile(r"(\d+\.?\d*)%")
 
 
 def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
-    """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, each the best over the references by itself; words are not stemmed.
-
-    Raises:
-        DataError: no reference.
-    """
-    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in _some(references)]
+    """F-measures of ROUGE-1, -2 and -L, each the best over the references by itself; words are not stemmed."""
+    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in references]
     return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
 
 
@@ -250,12 +185,6 @@ def _rouge_scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
-
-
-def _some(references: Iterable[str]) -> list[str]:
-    if not (found := list(references)):
-        raise DataError("ZeroSCROLLS: no reference to score against")
-    return found
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
@@ -274,13 +203,9 @@ def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
 
 
 def f1(prediction: str, references: Iterable[str]) -> float:
-    """F1 of the words that prediction and reference share, the best over the references.
-
-    Raises:
-        DataError: no reference.
-    """
+    """F1 of the words that prediction and reference share, the best over the references."""
     words = normalize(prediction).split()
-    return max(_f1(words, normalize(reference).split()) for reference in _some(references))
+    return max(_f1(words, normalize(reference).split()) for reference in references)
 
 
 def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
@@ -295,17 +220,11 @@ def exp_similarity(prediction: str, references: Iterable[str]) -> float:
     """Half the score for every 10 points between the first percentage in the prediction and the reference's.
 
     A prediction without a percentage (digits and a percent sign; ``forty percent`` and ``40`` are none) is worth 0.
-
-    Raises:
-        DataError: no reference, or one without a percentage.
     """
-    best, predicted = 0.0, _PERCENTAGE.search(prediction)
-    for reference in _some(references):
-        if not (wanted := _PERCENTAGE.search(reference)):
-            raise DataError(f"ZeroSCROLLS, space_digest: the reference {reference!r} is no percentage such as '73%'")
-        if predicted:
-            best = max(best, 0.5 ** (abs(float(wanted[1]) - float(predicted[1])) / 10))
-    return best
+    if not (predicted := _PERCENTAGE.search(prediction)):
+        return 0.0
+    wanted = (float(_PERCENTAGE.findall(reference)[0]) for reference in references)
+    return max(0.5 ** (abs(percentage - float(predicted[1])) / 10) for percentage in wanted)
 
 
 def normalize(text: str) -> str:
@@ -341,58 +260,54 @@ _TO_ASCII = str.maketrans(
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
-    scores = rouge(results[0], doc["references"])
-    return {**scores, "score": tuple(scores.values())}
-
-
-def _answer(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    found = f1(results[0], doc["references"])
-    return {"f1": found, "score": found}
-
-
-def _percentage(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    similarity = exp_similarity(results[0], doc["references"])
-    return {"exp_similarity": similarity, "score": similarity}
-
-
-class Task(published.ExamTask):
+class Task(ExamTask):
     """One of the seven sets; its figure on the leaderboard is ``score``."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        subset = config["metadata"]["subset"]
-        metrics: dict[str, Any] = {"score": "mean"}
-        if subset in SUMMARIES:
-            scoring, metrics = _summary, {"score": geometric_mean, **dict.fromkeys(ROUGE_TYPES, "mean")}
-        elif subset in ANSWERS:
-            scoring, metrics["f1"] = _answer, "mean"
-        else:
-            scoring, metrics["exp_similarity"] = _percentage, "mean"
-        super().__init__({"doc_to_target": "references", **config}, load, scoring, metrics)
+        self.subset = config["metadata"]["subset"]
+        summary = {"score": geometric_mean, **dict.fromkeys(ROUGE_TYPES, "mean")}
+        answer = {"score": "mean", "f1" if self.subset in ANSWERS else "exp_similarity": "mean"}
+        super().__init__({"doc_to_target": "references", **config}, summary if self.subset in SUMMARIES else answer)
+
+    def load(self, *, split: str = "held_out", **settings: Any) -> tuple[list[dict[str, Any]], Source]:
+        """One row an example, without its long input."""
+        request = asked(settings)
+        path = locate(request, self.subset, split)
+        self.examples: list[Example] = _read_once(path, self.subset, split)
+        rows = [
+            {"question_id": number, "id": example.id, "references": list(example.references)}
+            for number, example in enumerate(self.examples)
+        ]
+        origin = (request.kind, f"{self.subset}, {FILES[split]}", str(path), files.sha256(path))
+        return rows, Source(*origin, split, "none", len(rows), len(rows))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples; of a file without references only the answers are logged, for a submission."""
         super().download(dataset_kwargs, **kwargs)
-        if not self._examples[0].references:
+        if not self.examples[0].references:
             self.override_metric("bypass")
 
-    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
-        """The whole input; what is sent is fitted to the model (``published_prompt``)."""
-        return join(self._examples[doc["question_id"]].segments())
+    def scores(self, doc: dict[str, Any], results: list[str]) -> dict[str, Any]:
+        """The scores of one answer."""
+        if self.subset in SUMMARIES:
+            scores = rouge(results[0], doc["references"])
+            return {**scores, "score": tuple(scores.values())}
+        name, metric = ("f1", f1) if self.subset in ANSWERS else ("exp_similarity", exp_similarity)
+        score = metric(results[0], doc["references"])
+        return {name: score, "score": score}
 
-    def published_prompt(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str:
+    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
+        """The whole input."""
+        return join(self.examples[doc["question_id"]].segments())
+
+    def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it."""
-        example = self._examples[doc["question_id"]]
+        example = self.examples[doc["question_id"]]
         if self.config.metadata.get("chat_prompt"):
-            example = for_chat(example, self.config.metadata["subset"])
+            example = for_chat(example, self.subset)
         # outside an evaluation nothing is sent, so nothing has to fit
         fitted = example.segments() if current_lm() is None else fit(example, self.budget(), render)
         return render(join(fitted))
-
-    @property
-    def _examples(self) -> list[Example]:
-        source = self.config.metadata["source"]
-        return _read_once(Path(source["location"]), self.config.metadata["subset"], source["split"])
 
 
 if __name__ == "__main__":  # the command of the submission file, by the name that it has had

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from lpes_eval import files
 from lpes_eval.data import zeroscrolls
+from lpes_eval.data.source import Asked
 from lpes_eval.errors import DataError, UserError
 
 LEADERBOARD = (*zeroscrolls.NAMES, "quality", "musique", "book_sum_sort")
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _test_ids(folder: Path, task: str) -> list[str]:
-    return [example.id for example in zeroscrolls.read(zeroscrolls.locate(folder, task, "test"), task, "test")]
+    path = zeroscrolls.locate(Asked("folder", folder), task, "test")
+    return [example.id for example in zeroscrolls.read(path, task, "test")]
 
 
 def _collect(samples: Sequence[Path], given: Sequence[str]) -> dict[str, Predictions]:
@@ -92,10 +93,7 @@ def of_samples(path: Path) -> Predictions:
 
 
 def _of_json(path: Path) -> Predictions:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
+    found = files.read_json(path)
     if not isinstance(found, dict):
         raise DataError(f"{path}: expected one JSON object, id -> prediction")
     return found

@@ -10,6 +10,7 @@ Tokens are counted over the whole prompt as the model will see it: special token
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,9 @@ from typing import Any
 from lpes_eval.errors import DataError, PromptTooLong
 
 logger = logging.getLogger(__name__)
+
+Encode = Callable[[str], Sequence[int]]
+Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Budget:
     window: int
     new_tokens: int
     cap: int | None
-    encode: Callable[[str], Sequence[int]]
-    offsets: Callable[[str], Sequence[tuple[int, int]]] | None = None
+    encode: Encode
+    offsets: Offsets | None = None
 
     def count(self, prompt: str) -> int:
         """How many tokens the model sees for ``prompt``."""
@@ -48,32 +52,22 @@ class Budget:
         """Whether ``prompt`` leaves room for the answer."""
         return self.count(prompt) <= self.tokens
 
-    def check(self, prompt: str, what: str) -> str:
-        """Return ``prompt`` if it fits.
-
-        Raises:
-            PromptTooLong: it does not, and the protocol does not allow to cut it.
-        """
+    def check(self, prompt: str, what: str) -> None:
+        """Raise ``PromptTooLong`` where a prompt does not fit that the protocol does not allow to cut."""
         if (found := self.count(prompt)) > self.tokens:
             raise self.too_long(what, found)
-        return prompt
 
     def too_long(self, what: str, found: int) -> PromptTooLong:
         """The error for a prompt of ``found`` tokens, with the numbers and the ways out."""
         if self.cap == self.tokens:
-            way_out = "raise it with --metadata prompt_tokens=N"
+            limit, way_out = "by the task's protocol", "raise it with --metadata prompt_tokens=N"
         else:
+            limit = f"(window of {self.window} less {self.new_tokens} for the answer)"
             way_out = (
                 "take a smaller variant of the task, fewer new tokens (--gen_kwargs max_gen_toks=N), or, where the "
                 "model's positions reach that far, a larger window (--model_args max_length=N)"
             )
-        return PromptTooLong(f"{what}: {found} prompt tokens, {self}; {way_out}")
-
-    def __str__(self) -> str:
-        """The limit in words, for an error."""
-        if self.cap == self.tokens:
-            return f"at most {self.tokens} by the task's protocol"
-        return f"at most {self.tokens} (window of {self.window} less {self.new_tokens} for the answer)"
+        return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {limit}; {way_out}")
 
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
         """The longest beginning of ``document`` with which the prompt fits, cut between two tokens where known.
@@ -90,32 +84,17 @@ class Budget:
             return document
         overhead = self.count(compose(""))
         if self.offsets is None:
-            cut = self._longest_by_halving(document, compose)
+            ends: Sequence[int] = range(1, len(document) + 1)
+            kept = bisect_left(ends, True, key=lambda end: not self.fits(compose(document[:end])))
         else:
-            cut = self._longest_by_tokens(document, compose, [end for _, end in self.offsets(document)], overhead)
-        if not cut:
+            ends = [end for _, end in self.offsets(document)]
+            kept = min(self.tokens - overhead, len(ends))
+            # tokens merge across the cut: what counts is the whole
+            while kept > 0 and (excess := self.count(compose(document[: ends[kept - 1]])) - self.tokens) > 0:
+                kept -= excess
+        if kept <= 0:
             raise self.too_long(f"{what} without its document", overhead)
-        return cut
-
-    def _longest_by_tokens(
-        self, document: str, compose: Callable[[str], str], ends: Sequence[int], overhead: int
-    ) -> str:
-        room = min(self.tokens - overhead, len(ends))
-        while room > 0:
-            cut = document[: ends[room - 1]]
-            # Tokens merge across the cut: what counts is the whole.
-            excess = self.count(compose(cut)) - self.tokens
-            if excess <= 0:
-                return cut
-            room -= excess
-        return ""
-
-    def _longest_by_halving(self, document: str, compose: Callable[[str], str]) -> str:
-        low, high = 0, len(document) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(compose(document[:middle])) else (low, middle - 1)
-        return document[:low]
+        return document[: ends[kept - 1]]
 
 
 def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = None, cap: int | None = None) -> Budget:
@@ -137,7 +116,7 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         raise DataError(
             f"{type(lm).__name__} does not say how long its context window is; add max_length=N to --metadata"
         )
-    encode, offsets = _tokenizing(lm, metadata)
+    encode, offsets = _tokenizing(lm, metadata.get("tokenizer"))
     # an encoder-decoder's window holds the prompt alone
     free = window - (0 if getattr(lm, "backend", None) == "seq2seq" else new_tokens)
     if free <= 0:
@@ -148,6 +127,42 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
     if cap is not None and free < cap:
         _warn_once(f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further")
     return Budget(min(free, cap or free), window, new_tokens, cap, encode, offsets)
+
+
+def _tokenizing(lm: Any, name: Any) -> tuple[Encode, Offsets | None]:
+    """How to encode a string as ``lm`` does, and where its tokens stand; ``name`` is of a tokenizer to take else."""
+    tokenizer = getattr(lm, "tokenizer", None)
+    if tokenizer is None:
+        if not isinstance(name, str):
+            raise DataError(
+                f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
+                "--metadata tokenizer=NAME_OR_FOLDER"
+            )
+        tokenizer = _load_tokenizer(name)
+    if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
+        return tokenizer.encode, None
+
+    def spans(text: str) -> Sequence[tuple[int, int]]:
+        return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+
+    own = getattr(lm, "tok_encode", None) if getattr(lm, "backend", None) == "causal" else None
+    encode = own or (lambda text: tokenizer(text)["input_ids"])
+    return encode, spans if getattr(tokenizer, "is_fast", False) else None
+
+
+@cache
+def _load_tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer={name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def render(
@@ -165,51 +180,13 @@ def render(
         system_instruction: lm-eval's ``--system_instruction``, which comes before everything.
         chat_template: turns a list of messages into text (``LM.apply_chat_template``).
     """
-    first = "\n\n".join(part for part in (system_instruction, system) if part)
     if chat_template is None:
         return "\n\n".join(part for part in (system_instruction, system + user) if part)
     messages = [{"role": "user", "content": user}]
+    first = "\n\n".join(part for part in (system_instruction, system) if part)
     if not first:
         return chat_template(messages)
     text = chat_template([{"role": "system", "content": first}, *messages])
     if isinstance(text, str) and first.strip() not in text:
         text = chat_template([{"role": "user", "content": f"{first.rstrip()}\n\n{user}"}])
     return text
-
-
-def _tokenizing(
-    lm: Any, metadata: Mapping[str, Any]
-) -> tuple[Callable[[str], Sequence[int]], Callable[[str], Sequence[tuple[int, int]]] | None]:
-    """How to encode a string as ``lm`` does, and where its tokens stand."""
-    tokenizer = getattr(lm, "tokenizer", None)
-    if tokenizer is None:
-        name = metadata.get("tokenizer")
-        if not isinstance(name, str):
-            raise DataError(
-                f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
-                "--metadata tokenizer=NAME_OR_FOLDER"
-            )
-        tokenizer = _load_tokenizer(name)
-    if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
-        return tokenizer.encode, None
-
-    def plain(text: str) -> Sequence[int]:
-        return tokenizer(text)["input_ids"]
-
-    def spans(text: str) -> Sequence[tuple[int, int]]:
-        return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-
-    own = getattr(lm, "tok_encode", None) if getattr(lm, "backend", None) == "causal" else None
-    return own or plain, spans if getattr(tokenizer, "is_fast", False) else None
-
-
-@cache
-def _load_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(name)
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)

@@ -212,7 +212,7 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     """
     from lm_eval.tasks import TaskManager
 
-    from lpes_eval.harness.task import refuse_misspelt
+    from lpes_eval.harness.settings import refuse_misspelt
 
     told = {**arguments, **metadata}
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=told)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import tiny_llama
-from lpes_eval.data import leval
+from lpes_eval.data import leval, splits
 from lpes_eval.errors import DataError, PromptTooLong, UserError
+from lpes_eval.harness.segments import join
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "leval"
 needs_samples = pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark's own files are not there")
@@ -53,11 +54,11 @@ SENT = {  # style -> system message, user's message
 @pytest.mark.parametrize("name", leval.NAMES)
 @pytest.mark.parametrize("style", leval.STYLES)
 def test_prompts_to_the_byte(name, style):
-    prompt = leval.prompt(name, style, DOC, QUESTION)
-    system, user = (part.format(system=SYSTEMS[name], document=DOC, question=QUESTION) for part in SENT[style])
-    assert (prompt.system, prompt.text) == (system, user)
-    assert [part.label for part in prompt.segments] == ["instruction", "document", "question"]
-    assert prompt.segments[1].text == DOC
+    segments, system = leval.prompt(name, style, DOC, QUESTION)
+    expected = tuple(part.format(system=SYSTEMS[name], document=DOC, question=QUESTION) for part in SENT[style])
+    assert (system, join(segments)) == expected
+    assert [part.label for part in segments] == ["instruction", "document", "question"]
+    assert segments[1].text == DOC
 
 
 def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
@@ -71,7 +72,7 @@ def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
         ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
         ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
     ):
-        assert leval.fact_prompt(style, story).text == world + ending
+        assert leval.fact_prompt(style, story) == world + ending
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
@@ -133,8 +134,6 @@ def test_letters_are_read_as_the_authors_script_reads_them(text):
 def test_the_reference_is_read_from_its_first_word():
     read = {"B": "B", "ACD": "ACD", "(B) It was a planet. A": "B", "B, C": "B", "none": "A", " D ": "D"}
     assert {output: leval.reference_letters(output) for output in read} == read
-    with pytest.raises(DataError, match="blank"):
-        leval.reference_letters(" ")
 
 
 def test_exact_match_is_the_authors():
@@ -172,8 +171,6 @@ def test_sci_fi_has_two_judgements():
         ("the a an", "...", "False [fact: False]", (0.0, 0.0)),
     ):
         assert leval.judgement_scores(loyalty, fact, output) == scores, loyalty
-    with pytest.raises(DataError, match="fact"):
-        leval.judgement_scores("True", "True", "True")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -191,22 +188,24 @@ GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"], "sou
 def test_a_file_of_another_form_is_refused_with_its_place(tmp_path):
     for line, message in (
         ("{broken\n", "line 2"),
-        ({**GOOD, "input": None}, "document 2: 'input' is NoneType"),
+        ({**GOOD, "input": None}, "line 2: 'input' is NoneType"),
         ({**GOOD, "outputs": ["A"]}, "document 2: 2 instructions but 1 outputs"),
-        ({**GOOD, "instructions": ["q", 3]}, "document 2: 'instructions'"),
+        ({**GOOD, "instructions": ["q", 3]}, "line 2: 'instructions'"),
         ({"input": "text", "outputs": []}, "line 2: .*'instructions'"),
+        ({**GOOD, "outputs": ["True [fact: False]", " "]}, "document 2: 'outputs' holds an empty text"),
+        ({**GOOD, "outputs": ["True", "A"]}, "document 2: the reference 'True' has no"),
     ):
         with pytest.raises(DataError, match=message):
-            leval.read(write(tmp_path / "tpo.jsonl", GOOD, line))
+            leval.read(write(tmp_path / "f.jsonl", {**GOOD, "outputs": ["True [fact: False]"] * 2}, line), "sci_fi")
 
 
 @pytest.mark.parametrize("total", [2, 7, 15])
 def test_no_document_is_in_both_splits(total):
-    held, search = (set(leval.document_numbers(total, split)) for split in ("held_out", "search"))
+    held, search = (set(splits.split(total).indices(split)) for split in ("held_out", "search"))
     assert held
     assert search
     assert not held & search
-    assert held | search == set(leval.document_numbers(total, "all")) == set(range(total))
+    assert held | search == set(splits.split(total).indices("all")) == set(range(total))
 
 
 # -- the tasks ---------------------------------------------------------------------------------------------------------
@@ -281,7 +280,7 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
     for sample in results["samples"]["leval_sci_fi"]:
         (story, _), (world, _) = sample["arguments"]
         assert "Document is as follows." in story
-        assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"]).text
+        assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"])
         assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
     scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
     assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
@@ -292,7 +291,7 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
 
 
 def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results, folder):
-    text = leval.read(folder / leval.SUBFOLDERS[0] / "tpo.jsonl")[0].text
+    text = leval.read(folder / leval.OFFICIAL.places[0] / "tpo.jsonl", "tpo")[0].text
     prompts = [sample["arguments"][0][0] for sample in results["samples"]["leval_tpo"]]
     (document,) = {document_of(prompt) for prompt in prompts[:3]}
     assert text.startswith(document)
@@ -303,7 +302,7 @@ def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(r
 
 @pytest.mark.parametrize("limit", [300, 990])
 def test_by_the_authors_rule_the_limit_is_the_documents_alone(evaluate, folder, lm, limit):
-    text = leval.read(folder / leval.SUBFOLDERS[0] / "tpo.jsonl")[0].text
+    text = leval.read(folder / leval.OFFICIAL.places[0] / "tpo.jsonl", "tpo")[0].text
     expected = cut_by_their_loop(text, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
     metadata = {"cutting": "authors", "prompt_tokens": limit}
     if limit + 200 > WINDOW - NEW_TOKENS:  # the rest comes on top, and does not fit
@@ -361,7 +360,7 @@ def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_m
 
 @needs_samples
 def test_the_official_files_have_the_published_sizes_and_run(evaluate):
-    sizes = {name: leval.read(SHARED / f"{name}.jsonl") for name in leval.NAMES}
+    sizes = {name: leval.read(SHARED / f"{name}.jsonl", name) for name in leval.NAMES}
     assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
         "coursera": (15, 172),
         "quality": (15, 202),

@@ -14,6 +14,7 @@ from lpes_eval.errors import DataError
 REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
+NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
 needs_oracle = pytest.mark.skipif(
     not (SHARED / mdqa.ORACLE).is_file(), reason=f"{mdqa.ORACLE} is not beside the repository (../shared/data)"
@@ -100,8 +101,8 @@ def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_do
 
 @pytest.mark.parametrize("gold_at", [0, 4, 9])
 def test_official_file_gives_its_documents_in_their_order_wherever_the_gold_one_stands(tmp_path, gold_at):
-    path = write(tmp_path / mdqa.official_name(10), [line(n, gold_at=gold_at) for n in range(3)])
-    examples = mdqa.read_official(path, 10)
+    path = write(tmp_path / NAME, [line(n, gold_at=gold_at) for n in range(3)])
+    examples = mdqa.read(path, 10)
     assert [e.question_id for e in examples] == [0, 1, 2]
     for number, example in enumerate(examples):
         raw = line(number, gold_at=0)["ctxs"]
@@ -117,19 +118,19 @@ def test_a_corrupt_line_is_reported_with_file_and_number(tmp_path):
         ('{"question": "who', "line 2: not JSON"),
         ("[1, 2]", "line 2: found list, expected a JSON object"),
         ({"question": "who", "answers": ["x"]}, "line 2: the field 'ctxs' is missing"),
-        (line(1) | {"question": 7}, "example 2: 'question' is not a text"),
-        (line(1) | {"question": " "}, "example 2: 'question' is not a text"),
-        (line(1) | {"answers": "x"}, "example 2: 'answers' is not a list"),
-        (line(1) | {"answers": []}, "example 2: 'answers' is not a list"),
+        (line(1) | {"question": 7}, "line 2: 'question' is int"),
+        (line(1) | {"question": " "}, "example 2: 'question' or 'answers' is empty"),
+        (line(1) | {"answers": "x"}, "line 2: 'answers' is str"),
+        (line(1) | {"answers": []}, "example 2: 'question' or 'answers' is empty"),
         (line(1) | {"answers": ["x", " "]}, "example 2: 'answers' holds an empty text"),
-        (line(1) | {"ctxs": [{"title": "t", "text": None}]}, "example 2: 'ctxs' is not a list of documents"),
+        (line(1) | {"ctxs": [{"title": "t", "text": None}]}, "line 2: 'text' is NoneType"),
         (line(1, 20), "example 2: 20 documents in 'ctxs', expected 10"),
         (line(1) | {"ctxs": [c | {"isgold": False} for c in contexts]}, "example 2: 0 documents .* expected one"),
         (line(1) | {"ctxs": [c | {"isgold": True} for c in contexts]}, "example 2: 10 documents .* expected one"),
     ):
         path = write(tmp_path / "nq.jsonl.gz", [line(0), second, line(2)])
         with pytest.raises(DataError, match=rf"^{path}.*{message}"):
-            mdqa.read_official(path, 10)
+            mdqa.read(path, 10)
 
 
 # -- distractors from other questions --------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_a_corrupt_line_is_reported_with_file_and_number(tmp_path):
 
 @needs_oracle
 def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_answer():
-    oracle = mdqa.read_oracle(SHARED / mdqa.ORACLE)
+    oracle = mdqa.read(SHARED / mdqa.ORACLE, 1)
     assert len(oracle) == 2655
     with gzip.open(SHARED / mdqa.ORACLE, "rt", encoding="utf-8") as file:
         raw = [json.loads(one) for one in file]
@@ -160,12 +161,11 @@ def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_an
 def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path):
     path = write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(6)])
     with pytest.raises(DataError, match=r"example 3: 0 distractors .* among 6 documents, expected 9"):
-        mdqa.drawn_distractors(mdqa.read_oracle(path), 10)(2)
-    with pytest.raises(DataError, match="example 1: 10 documents in 'ctxs', expected the gold one alone"):
-        mdqa.read_oracle(write(path, [line(0)]))
-    for read in (mdqa.read_oracle, lambda empty: mdqa.read_official(empty, 10)):
-        with pytest.raises(DataError, match="no examples in it"):
-            read(write(path, []))
+        mdqa.drawn_distractors(mdqa.read(path, 1), 10)(2)
+    for lines, message in (([line(0)], "10 documents in 'ctxs', expected 1"), ([], "no examples in it")):
+        write(path, lines)
+        with pytest.raises(DataError, match=message):
+            mdqa.load(num_documents=10, data_dir=str(tmp_path))
 
 
 # -- the task --------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_search_and_held_out_questions_are_disjoint_at_every_search_seed():
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data/10_total_documents", "qa_data"])
 def test_a_local_folder_is_read_anew_flat_or_as_the_repository_lays_it_out_compressed_or_not(tmp_path, place):
     write(tmp_path / mdqa.ORACLE, [line(n, 1) for n in range(50)])  # the benchmark's own distractors are preferred
-    compressed = tmp_path / place / mdqa.official_name(10)
+    compressed = tmp_path / place / NAME
     for first, path in ((0, compressed), (100, compressed), (200, compressed.with_suffix(""))):
         compressed.unlink(missing_ok=True)
         write(path, [line(first + n) for n in range(50)])
@@ -209,7 +209,7 @@ def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_
 def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(tmp_path):
     with pytest.raises(DataError) as error:
         mdqa.load(num_documents=20, data_dir=str(tmp_path))
-    for part in (str(tmp_path), mdqa.official_name(20), mdqa.ORACLE, mdqa.official_url(20), "source=generated"):
+    for part in (str(tmp_path), NAME.replace("10", "20"), mdqa.ORACLE, mdqa.OFFICIAL.address(20), "source=generated"):
         assert part in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -217,18 +217,18 @@ def test_a_folder_without_the_file_is_one_line_with_file_origin_and_way_out(tmp_
 @pytest.mark.parametrize("place", ["", "8_total_documents/", "qa_data/8_total_documents/"])
 def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, place):
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    (tmp_path / place / mdqa.official_name(8)).touch()
+    (tmp_path / place / NAME.replace("10", "8")).touch()
     with pytest.raises(DataError) as error:
         mdqa.load(num_documents=10, data_dir=str(tmp_path))
-    assert f"there is {mdqa.official_name(8)}: add num_documents=8 to --metadata" in str(error.value)
+    assert f"there is {NAME.replace('10', '8')}: add num_documents=8 to --metadata" in str(error.value)
 
 
 def test_the_lines_that_the_readme_and_errors_show_are_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / "README.md").read_text(), re.M)
-    example, _ = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [shown] * 2), 2)
+    example, _ = mdqa.read(write(tmp_path / "f.jsonl.gz", [shown] * 2), 2)
     assert example.prompt(100).splitlines()[2].startswith("Document [1](Title: New mill)")
     assert example.gold.title == "Old mill"
-    (example, _) = mdqa.read_official(write(tmp_path / "f.jsonl.gz", [mdqa.LINE] * 2), 2)
+    (example, _) = mdqa.read(write(tmp_path / "f.jsonl.gz", [mdqa.LINE] * 2), 2)
     assert example.gold.text == "TEXT WITH THE ANSWER"
 
 
@@ -256,9 +256,9 @@ def test_positions_or_documents_that_are_none_are_refused(task_manager):
     for positions in ([], [101], [0, 0], ["a"], "50", [True]):
         with pytest.raises(DataError, match="positions="):
             task_manager(positions=positions).load(["mdqa_pos"])
-    for num_documents in (1, "10", None):
+    for num_documents in (1, "ten", None):
         with pytest.raises(DataError, match="num_documents="):
-            mdqa.load(num_documents=num_documents)
+            task_manager(num_documents=num_documents).load(["mdqa_pos"])
 
 
 def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):

@@ -119,7 +119,7 @@ def test_what_is_no_text_is_refused(tmp_path):
         ("nothing.txt", None, "no such file"),
         ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 text .* at byte 3"),
         ("folder", None, "folder: no text"),
-        ("lines.jsonl", b'{"text": 1}\n', "lines.jsonl:1 is no text"),
+        ("lines.jsonl", b'{"text": 1}\n', "lines.jsonl, line 1: 'text' is int"),
         ("empty.jsonl", b"", "empty.jsonl: no text"),
         ("test.parquet", b"broken", "cannot be read as PG-19"),
     ):

@@ -1,0 +1,129 @@
+"""One reader for what people hand over: what means the same to everybody is read, all else is refused in a sentence."""
+
+import gzip
+import json
+import math
+import os
+import time
+import zipfile
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from lpes_eval import files
+from lpes_eval.errors import DataError
+
+HOSTILE = {
+    "half a surrogate pair": rb'{"a": "\ud800"}',
+    "half a pair as a key": rb'{"\uDFFF": 1}',
+    "an integer of 5,000 digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "deep nesting": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "NaN": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "a number beyond all": b'{"a": 1e999}',
+    "a key twice": b'{"a": 1, "a": 2}',
+    "a key twice, within": b'{"a": [{"b": 1, "b": 1}]}',
+    "not UTF-8": b'{"a": "\xff"}',
+    "a byte order mark": b'\xef\xbb\xbf{"a": 1}',
+    "not JSON": b"{'a': 1}",
+    "not an object": b"[1]",
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
+def test_what_does_not_mean_the_same_to_everybody_is_refused_with_file_and_line(tmp_path, line):
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=f"^{path}, line 3: ") as refused:
+        list(files.read_jsonl(path))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_what_is_no_file_of_its_name_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")  # to read it would be to wait
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "text.jsonl.gz").write_text("{}")
+    (tmp_path / "archive.jsonl").write_bytes(gzip.compress(b"{}"))
+    (tmp_path / "text.zip").write_text("{}")
+    for name in ("pipe.jsonl", "folder.jsonl", "text.jsonl.gz", "archive.jsonl", "none.jsonl", "x" * 300, "text.zip"):
+        with pytest.raises(DataError, match=f"^{tmp_path / name}"):
+            list(files.read_jsonl(tmp_path / name, member="m" if name.endswith("zip") else None))
+
+
+@pytest.mark.parametrize("content", [b" ", b"\n", b'{"a": 1}\n'], ids=["one line", "empty lines", "lines"])
+@pytest.mark.parametrize("kind", ["gz", "zip"])
+def test_an_archive_that_holds_far_more_than_its_size_is_given_up_within_seconds(tmp_path, content, kind):
+    path, whole = tmp_path / f"f.jsonl.{kind}", content * (100_000_000 // len(content))
+    if kind == "gz":
+        path.write_bytes(gzip.compress(whole))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("m", whole)
+    began = time.process_time()
+    with pytest.raises(DataError, match="holds more than 100 times its size"):
+        for _ in files.read_jsonl(path, member="m" if kind == "zip" else None):
+            pass
+    assert time.process_time() - began < 5
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@once
+@given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=4), st.booleans(), st.booleans())
+def test_what_json_writes_is_read_back(tmp_path, records, ascii, packed):
+    text = "".join(json.dumps(record, ensure_ascii=ascii) + "\n" for record in records).encode()
+    path = tmp_path / ("f.jsonl.gz" if packed else "f.jsonl")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert list(files.read_jsonl(path)) == records
+    for record in records:
+        path.with_name("f.json").write_text(json.dumps(record))
+        assert files.read_json(path.with_name("f.json")) == record
+
+
+def finite(value):
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    return all(map(finite, value)) if isinstance(value, list) else not isinstance(value, float) or math.isfinite(value)
+
+
+@once
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\ud8efnrtNaI10-9.\n ', max_size=60).map(str.encode))
+@example(b"\x1f\x8b")
+def test_any_bytes_are_read_or_refused_in_one_sentence(tmp_path, content):
+    for name in ("f.jsonl", "f.jsonl.gz", "f.zip"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        try:
+            records = list(files.read_jsonl(path, member="m" if name == "f.zip" else None))
+        except DataError as refused:
+            assert str(path) in str(refused)
+            assert "\n" not in str(refused)
+        else:
+            assert finite(records)
+            json.dumps(records, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"name": 1}, "'name' is int"),
+        ({"sizes": "12"}, "'sizes' is str"),
+        ({"sizes": [1, True]}, r"'sizes'\[1\] is bool"),
+        ({"parts": [{"title": "t"}, {}]}, r"'parts'\[1\] has no 'title'"),
+    ],
+)
+def test_a_line_that_is_not_like_the_one_shown_is_refused_with_that_one(tmp_path, change, wrong):
+    like = {"name": "NAME", "sizes": [1], "parts": [{"title": "TITLE"}]}
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps({**like, "more": None}) + "\n" + json.dumps(like | change))
+    with pytest.raises(DataError, match=f"line 2: {wrong}, expected a line like") as refused:
+        list(files.read_jsonl(path, like))
+    assert json.loads(str(refused.value).split("a line like ")[1]) == like
