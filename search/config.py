@@ -167,9 +167,9 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
         "answers that end by themselves, unless there is --guard none")  # fmt: skip
     add("--choose", type=_choice, metavar="mean|worst|B,M,E",
-        help="end with the individual that has the best mean over positions, the best worst position, or the best sum "
-        "by other lambdas, of all that were measured in full; also for a search that is over: nothing is measured "
-        "again (default: the fittest)")  # fmt: skip
+        help="of the individuals measured in full, end with the one that has the best mean over positions, the best "
+        "worst position, or the best sum by other lambdas; also with --resume, when the search is over (default: the "
+        "fittest)")  # fmt: skip
     add("--guard_examples", type=at_least(2), default=12, metavar="N", help="search examples a guard is measured on")
 
     add = parser.add_argument_group("the run").add_argument
