@@ -446,7 +446,6 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "fast": not args.lm_eval_loop,
         "share_prefixes": not args.no_shared_prefixes,
-        "look_up": not args.no_lookup,
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }

@@ -355,7 +355,9 @@ def speed_of(table: Sequence[Result]) -> dict[str, Any]:
     for name in dict.fromkeys(name for row in new for name in row["seconds"]):
         of = [row for row in new if name in row["seconds"]]
         spent, with_all = (sum(row["seconds"][one] for row in of) for one in (name, "all measures"))
-        steps = sum(row["counts"][name]["steps"] for row in few if name in row["counts"])
+        steps = sum(
+            row["counts"][name].get("steps", row["counts"][name]["tokens"]) for row in few if name in row["counts"]
+        )
         found[name] = {"individuals": len(of), "seconds": spent / len(of), "times": spent / with_all}
         found[name]["steps"] = steps
     counts = [row["counts"]["all measures"] for row in few]
@@ -366,7 +368,9 @@ def speed_of(table: Sequence[Result]) -> dict[str, Any]:
         "prompts": head["prompts_an_individual"],
         "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
         "rows": found,
-        "counts": {name: sum(count[name] for count in counts) for name in ("answers", "steps", "tokens")},
+        "counts": {
+            name: sum(count.get(name, count["tokens"]) for count in counts) for name in ("answers", "steps", "tokens")
+        },
         "times": found["simple_evaluate"]["times"],
         "least": min(ratios),
         "most": max(ratios),
