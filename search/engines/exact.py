@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
