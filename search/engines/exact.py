@@ -18,7 +18,6 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,25 +30,17 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
-
-Tokens = tuple[int, ...]
+from search.engines.prefixes import Group, Tokens, share
 
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
-SHORTEST_PREFIX = 16
-"""Tokens that prompts must have in common before it is worth splitting them."""
 
 
 @dataclass
 class Count:
-    """What answering cost.
+    """What answering cost: answers and their tokens, forward passes of batches that decoded them, and prompt tokens.
 
-    Attributes:
-        answers: answers given.
-        tokens: tokens of these answers.
-        forwards: forward passes of whole batches that decoded them.
-        prefilled: prompt tokens that went through the model.
-        shared: prompt tokens that did not have to, their prefix being there already.
+    Of these, ``prefilled`` went through the model, and ``shared`` did not have to: their prefix was there already.
     """
 
     answers: int = 0
@@ -67,14 +58,6 @@ class Prompt:
     until: list[str]
     stops: list[tuple[str, int]]
     max_new: int
-
-
-@dataclass
-class Group:
-    """Prompts (by their number) that begin with the same tokens, and go through the model in one row."""
-
-    prefix: Tokens
-    members: list[int]
 
 
 @dataclass
@@ -161,7 +144,11 @@ class ExactEngine:
                 self.tokens_per_batch = self._tokens(batch) // 2
                 waiting = [*(batch if size > 1 else self._halves(batch[0])), *waiting]
                 continue
-            yield {i: [self._text(i, tokens)] * self._repeats[i] for i, tokens in answers.items()}
+            texts = {
+                i: postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
+                for i, tokens in answers.items()
+            }
+            yield {i: [text] * self._repeats[i] for i, text in texts.items()}
 
     def _parts(self, numbers: Sequence[int]) -> list[Group]:
         """These prompts, those together that share a prefix."""
@@ -193,8 +180,8 @@ class ExactEngine:
 
     def _room(self, rows: Sequence[Group]) -> tuple[int, int, int, int]:
         """Rows of a batch, tokens of their prefix, tokens that may come behind it of each prompt, prompts of a row."""
-        room = {(i, len(row.prefix)): self._prompts[i] for row in rows for i in row.members}
-        behind = max(len(prompt.tokens) + prompt.max_new - prefix for (_, prefix), prompt in room.items())
+        asked = [(self._prompts[i], len(row.prefix)) for row in rows for i in row.members]
+        behind = max(len(prompt.tokens) + prompt.max_new - prefix for prompt, prefix in asked)
         return len(rows), max(len(row.prefix) for row in rows), behind, max(len(row.members) for row in rows)
 
     def _tokens(self, rows: Sequence[Group]) -> int:
@@ -204,13 +191,14 @@ class ExactEngine:
     def _answer(self, rows: Sequence[Group]) -> dict[int, Tokens]:
         """Each prompt's answer, with the token that ended it."""
         lm = self.lm
-        buffer = Buffer(self.model.config, *self._room(rows))
+        buffer, prefilled = Buffer(self.model.config, *self._room(rows)), self.count.prefilled
         with (
             torch.inference_mode(),
             torch.autocast(lm.device.type, lm.mixed_precision_dtype, lm.mixed_precision_dtype is not None),
         ):
             self._prefill(rows, buffer)
             answers = self._decode(rows, buffer)
+        self.count.shared += sum(len(self._prompts[i].tokens) for i in answers) - (self.count.prefilled - prefilled)
         for i, answer in answers.items():
             self.count.answers += 1
             self.count.tokens += len(answer)
@@ -226,7 +214,6 @@ class ExactEngine:
         for number, row in enumerate(rows):
             if row.prefix:
                 targets.setdefault(row.prefix, []).append(number)
-            self.count.shared += len(row.prefix) * len(row.members)
         device = self.model.device
         waiting = sorted(targets, key=len, reverse=True)
         while waiting:
@@ -234,7 +221,6 @@ class ExactEngine:
             size = max(1, PREFILLED // longest) if device.type == "cpu" else len(waiting)
             some, waiting = waiting[:size], waiting[size:]
             self.count.prefilled += sum(map(len, some))
-            self.count.shared -= sum(map(len, some))
             copies = [(source, target) for source, prefix in enumerate(some) for target in targets[prefix]]
             buffer.copies = torch.tensor(copies, device=device).T
             with contextlib.suppress(Stored):
@@ -314,28 +300,3 @@ class ExactEngine:
         return answer[-1] in self._ends or any(
             stop in decode(answer[-window:]) for stop, window in self._prompts[i].stops
         )
-
-    def _text(self, i: int, answer: Tokens) -> str:
-        """Request ``i``'s answer as ``generate_until`` gives it."""
-        return postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
-
-
-def share(prompts: Sequence[Tokens]) -> list[Group]:
-    """Group prompts whose common beginning is at least half of each; in sorted order these are neighbours.
-
-    A prefix never is a whole prompt: the last token is what the model is asked about.
-    """
-    groups: list[Group] = []
-    for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
-        beginning = prompts[i][:-1]
-        if groups:
-            last = groups[-1]
-            pairs = zip(last.prefix, beginning, strict=False)
-            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            longest = max(len(prompts[j]) for j in (i, *last.members))
-            if common >= max(SHORTEST_PREFIX, longest / 2):
-                last.prefix = beginning[:common]
-                last.members.append(i)
-                continue
-        groups.append(Group(beginning, [i]))
-    return groups
