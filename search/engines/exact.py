@@ -254,9 +254,9 @@ class ExactEngine:
                 asked[row] = [lane for lane in asked[row] if lane.prompt not in answers]
                 if not asked[row]:
                     buffer.drop(row)
-                    for of_rows in (asked, prefixes):
-                        of_rows[row] = of_rows[-1]
-                        of_rows.pop()
+                    asked[row], prefixes[row] = asked[-1], prefixes[-1]
+                    asked.pop()
+                    prefixes.pop()
         return answers
 
     def _forward(self, prefixes: list[int], asked: list[list[_Lane]], buffer: Buffer) -> list[list[int]]:

@@ -118,8 +118,8 @@ def _model(search: Search) -> str:
 def plan(search: Search) -> str:
     """What will be done, before anything is."""
     args, evaluator, optimizer = search.args, search.evaluator, search.optimizer
-    answers = "shared prefixes prefilled once, repetitions drafted and checked"
-    off = {"repetitions drafted": args.no_lookup, "shared prefixes": args.no_shared_prefixes}
+    answers = "shared prefixes prefilled once"
+    off = {"shared prefixes": args.no_shared_prefixes}
     if any(off.values()):
         answers = "without " + " or ".join(name for name, is_off in off.items() if is_off)
     if evaluator.slow_because is not None:
@@ -273,7 +273,7 @@ def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
     cost = None
     if count is not None and count.answers:
         percent = round(100 * count.shared / (count.shared + count.prefilled))
-        cost = {"steps": count.steps, "tokens": count.tokens, "shared_percent": percent}
+        cost = {"steps": count.tokens, "tokens": count.tokens, "shared_percent": percent}
     held_out = outcome.held_out
     return _render(
         "summary.md.j2",
