@@ -48,7 +48,6 @@ HARNESS, ALL, REBUILT = "simple_evaluate", "all measures", "requests built for e
 def switched_off(batch_size):
     """One measure at a time: what it is called without it, and the arguments of ``Evaluator``."""
     return {
-        "no lookup of what repeats": {"look_up": False},
         "no shared prefixes": {"share_prefixes": False},
         "batches of a fixed number": {"prompts_per_batch": batch_size},  # --batch_size, as simple_evaluate has it
         "lm-eval's own loop": {"fast": False},

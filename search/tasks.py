@@ -30,17 +30,7 @@ LAMBDAS = (0.2, 0.3, 0.5)
 
 @dataclass(frozen=True)
 class Prompting:
-    """How lm-eval puts an example to the model: each field is ``simple_evaluate``'s argument of that name.
-
-    Attributes:
-        num_fewshot: examples before the question; None for what the task says.
-        fewshot_random_seed: draws them.
-        apply_chat_template: True, or a template's name.
-        fewshot_as_multiturn: with a chat template, examples are turns of their own.
-        system_instruction: put before everything else.
-        gen_kwargs: laid over the task's own generation settings.
-        confirm_run_unsafe_code: allow tasks that run what the model writes.
-    """
+    """How lm-eval puts an example to the model: each field is ``simple_evaluate``'s argument of that name."""
 
     num_fewshot: int | None = None
     fewshot_random_seed: int | None = DEFAULT_OTHER_SEED
@@ -53,13 +43,10 @@ class Prompting:
 
 @dataclass(frozen=True)
 class Column:
-    """A score of a task that counts in the fitness: one position of a task by position, or the task's metric.
+    """A score that counts in the fitness: a task's metric, or, of a task by position, its metric at one position.
 
-    Attributes:
-        name: what it is called in journals and tables.
-        metric: its name among what ``process_results`` gives.
-        weight: its share in the fitness.
-        position: where the gold item stands, in percent; None for tasks without positions.
+    ``metric`` is its name among what ``process_results`` gives, ``weight`` its share in the fitness, ``position`` where
+    the gold item stands, in percent.
     """
 
     name: str
@@ -70,14 +57,11 @@ class Column:
 
 @dataclass
 class Objective:
-    """One lm-eval task's share in the fitness.
+    """One lm-eval task's share in the fitness, with its requests built.
 
     Attributes:
-        name: the task's name.
-        task: lm-eval's task, with its requests built.
         docs: the examples, as lm-eval hands them to ``process_results``.
         numbers: their numbers among all that the task has.
-        metric: name of the metric.
         filter: the filter whose responses are scored.
         columns: the scores that count.
         sign: 1 where a higher score is better, -1 where a lower one is.
@@ -181,8 +165,8 @@ def load_tasks(
                 )
             objectives.extend(found)
     names = [objective.name for objective in objectives]
-    if len(set(names)) < len(names):
-        raise UserError(f"task {max(names, key=names.count)} is asked for twice")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"task {twice[0]} is asked for twice")
     return objectives
 
 
@@ -293,8 +277,7 @@ def _build(
         raise UserError(f"{task.task_name} has no filter {wanted!r}; it has {', '.join(filters)}")
     docs = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1, samples=samples)]
     numbers = samples if samples is not None else list(range(len(docs)))
-    higher = task.higher_is_better().get(name, True)
-    sign = 1 if higher is None or higher else -1
+    sign = -1 if task.higher_is_better().get(name) is False else 1
     return Objective(
         task.task_name, task, docs, numbers, name, wanted or filters[0], [], sign, divided=samples is not None
     )
@@ -319,16 +302,13 @@ def _divide(task: Any, split: str, search_seed: int) -> list[int]:
 def _shows_what_it_asks(task: Any) -> bool:
     """Whether the examples that lm-eval puts before a question come from the split of the questions."""
     config, own = task.config, getattr(task, "fewshot_cfg", None)
-    names = [
+    if own is not None and own.split is None and own.samples is not None:
+        return False
+    training, validation, test = (
         getattr(config, f"{kind}_split") or kind if getattr(task, f"has_{kind}_docs")() else None
         for kind in ("training", "validation", "test")
-    ]
-    training, validation, test = names
-    shown = training or validation or test
-    if own is not None and own.split is not None:
-        shown = own.split
-    elif own is not None and own.samples is not None:
-        return False
+    )
+    shown = (own.split if own is not None else None) or training or validation or test
     return bool(shown == (test or validation))
 
 

@@ -264,7 +264,7 @@ def speed_of(table: Iterable[Row]) -> Row:
             "individuals": column.count(),
             "seconds": column.mean(),
             "times": column.sum() / every[column.notna()].sum(),
-            "steps": sum(counts[name]["steps"] for counts in in_all if name in counts),
+            "steps": sum(count[name].get("steps", count[name]["tokens"]) for count in in_all if name in count),
         }
         for name, column in seconds.items()
     }
@@ -274,7 +274,7 @@ def speed_of(table: Iterable[Row]) -> Row:
         "prompts": head["prompts_an_individual"],
         "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
         "rows": found,
-        "counts": {n: sum(c["all measures"][n] for c in in_all) for n in ("answers", "steps", "tokens")},
+        "counts": {n: sum(c["all measures"].get(n, 0) for c in in_all) for n in ("answers", "steps", "tokens")},
         "times": found["simple_evaluate"]["times"],
         "least": ratios.min(),
         "most": ratios.max(),

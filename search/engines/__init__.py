@@ -42,7 +42,6 @@ def choose(
     *,
     fast: bool = True,
     share_prefixes: bool = True,
-    look_up: bool = True,
     tokens_per_batch: int | None = None,
     prompts_per_batch: int | None = None,
 ) -> tuple[Engine, str | None]:
@@ -53,8 +52,7 @@ def choose(
         requests: lm-eval's instances.
         fast: answer by ``exact`` where that can be exact.
         share_prefixes: of it, prefill common beginnings once.
-        look_up: of it, check what followed the same tokens before.
-        tokens_per_batch: of it, the batch's size; with None its own.
+        tokens_per_batch: of it, the batch's size.
         prompts_per_batch: of it, the batch's size in prompts instead.
     """
     from search.engines.exact import ExactEngine
@@ -63,9 +61,9 @@ def choose(
     reason = reason_against(lm, requests) if fast else "it was asked for"
     if reason is not None:
         return HarnessEngine(lm, requests), reason
-    engine = ExactEngine(
-        lm, requests, share_prefixes=share_prefixes, look_up=look_up, tokens_per_batch=tokens_per_batch
-    )
+    engine = ExactEngine(lm, requests, share_prefixes=share_prefixes)
+    if tokens_per_batch is not None:
+        engine.tokens_per_batch = tokens_per_batch
     if prompts_per_batch is not None:
         engine.tokens_per_batch = prompts_per_batch * engine.longest
     return engine, None

@@ -21,16 +21,9 @@ AT_ONCE = 48
 
 
 class HarnessEngine:
-    """Answers a fixed list of requests as ``lm_eval.evaluate`` would.
+    """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would.
 
-    Args:
-        lm: an lm-eval model over a transformers model.
-        requests: lm-eval's instances.
-
-    Attributes:
-        num_layers: layers of the model.
-        cut: whether each prompt loses its beginning, as it does not fit the model's window beside its answer.
-        unended: requests whose last answer has as many tokens as it may have, counted in its text.
+    An answer counts as ``unended`` where its text has as many tokens as it may have.
     """
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:

@@ -12,8 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from lpes_eval.errors import UserError
 
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
-HARMLESS = {
-    *SAMPLING,
+HARMLESS = SAMPLING | {
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",

@@ -126,7 +126,7 @@ def _model(search: Search) -> str:
 def plan(search: Search) -> str:
     """What will be done, before anything is."""
     args, evaluator, optimizer = search.args, search.evaluator, search.optimizer
-    answers = "shared prefixes prefilled once, repetitions drafted and checked"
+    answers = "shared prefixes prefilled once"
     if evaluator.slow_because is not None:
         answers = f"by lm-eval's own loop, because {evaluator.slow_because}"
         if args.batch_size == "auto" and search.lm.batch_size == 1:
@@ -278,7 +278,7 @@ def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
     cost = None
     if count is not None and count.answers:
         percent = round(100 * count.shared / (count.shared + count.prefilled))
-        cost = {"steps": count.steps, "tokens": count.tokens, "shared_percent": percent}
+        cost = {"tokens": count.tokens, "shared_percent": percent}
     held_out = outcome.held_out
     return _render(
         "summary.md.j2",

@@ -47,7 +47,7 @@ def watched(monkeypatch):
 
         def drop(self, row):
             super().drop(row)
-            self.dropped_early += self.place.rows > 0
+            self.dropped_early += self.rows > 0
 
     monkeypatch.setattr(exact, "Buffer", Watched)
     return seen
@@ -147,7 +147,7 @@ def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):
             assert rows == 1 or rows * (prefix + behind * lanes) <= budget
             assert lanes == 1 or lanes * behind <= prefix
         for buffer in watched:
-            (keys, values), (rows, prefix, behind, lanes) = buffer.own[0].held, buffer.made
+            (keys, values), (rows, prefix, behind, lanes) = buffer.held[0], buffer.made
             assert keys.shape == values.shape == (rows, 1, prefix + behind * lanes + 1, 16)
 
 

@@ -22,7 +22,6 @@ from search import evaluator as evaluator_module
 from search.cache import FitnessCache
 from search.engines import reason_against
 from search.engines.exact import ExactEngine
-from search.engines.prompts import AHEAD, Prompt
 from search.evaluator import Cutoff, Evaluator
 from search.identity import fingerprint
 from search.tasks import Prompting, load_tasks
@@ -56,9 +55,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
     switches = [
-        {"share_prefixes": share, "look_up": look_up, "tokens_per_batch": budget}
-        for share, look_up in ((1, 1), (0, 1), (1, 0), (0, 0))
-        for budget in (40, 4000)
+        {"share_prefixes": share, "tokens_per_batch": budget} for share in (True, False) for budget in (40, 4000)
     ]
     fast = [Evaluator(toy_lm, tasks, **switch) for switch in switches]
     assert all(evaluator.slow_because is None for evaluator in fast)
@@ -195,40 +192,6 @@ def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder, t
     assert not asked["search"] & asked["held_out"]
 
 
-def test_a_draft_is_what_followed_the_same_tokens_in_the_prompt_or_the_answer():
-    prompt = Prompt((5, 6, 7, 8, 9, 6, 7, 1, 2), [], [], max_new=10)
-    assert prompt.look_up(()) == prompt.look_up((6,)) == ()
-    assert prompt.look_up((6, 7))[:2] == (1, 2)  # its last mention
-    assert prompt.look_up((7, 8))[:5] == (9, 6, 7, 1, 2)
-    assert prompt.look_up((0, 6, 7))[:3] == (1, 2, 0)
-    assert prompt.look_up((7, 6)) == ()
-    assert prompt.look_up((6, 7, 3, 6, 7))[:3] == (3, 6, 7)  # in the answer, which comes later
-    assert prompt.look_up((4, 3, 4, 3)) == (4, 3, 4, 3, 4, 3)  # round and round, no more than may be answered
-    assert prompt.look_up((3, 3)) == ()  # the only mention is what is asked about
-    assert prompt.look_up((3, 3, 3)) == (3,) * 7
-    assert len(Prompt((1,), [], [], max_new=500).look_up((3, 3, 3))) == AHEAD
-
-
-def test_looking_up_saves_steps_where_an_answer_rambles(toy_lm, task_folder):
-    """Some factors let the toy answer in loops, others do not: steps are saved over all, and nowhere added."""
-    parts = load_tasks(
-        toy_lm,
-        ["toy_plain"],
-        include_path=task_folder,
-        prompting=Prompting(gen_kwargs={"max_gen_toks": 60, "until": ["never"]}),
-    )
-    requests = parts[0].task.instances
-    with_it, without = (ExactEngine(toy_lm, requests, look_up=look_up) for look_up in (True, False))
-    for factors in individuals(6):
-        rope.apply(toy_lm.model, factors)
-        answers = texts(with_it)
-        assert answers == texts(without) == toy_lm.generate_until(requests, disable_tqdm=True)
-        assert without.count.steps == without.count.tokens == with_it.count.tokens
-        assert with_it.count.steps <= without.count.steps
-        assert with_it.count.forwards <= without.count.forwards
-    assert with_it.count.steps < without.count.steps
-
-
 def texts(engine):
     """The first response to every request, in their order."""
     found = {i: responses[0] for batch in engine.answer() for i, responses in batch.items()}
@@ -241,23 +204,23 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, m
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     expected = texts(ExactEngine(toy_lm, requests))
     answerer = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
-    forward, refused = answerer._forward, []
+    forward, refused = toy_lm.model.forward, []
 
-    def small_memory(rows, ahead, buffer):
-        if len(rows) > 4:
-            refused.append(len(rows))
+    def small_memory(*args, **kwargs):
+        if len(kwargs["input_ids"]) > 4:
+            refused.append(len(kwargs["input_ids"]))
             raise torch.OutOfMemoryError("toy")
-        return forward(rows, ahead, buffer)
+        return forward(*args, **kwargs)
 
-    monkeypatch.setattr(answerer, "_forward", small_memory)
+    monkeypatch.setattr(toy_lm.model, "forward", small_memory)
     assert texts(answerer) == expected
     assert refused
     assert answerer.tokens_per_batch < 10_000
 
-    def no_memory(rows, ahead, buffer):
+    def no_memory(*args, **kwargs):
         raise torch.OutOfMemoryError("toy")
 
-    monkeypatch.setattr(answerer, "_forward", no_memory)
+    monkeypatch.setattr(toy_lm.model, "forward", no_memory)
     with pytest.raises(UserError, match="not even one prompt"):
         texts(answerer)
 
