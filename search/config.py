@@ -47,7 +47,7 @@ MEASURED = (
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "held_out_examples": 500, "early_stopping": "off"},
-    "quick": {"examples": 12, "held_out_examples": 50},
+    "quick": {"examples": 48, "held_out_examples": 50},
 }
 """Values that other flags of the same command override: our own search, Table 12's, and a first look."""
 
@@ -97,7 +97,8 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=at_least(1), default=24, metavar="N", help="search examples used, at most")
+    add("--examples", type=at_least(1), default=96, metavar="N",
+        help="search examples used, at most; the scan of bands asks a quarter, and all of its finalists")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",

@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1"}
 """Metrics whose values lie between 0 and 1."""
+FEWEST = 12
+"""Questions of a task on which an individual is measured at the least, if there are so many."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
 Examples = Mapping[str, Sequence[Any]]
@@ -48,9 +51,11 @@ class Measured:
     Attributes:
         fitness: the weighted sum, higher is better.
         scores: each column's score, by its name.
-        examples: each column's metric for every example, in the order of ``Objective.docs``.
+        examples: each column's metric for every example, in the order of ``Objective.docs``; None where the example was
+            not asked.
         seconds: time it took; 0 if it was known.
-        ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed.
+        ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed, None
+            where it was not asked.
         stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then those
             of the examples until then; there are no ``examples``.
     """
@@ -60,7 +65,7 @@ class Measured:
     examples: dict[str, list[Any]]
     seconds: float = 0.0
     stopped_after: int = 0
-    ended: list[int] = field(default_factory=list)
+    ended: list[int | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,10 @@ class Evaluator:
         """How many prompts one individual is asked."""
         return len(self._requests)
 
+    def asked(self, part: Sequence[int] | None) -> int:
+        """How many prompts some of the questions have (None: all)."""
+        return self.prompts if part is None else sum(map(len, self.in_order(part)))
+
     @property
     def prompt_tokens(self) -> int | None:
         """Tokens of these prompts, where they are known."""
@@ -153,42 +162,65 @@ class Evaluator:
             [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]] for u in order
         ]
 
-    def __call__(self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None) -> Measured:
+    def part(self, share: float) -> list[int] | None:
+        """The first questions of every task, by number, so that they are this share of all; None for all of them."""
+        asked = [
+            number
+            for number, question in enumerate(self.questions)
+            if question[0][1] < max(FEWEST, math.ceil(share * len(question[0][0].docs)))
+        ]
+        return None if len(asked) == len(self.questions) else asked
+
+    def __call__(
+        self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None, part: Sequence[int] | None = None
+    ) -> Measured:
         """Measure the model with ``factors``, one a layer, which stay applied.
 
         Args:
             factors: one a layer, or factors as they are in a file.
             cutoff: when to give up.
+            part: the questions to ask, by number; by default all.
         """
         values = factors.per_layer(self.num_layers) if isinstance(factors, Factors) else list(factors)
         name = Factors(factors=tuple(values)).digest()
-        race = _Racing(self, name, cutoff) if cutoff is not None and self.why_unbounded() is None else None
-        if self.cache is not None and (known := self.cache.get(self._context, name)) is not None:
+        questions = list(range(len(self.questions)) if part is None else part)
+        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+        kept = name if part is None else f"{name} {part}"
+        if self.cache is not None and (known := self.cache.get(self._context, kept)) is not None:
             if race is not None and race.lost(known["examples"]):
                 return Measured(*race.partial, {}, stopped_after=race.asked)
-            return self._score(known["examples"], ended=known.get("ended", []))
+            return self.score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
         self.engine.set_factors(values)
-        answers = self._answers(race)
+        if race is not None:
+            order = self.in_order(race.order)
+        else:
+            order = None if part is None else self.in_order(questions)
+        answers = self._answers(order, race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
-        ended = [int(i not in self.engine.unended) for i in range(len(answers))]
-        if self.cache is not None and all(answers):  # of one given up too, where all were under way by then
-            self.cache.put(self._context, name, {"examples": examples, "ended": ended})
+        ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
+        whole = all(answers[i] for together in self.in_order(questions) for i in together)
+        if self.cache is not None and whole:  # of one given up too, where all were under way by then
+            self.cache.put(self._context, kept, {"examples": examples, "ended": ended})
         if race is not None and race.over:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
-        return self._score(examples, seconds, ended)
+        return self.score(examples, seconds, ended)
 
-    def _answers(self, race: _Racing | None) -> list[Any]:
-        """The responses to every request; of what was not asked before the race was lost, none."""
+    def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None) -> list[Any]:
+        """The responses to every request; none to what is not in the order, or was not asked before the race was lost.
+
+        Without an order all are asked.
+        """
         answers: list[Any] = [[] for _ in self._requests]
+        total = len(answers) if order is None else sum(map(len, order))
         answered = checked = 0
-        for batch in self.engine.answer(self.in_order(race.order) if race is not None else None):
+        for batch in self.engine.answer(order):
             for i, responses in batch.items():
                 answers[i] = responses
             answered += len(batch)
-            self.progress(answered, len(answers))
-            if race is None or (answered - checked < len(answers) / CHECKS and answered < len(answers)):
+            self.progress(answered, total)
+            if race is None or (answered - checked < total / CHECKS and answered < total):
                 continue
             checked = answered
             if race.lost(self._examples(answers)):  # it looks at question after question: batches decide nothing
@@ -240,12 +272,21 @@ class Evaluator:
                     found[column.name].append(None if metrics is None else metrics[column.metric])
         return found
 
-    def _score(self, examples: dict[str, list[Any]], seconds: float = 0.0, ended: Sequence[int] = ()) -> Measured:
-        scores = {
-            name: float(objective.aggregation(column)(examples[name]))
-            for name, (objective, column) in self.columns.items()
-        }
-        return Measured(self._weighted(scores), scores, examples, seconds, ended=list(ended))
+    def score(self, examples: Examples, seconds: float = 0.0, ended: Sequence[int | None] = ()) -> Measured:
+        """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
+        asked = {name: [value for value in examples[name] if value is not None] for name in self.columns}
+        scores = {name: float(o.aggregation(column)(asked[name])) for name, (o, column) in self.columns.items()}
+        return Measured(self._weighted(scores), scores, {**examples}, seconds, ended=list(ended))
+
+    def only(self, examples: Examples, part: Sequence[int]) -> Measured:
+        """Of examples that are all known, those of some questions."""
+        asked = {(objective.name, number) for u in part for objective, number in self.questions[u]}
+        return self.score(
+            {
+                name: [v if (objective.name, n) in asked else None for n, v in enumerate(examples[name])]
+                for name, (objective, _) in self.columns.items()
+            }
+        )
 
     def _weighted(self, scores: Mapping[str, float]) -> float:
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
@@ -283,30 +324,32 @@ class _Racing:
     """An individual's race against the cutoff's, over the questions in an order drawn for it alone.
 
     Attributes:
-        order: the order, as numbers of ``Evaluator.questions``.
+        order: the questions in their order, by number.
         over: whether it was given up.
         asked: prompts that it took to give it up; others may have been answered in the same batch.
         partial: fitness and scores of these.
     """
 
-    def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff) -> None:
+    def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff, questions: Sequence[int]) -> None:
         self._evaluator, self._cutoff = evaluator, cutoff.fitness
+        self._examples_of = [
+            [(column.name, number) for objective, number in evaluator.questions[u] for column in objective.columns]
+            for u in questions
+        ]
+        asked = Counter(column for examples in self._examples_of for column, _ in examples)
         # What each question can add to the fitness: a share of every column's mean for each of its examples.
         self._share = {
-            name: column.weight * objective.sign / len(objective.docs)
+            name: column.weight * objective.sign / asked[name]
             for name, (objective, column) in evaluator.columns.items()
         }
-        self._examples_of = [
-            [(column.name, number) for objective, number in question for column in objective.columns]
-            for question in evaluator.questions
-        ]
-        self._prompts = list(map(len, evaluator.in_order(range(len(evaluator.questions)))))
+        self._prompts = list(map(len, evaluator.in_order(questions)))
         sums = [[self._share[column] for column, _ in examples] for examples in self._examples_of]
         lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
         highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
         reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
         self._race = Race(lows, highs, reached, cutoff.error, margin=cutoff.fitness - math.fsum(reached))
-        self.order = rng.shuffled(range(len(self._examples_of)), rng.stream("order", name))
+        self._order = rng.shuffled(range(len(questions)), rng.stream("order", name))
+        self.order = [questions[k] for k in self._order]
         self.over, self._next, self.asked = False, 0, 0
         self._seen: dict[str, list[float]] = {}
         self.partial: tuple[float, dict[str, float]] = (0.0, {})
@@ -316,7 +359,7 @@ class _Racing:
 
     def lost(self, examples: Examples) -> bool:
         """Take in the questions whose examples are all there (None stands for one that is not), as far as it takes."""
-        for question in self.order[self._next :]:
+        for question in self._order[self._next :]:
             members = self._examples_of[question]
             if any(examples[column][number] is None for column, number in members):
                 return False
@@ -326,7 +369,7 @@ class _Racing:
             self._race.take(question, self._value(question, examples))
             self._next += 1
             self.asked += self._prompts[question]
-            if self._race.lost and len(self._seen) == len(self._share) and self._next < len(self.order):
+            if self._race.lost and len(self._seen) == len(self._share) and self._next < len(self._order):
                 scores = {column: float(mean(values)) for column, values in self._seen.items()}
                 fitness = self._evaluator._weighted(scores)
                 self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores

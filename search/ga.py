@@ -79,17 +79,15 @@ def run(search: Search) -> Outcome | None:
         write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
         for note in journal.notes:
             print(f"note: {note}", flush=True)
-        to_beat = {
-            PLAIN: search.measure(PLAIN, search.uniform(1.0), journal),
-            "PI": search.measure("PI", search.uniform(Y_START), journal),
-        }
+        plain = search.measure(PLAIN, search.uniform(1.0), journal)
+        to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), journal, plain)}
         print(report.to_beat(search, to_beat, journal), flush=True)
         so_far: dict[str, Any] | None = None
         with report.progress(search, to_beat) as show:
 
             def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
                 nonlocal so_far
-                if so_far is None or rank(entry) > rank(so_far):
+                if so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far)):
                     so_far = entry
                     if new:  # whatever happens next, the best factors are there
                         write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")

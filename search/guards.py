@@ -45,14 +45,17 @@ class Guard:
     evaluator: Evaluator
     ends: bool = False
 
-    def rows(self, factors: Factors, measured: Measured | None) -> list[float]:
-        """The score of every question under ``factors``, of which ``measured`` is the search's own measurement."""
+    def rows(self, factors: Factors, measured: Measured) -> list[float | None]:
+        """The score of every question under ``factors``, of which ``measured`` is the search's own measurement.
+
+        None where a question was not asked.
+        """
         if self.ends:
-            assert measured is not None
             orders = self.evaluator.in_order(range(len(self.evaluator.questions)))
-            return [sum(measured.ended[i] for i in order) / len(order) for order in orders]
+            ended = [[measured.ended[i] for i in order] for order in orders]
+            return [None if None in of else sum(map(float, of)) / len(of) for of in ended]  # type: ignore[arg-type]
         examples = self.evaluator(factors).examples
-        rows = []
+        rows: list[float | None] = []
         for question in self.evaluator.questions:
             values = [
                 objective.sign * float(examples[column.name][number])
@@ -62,7 +65,7 @@ class Guard:
             rows.append(sum(values) / len(values))
         return rows
 
-    def check(self, plain: Sequence[float], found: Sequence[float]) -> dict[str, Any]:
+    def check(self, plain: Sequence[float | None], found: Sequence[float | None]) -> dict[str, Any]:
         """How the questions' scores compare with the plain model's: as plain data, for the journal.
 
         One question gives no interval, and shows nothing.
@@ -71,12 +74,13 @@ class Guard:
 
         from lpes_eval.compare import statistics
 
-        difference = statistics.compare_paired(np.array(plain)[:, None], np.array(found)[:, None], replicates=2000).mean
+        both = np.array([pair for pair in zip(plain, found, strict=True) if None not in pair], dtype=float)
+        difference = statistics.compare_paired(both[:, :1], both[:, 1:], replicates=2000).mean
         drop = -difference.difference
         worse = drop > self.max_drop and bool(difference.high < 0)
         return {
-            "plain": sum(plain) / len(plain),
-            "found": sum(found) / len(found),
+            "plain": float(both[:, 0].mean()),
+            "found": float(both[:, 1].mean()),
             "interval": [end if math.isfinite(end) else None for end in (difference.low, difference.high)],
             "over": drop - self.max_drop if worse else 0.0,
         }

@@ -23,7 +23,7 @@ from search.space import Individual, Points, Space, to_points
 from search.tradeoff import ranked, trades
 
 if TYPE_CHECKING:
-    from search.evaluator import Evaluator, Measured
+    from search.evaluator import Cutoff, Evaluator, Measured
     from search.tasks import Objective
 
 Watch = Callable[[Individual, dict[str, Any], bool], None]
@@ -44,6 +44,7 @@ class Search:
         entries: the journal's, once it is open.
         guards: what the factors must not cost, on search examples.
         spent: seconds of measuring and prompts answered by the search so far.
+        part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
     """
 
     args: argparse.Namespace
@@ -55,6 +56,7 @@ class Search:
     entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     guards: Sequence[Guard] = ()
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
+    part: list[int] | None = None
 
     def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
         """Ask, measure, tell, until the optimiser is done or the budget spent.
@@ -62,32 +64,35 @@ class Search:
         What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
 
         Returns:
-            The individual that the search ends with, and the journal's entry for its factors.
+            The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
         optimizer = self.optimizer
         optimizer.history = journal.generations
         fittest: tuple[Individual, dict[str, Any]] | None = None
         while not optimizer.done:
-            fitness = []
+            fitness, part = [], self.evaluator.part(optimizer.effort)
+            if part != self.part:  # on other questions, what is fitter may differ
+                self.part, fittest = part, None
             for individual in optimizer.ask():
-                if fittest is not None and self.budget_spent:
-                    return fittest
-                name = self.key(individual)
+                if self.budget_spent and (optimizer.told or fittest is not None):
+                    best = fittest[0] if fittest is not None else optimizer.best[0]
+                    return best, self.measure("best", self.factors(best), journal)
+                name = self.name(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
                 if new := name not in journal.entries:
                     journal.record(name, {**made, **self.evaluate(individual)})
                 elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
                     journal.record(name, {**journal.entries[name], **made})
                 entry = journal.entries[name]
-                self.spent["seconds"] += entry.get("seconds", 0.0)
-                self.spent["prompts"] += entry.get("stopped_after", self.evaluator.prompts)
+                for unit in self.spent:
+                    self.spent[unit] += entry[unit]
                 if fittest is None or rank(entry) > rank(fittest[1]):
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(rank(entry))
             optimizer.tell(fitness)
         best, _ = optimizer.best
-        return best, journal.entries[self.key(best)]
+        return best, self.measure("best", self.factors(best), journal)
 
     def chosen(self, journal: Journal) -> tuple[Individual, dict[str, Any]]:
         """The best individual by ``--choose``, of those that were measured in full and worsen no guard."""
@@ -153,31 +158,38 @@ class Search:
         """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
         return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
 
-    def key(self, individual: Individual) -> str:
-        """What individuals with the same factors have in common."""
-        return self.factors(individual).digest()
+    def name(self, individual: Individual) -> str:
+        """What individuals with the same factors have in common, as long as the same questions are asked."""
+        digest = self.factors(individual).digest()
+        return digest if self.part is None else f"{digest} {len(self.part)}"
 
     def evaluate(self, individual: Individual) -> dict[str, Any]:
         """An individual's entry in the journal."""
-        from search.evaluator import Cutoff
-
-        cutoff = None
+        cutoff, factors = None, self.factors(individual)
         if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
             points, fitness = least
-            examples = self.entries[self.key(Individual(points, ""))]["examples"]
-            cutoff = Cutoff(fitness, examples, self.args.early_stopping_error if self.by_chance else 0.0)
-        factors = self.factors(individual)
-        entry = self.entry_of(self.evaluator(factors, cutoff), factors)
+            cutoff = self._cutoff(fitness, self.entries[self.name(Individual(points, ""))])
+        known = self.entries.get(factors.digest(), {}).get("examples")
+        if known is not None and self.part is not None:
+            measured = self.evaluator.only(known, self.part)
+        else:
+            measured = self.evaluator(factors, cutoff, self.part)
+        entry = self.entry_of(measured, factors, self.part)
         entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
         return entry | {"cutoff": cutoff.fitness} if cutoff is not None and "stopped_after" in entry else entry
+
+    def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
+        from search.evaluator import Cutoff
+
+        return Cutoff(fitness, entry["examples"], self.args.early_stopping_error if self.by_chance else 0.0)
 
     @property
     def by_chance(self) -> bool:
         """Whether individuals are given up that could, improbably, have become parents."""
         return bool(self.args.early_stopping == "probable")
 
-    def entry_of(self, measured: Measured, factors: Factors) -> dict[str, Any]:
-        """What the journal keeps of a measurement.
+    def entry_of(self, measured: Measured, factors: Factors, part: Sequence[int] | None = None) -> dict[str, Any]:
+        """What the journal keeps of a measurement on these questions.
 
         Raises:
             UserError: the fitness is not finite, so nothing can be held against it.
@@ -193,6 +205,7 @@ class Search:
             "fitness": measured.fitness,
             "scores": measured.scores,
             "seconds": round(measured.seconds, 3),
+            "prompts": measured.stopped_after or self.evaluator.asked(part),
         }
         scaled = factors.per_layer(self.num_layers)[self.args.skip :]
         if len(set(scaled)) == 1:
@@ -201,10 +214,10 @@ class Search:
             entry["stopped_after"] = measured.stopped_after
         else:
             entry["examples"] = measured.examples
-            self._guard(entry, measured, factors)
+            self._guard(entry, measured, factors, part)
         return entry
 
-    def _guard(self, entry: dict[str, Any], measured: Measured, factors: Factors) -> None:
+    def _guard(self, entry: dict[str, Any], measured: Measured, factors: Factors, part: Sequence[int] | None) -> None:
         """Measure the guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
         if not self.guards:
             return
@@ -212,8 +225,10 @@ class Search:
         began = time.perf_counter()
         if plain is None:
             entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
-        elif entry["fitness"] > plain["fitness"] + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
-            entry["guards"] = self._compared(plain, measured, factors)
+        else:
+            beaten = plain["fitness"] if part is None else self.evaluator.only(plain["examples"], part).fitness
+            if entry["fitness"] > beaten + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
+                entry["guards"] = self._compared(plain, measured, factors)
         entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
 
     def _compared(self, plain: Mapping[str, Any], measured: Measured, factors: Factors) -> dict[str, Any]:
@@ -222,10 +237,15 @@ class Search:
             for guard in self.guards
         }
 
-    def measure(self, name: str, factors: Factors, journal: Journal) -> dict[str, Any]:
-        """Measure factors that are no individual, unless the journal knows them."""
-        if (key := factors.digest()) not in journal.entries:
-            entry = self.entry_of(self.evaluator(factors), factors)
+    def measure(
+        self, name: str, factors: Factors, journal: Journal, to_beat: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
+        key = factors.digest()
+        if key not in journal.entries or (to_beat is None and "examples" not in journal.entries[key]):
+            racing = self.args.early_stopping and to_beat is not None
+            cutoff = self._cutoff(to_beat["fitness"], to_beat) if racing and to_beat is not None else None
+            entry = self.entry_of(self.evaluator(factors, cutoff), factors)
             journal.record(key, {"generation": None, "origin": name, **entry})
         return journal.entries[key]
 

@@ -42,10 +42,10 @@ class Trade:
 
 
 def trades(entries: Sequence[Mapping[str, Any]], evaluator: Evaluator) -> list[Trade]:
-    """Those of ``entries`` that were measured in full."""
+    """Those of ``entries`` that were measured in full, on all search examples."""
     found = []
     for entry in entries:
-        if "examples" in entry:
+        if entry.get("prompts") == evaluator.prompts and "examples" in entry:
             scores = [objective.sign * entry["scores"][name] for name, (objective, _) in evaluator.columns.items()]
             found.append(Trade(entry, sum(scores) / len(scores), min(scores), over(entry)))
     return found

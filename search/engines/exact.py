@@ -18,6 +18,7 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
 from search.engines.prefixes import Group, Tokens, share
 
+LOOKS = 8
+"""Batches, at the least, of prompts that are asked in an order: whoever gives one may stop after any batch."""
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
 
@@ -131,9 +134,10 @@ class ExactEngine:
         """
         groups = self._groups if order is None else [group for some in order for group in self._parts(some)]
         waiting = [row for group in groups for row in self._rows(group)]
+        most = len(waiting) if order is None else math.ceil(len(waiting) / LOOKS)
         while waiting:
             size = 1
-            while size < len(waiting) and self._tokens(waiting[: size + 1]) <= self.tokens_per_batch:
+            while size < min(len(waiting), most) and self._tokens(waiting[: size + 1]) <= self.tokens_per_batch:
                 size += 1
             batch, waiting = waiting[:size], waiting[size:]
             answers: dict[int, Tokens] | None = None

@@ -10,10 +10,25 @@ from lpes_eval.flags import at_least
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import Y_HIGH, Y_LOW, Individual, Points
 
-STEPS = ((1.5, 1.2, 1 / 1.2), (1.2, 1.1, 1 / 1.2), (1.1, 1 / 1.1))
-"""What a band's factors are multiplied by: in the first sweep, the second and the last."""
 Band = tuple[int, int]
 """Layers (first, last + 1)."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over all bands.
+
+    Attributes:
+        effort: the share of the search examples that it is measured on.
+        steps: what a band's factors are multiplied by.
+    """
+
+    effort: float
+    steps: tuple[float, ...]
+
+
+SWEEPS = (Sweep(0.25, (1.5, 1.2, 1 / 1.2)), Sweep(0.25, (1.2, 1.1, 1 / 1.1)), Sweep(1.0, ()))
+"""Two scans on a quarter of the examples, and the finalists on all of them (docs/landscapes.md compares others)."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,7 @@ class BandConfig(Config):
 
     finest: int = setting(8, at_least(1), "bands that the layers are divided into at most", least=1)
     least_gain: float = setting(0.01, float, "fitness that a change has to add to be kept", "G", least=0)
+    finalists: int = setting(6, at_least(1), "fittest of a scan that are measured on more examples", least=1)
 
 
 class BandScan(Optimizer):
@@ -30,7 +46,8 @@ class BandScan(Optimizer):
     A sweep takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. Every sweep takes smaller steps. It draws nothing at random.
+    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples, and
+    the fittest of them is what the search ends with. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -39,18 +56,23 @@ class BandScan(Optimizer):
     ignores = ("curve", "generations")
 
     def _set_up(self, model: object) -> None:
-        self._fitness: dict[Points, float] = {}
-        self._center: tuple[Points, float] | None = None  # the fittest so far
+        self._fitness: dict[Points, float] = {}  # in this sweep
+        self._center: tuple[Points, float] | None = None  # what was kept last
         self._bands: dict[Points, Band] = {}  # of a generation of single bands
-        levels = self._levels()
-        self._left = [(bands, steps) for steps in STEPS for bands in levels]
-        self.generations = 2 * len(self._left)
+        self._again = True  # whether the generation is measured on more examples than what is known
+        self._sweep, self._level = 0, 0
+        self.generations = 2 * sum(bool(sweep.steps) for sweep in SWEEPS) * len(self._levels()) + 1
         self._next: list[Points] = [self.start]
 
     @property
     def done(self) -> bool:
         """Whether the last sweep is over."""
         return not self._next
+
+    @property
+    def effort(self) -> float:
+        """The sweep's."""
+        return SWEEPS[min(self._sweep, len(SWEEPS) - 1)].effort
 
     @property
     def best(self) -> tuple[Individual, float]:
@@ -62,36 +84,59 @@ class BandScan(Optimizer):
     def max_evaluations(self) -> int:
         """The most individuals that will be asked for."""
         levels = self._levels()
-        single = sum(len(bands) * len(steps) for bands in levels for steps in STEPS)
-        together = len(STEPS) * sum(len(_sizes(len(bands))) for bands in levels)
-        return 1 + single + together
+        single = sum(len(bands) * len(sweep.steps) for bands in levels for sweep in SWEEPS)
+        together = len(SWEEPS) * sum(len(_sizes(len(bands))) for bands in levels)
+        return 1 + single + together + self.config.finalists
 
     @property
     def expected_evaluations(self) -> int:
-        """Two steps of the first sweep and one of each other are new where few bands are kept."""
-        return min(1 + (len(STEPS) + 1) * sum(map(len, self._levels())), self.max_evaluations)
+        """Two steps of each scan are new where few bands are kept."""
+        likely = 1 + 4 * sum(map(len, self._levels())) + self.config.finalists
+        return min(likely, self.max_evaluations)
+
+    @property
+    def expected_effort(self) -> float:
+        """Of a scan's individuals about half the examples are asked before they are given up."""
+        scanned = self.expected_evaluations - self.config.finalists
+        return SWEEPS[0].effort * scanned / 2 + self.config.finalists
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
         """The fittest so far, and what has to be reached to be kept."""
-        return self._center and (self._center[0], self._center[1] + self.config.least_gain)
+        if self._again or self._center is None:
+            return None
+        return self._center[0], self._center[1] + self.config.least_gain
 
     def _propose(self) -> list[list[Individual]]:
-        origin = "start" if self._center is None else "band" if self._bands else "together"
+        origin = "start" if self._center is None else "again" if self._again else "band" if self._bands else "together"
         parents = (self._center[0],) if self._center else ()
         return [[Individual(P, origin, parents)] for P in self._next]
 
     def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
         before = self._center
         self._fitness |= survivors
+        if before is not None and self._again:  # what was kept, on all examples
+            before = self._center = (before[0], survivors[before[0]])
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest
         self._next = self._together(*before) if self._bands and before else []
-        self._bands = {}
-        while not self._next and self._left:
-            self._bands = self._scaled(*self._left.pop(0))
-            self._next = list(self._bands)
+        self._bands, self._again = {}, False
+        levels = self._levels()
+        while not self._next and self._sweep < len(SWEEPS):
+            if self._level < len(levels):
+                self._bands = self._scaled(levels[self._level], SWEEPS[self._sweep].steps)
+                self._next, self._level = list(self._bands), self._level + 1
+                continue
+            self._sweep, self._level = self._sweep + 1, 0
+            if self._sweep < len(SWEEPS) and SWEEPS[self._sweep].effort > SWEEPS[self._sweep - 1].effort:
+                self._next, self._fitness, self._again = self._finalists(), {}, True
+
+    def _finalists(self) -> list[Points]:
+        """What was kept, and the fittest besides it."""
+        assert self._center is not None
+        others = sorted(self._fitness, key=lambda P: -self._fitness[P])
+        return list(dict.fromkeys([self._center[0], *others]))[: self.config.finalists]
 
     def _scaled(self, bands: Sequence[Band], steps: Sequence[float]) -> dict[Points, Band]:
         """One band scaled by one step, for each of them; without what was measured before."""

@@ -137,6 +137,16 @@ class Optimizer:
         return self.max_evaluations
 
     @property
+    def expected_effort(self) -> float:
+        """The same, in measurements on all search examples."""
+        return self.expected_evaluations
+
+    @property
+    def effort(self) -> float:
+        """The share of the search examples on which the individuals that are asked for now are measured."""
+        return 1.0
+
+    @property
     def asking_seconds(self) -> float:
         """How long the model worked for the individuals that ``ask()`` gives, before they are evaluated."""
         return 0.0

@@ -173,7 +173,7 @@ def most_prompts(search: Search) -> int:
 
 def _expected_prompts(search: Search) -> int:
     """About how many, if every individual answers them all."""
-    return (search.optimizer.expected_evaluations + 2) * search.evaluator.prompts
+    return round((search.optimizer.expected_effort + 2) * search.evaluator.prompts)
 
 
 def _asked(tasks: Sequence[Objective]) -> int:
@@ -207,7 +207,7 @@ def to_beat(search: Search, entries: Mapping[str, Entry], journal: Journal) -> s
     if known > 0:
         lines.append(f"  {known} individuals are already in the journal and will not be measured again")
     pace = entries[PLAIN]["seconds"]
-    left = search.optimizer.expected_evaluations - known
+    left = search.optimizer.expected_effort * (1 - known / search.optimizer.expected_evaluations)
     if pace > 0 and left > 0:
         each = pace / search.evaluator.prompts
         line = f"About {seconds(pace * left)} to search at the plain model's pace"
@@ -363,7 +363,7 @@ def _held_out_section(task: Objective, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _prompts_asked(search: Search, individuals: Sequence[Entry]) -> int:
-    return sum(entry.get("stopped_after", search.evaluator.prompts) for entry in individuals)
+    return sum(entry["prompts"] for entry in individuals)
 
 
 def write(search: Search, journal: Journal, outcome: Outcome) -> None:

@@ -26,9 +26,12 @@ def convergence(
     measured = [entry for entry in individuals if "stopped_after" not in entry]
     generations = sorted({entry["generation"] for entry in measured})
     bests: list[float] = []
+    asked = 0
     for generation in generations:
-        fittest = max(entry["fitness"] for entry in measured if entry["generation"] == generation)
-        bests.append(max([fittest, *bests[-1:]]))
+        of_it = [entry for entry in measured if entry["generation"] == generation]
+        fittest = max(entry["fitness"] for entry in of_it)
+        more = asked != (asked := of_it[0]["prompts"])  # on other questions, what is fitter may differ
+        bests.append(fittest if more else max(fittest, bests[-1]))
     with _figure(folder and folder / "convergence.png", "generation", "fitness on the search examples") as axes:
         at, fitness = ([entry[name] for entry in measured] for name in ("generation", "fitness"))
         axes.scatter(at, fitness, s=8, color="0.7", label="individuals")

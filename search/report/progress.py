@@ -19,16 +19,22 @@ class _Status:
 
     def __init__(self, search: Search, to_beat: Mapping[str, Entry]) -> None:
         self.search, self.to_beat = search, to_beat
-        self.asked, self.measured, self.spent = 0, 0, 0.0
+        self.asked, self.prompts = 0, 0
+        self.measured, self.answered, self.spent = 0, 0, 0.0
+        self.part = search.part
         self.first: list[float] = []  # the fitness of the initial population
         self.note = ""
         self.best: Entry | None = None
 
     def add(self, entry: Entry, new: bool) -> None:
         self.asked += 1
+        self.prompts += entry["prompts"]
         if new and entry["seconds"] > 0:  # a cache knows others, which says nothing about those to come
             self.measured += 1
+            self.answered += entry["prompts"]
             self.spent += entry["seconds"]
+        if self.search.part != self.part:  # on other questions, what is fitter may differ
+            self.part, self.best = self.search.part, None
         if self.best is None or entry["fitness"] > self.best["fitness"]:
             self.best = entry
         self.note = ""
@@ -42,8 +48,8 @@ class _Status:
     def left(self) -> str:
         if self.measured == 0:
             return "-"
-        individuals = max(self.search.optimizer.expected_evaluations - self.asked, 1)
-        return "about " + seconds(individuals * self.spent / self.measured)
+        total = self.search.optimizer.expected_effort * self.search.evaluator.prompts
+        return "about " + seconds(max(total - self.prompts, 0) * self.spent / self.answered)
 
     @property
     def pace(self) -> str:

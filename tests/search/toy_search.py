@@ -20,14 +20,15 @@ class Toy(Search):
 
     def evaluate(self, individual):
         time.sleep(0.001)
-        return {"fitness": -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(self.factors(individual).per_layer()))}
+        fitness = -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(self.factors(individual).per_layer()))
+        return {"fitness": fitness, "examples": {}, "seconds": 0.0, "prompts": 1}
 
 
 def main(folder, seed):
     config = GeneticConfig(population=12, parents=4, mutations=6, crossovers=3)
     ga = GeneticAlgorithm(Space(L), config, generations=8, seed=seed)
     args = SimpleNamespace(curve="bezier", skip=0)
-    search = Toy(args, None, SimpleNamespace(num_layers=L, prompts=1), ga, {"seed": seed})
+    search = Toy(args, None, SimpleNamespace(num_layers=L, part=lambda share: None), ga, {"seed": seed})
     with Journal(folder, search.settings) as journal:
         print("at work", flush=True)
         best, entry = search.run(journal, lambda individual, entry, new: None)
