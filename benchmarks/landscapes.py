@@ -111,8 +111,8 @@ class Kind:
 
 
 SEARCHES = (
-    Kind("the default: a scan of bands", "bands", "free", 1.0, 24, True),
-    Kind("the default with `--examples 48`", "bands", "free", 1.0, 48, True),
+    Kind("the default: a scan of bands", "bands", "free", 1.0, 96, True),
+    Kind("the default with `--examples 200`", "bands", "free", 1.0, 200, True),
     Kind("`--preset paper`", "ga", "bezier", 1.5, 200, False),
     Kind("genetic algorithm, free curve, from 1", "ga", "free", 1.0, 24, True),
     Kind("CMA-ES, free curve, from 1", "cma-es", "free", 1.0, 24, False),
@@ -148,27 +148,26 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> tuple[list[float], in
     start = None if kind.start is None else space.line(kind.start, kind.start)
     optimizer = make(space, make.Config(), start=start, seed=seed)
     simulation = Simulation(landscape, kind.examples, landscape.name, L, seed)
-    known: dict[tuple[float, ...], tuple[float, np.ndarray | None]] = {}
+    known: dict[tuple[Any, ...], tuple[float, np.ndarray | None]] = {}
 
     def measure(individual: Individual) -> float:
-        factors = factors_of(individual.points, kind, L)
-        if factors not in known:
-            values = simulation.answers(factors) @ np.array(LAMBDAS) / kind.examples
-            asked, fitness, complete = kind.examples, float(values.sum()), True
+        factors, n = factors_of(individual.points, kind, L), math.ceil(optimizer.effort * kind.examples)
+        if (factors, n) not in known:
+            values = simulation.answers(factors)[:n] @ np.array(LAMBDAS) / n
+            asked, fitness, complete = n, float(values.sum()), True
             least = optimizer.cutoff if kind.early else None
-            parent = known.get(factors_of(least[0], kind, L), (0, None))[1] if least else None
+            parent = known.get((factors_of(least[0], kind, L), n), (0, None))[1] if least else None
             if parent is not None:
-                units = [1 / kind.examples] * kind.examples
-                race = Race([0.0] * kind.examples, units, list(parent), 0.01, margin=least[1] - float(parent.sum()))
-                for asked, unit in enumerate(shuffled(range(kind.examples), stream("order", repr(factors))), 1):  # noqa: B007
+                race = Race([0.0] * n, [1 / n] * n, list(parent), 0.01, margin=least[1] - float(parent.sum()))
+                for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
                     race.take(unit, float(values[unit]))
                     if race.lost:
                         break
-                if race.lost and asked < kind.examples:
+                if race.lost and asked < n:
                     complete, fitness = False, min(least[1] - 1e-9, fitness)
             simulation.prompts += 3 * asked
-            known[factors] = fitness, values if complete else None
-        return known[factors][0]
+            known[factors, n] = fitness, values if complete else None
+        return known[factors, n][0]
 
     while not optimizer.done:
         optimizer.tell([measure(individual) for individual in optimizer.ask()])

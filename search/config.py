@@ -171,7 +171,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         help="of the individuals measured in full, end with the one that has the best mean over positions, the best "
         "worst position, or the best sum by other lambdas; also with --resume, when the search is over (default: the "
         "fittest)")  # fmt: skip
-    add("--guard_examples", type=at_least(2), default=12, metavar="N", help="search examples a guard is measured on")
+    add("--guard_examples", type=at_least(2), default=48, metavar="N", help="search examples of a guard, at most")
 
     add = parser.add_argument_group("the run").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")

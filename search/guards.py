@@ -45,24 +45,25 @@ class Guard:
     evaluator: Evaluator
     ends: bool = False
 
-    def rows(self, factors: Factors, measured: Measured) -> list[float | None]:
+    def rows(self, factors: Factors, measured: Measured, share: float = 1.0) -> list[float | None]:
         """The score of every question under ``factors``, of which ``measured`` is the search's own measurement.
 
-        None where a question was not asked.
+        A guard of its own asks this share of its questions. None stands where a question was not asked.
         """
         if self.ends:
             orders = self.evaluator.in_order(range(len(self.evaluator.questions)))
             ended = [[measured.ended[i] for i in order] for order in orders]
             return [None if None in of else sum(map(float, of)) / len(of) for of in ended]  # type: ignore[arg-type]
-        examples = self.evaluator(factors).examples
+        examples = self.evaluator(factors, part=self.evaluator.part(share)).examples
         rows: list[float | None] = []
         for question in self.evaluator.questions:
             values = [
-                objective.sign * float(examples[column.name][number])
+                (objective.sign, examples[column.name][number])
                 for objective, number in question
                 for column in objective.columns
             ]
-            rows.append(sum(values) / len(values))
+            asked = all(value is not None for _, value in values)
+            rows.append(sum(sign * float(value) for sign, value in values) / len(values) if asked else None)
         return rows
 
     def check(self, plain: Sequence[float | None], found: Sequence[float | None]) -> dict[str, Any]:

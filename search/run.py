@@ -228,12 +228,15 @@ class Search:
         else:
             beaten = plain["fitness"] if part is None else self.evaluator.only(plain["examples"], part).fitness
             if entry["fitness"] > beaten + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
-                entry["guards"] = self._compared(plain, measured, factors)
+                share = 1.0 if part is None else self.optimizer.effort
+                entry["guards"] = self._compared(plain, measured, factors, share)
         entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
 
-    def _compared(self, plain: Mapping[str, Any], measured: Measured, factors: Factors) -> dict[str, Any]:
+    def _compared(
+        self, plain: Mapping[str, Any], measured: Measured, factors: Factors, share: float = 1.0
+    ) -> dict[str, Any]:
         return {
-            guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured))
+            guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured, share))
             for guard in self.guards
         }
 
