@@ -53,15 +53,15 @@ MUTANTS = (
     Mutant(
         "positions are divided by the factor, not multiplied",
         "lpes_eval/rope.py",
-        "ids.unsqueeze(-3) / divisors",
-        "ids.unsqueeze(-3) * divisors",
+        "ids.unsqueeze(-3) / divisors[:, None, None]",
+        "ids.unsqueeze(-3) * divisors[:, None, None]",
         (f"{ROPE}::test_uniform_factor_equals_linear_interpolation",),
     ),
     Mutant(
         "layer h has factor h, not that of its neighbour",
         "lpes_eval/rope.py",
-        "own = [factors[h] for h in decoder.factor_layer]",
-        "own = [factors[h - 1] for h in decoder.factor_layer]",
+        "tables[1 + self._owners[h]]",
+        "tables[1 + self._owners[h - 1]]",
         (f"{ROPE}::test_each_layer_rotates_at_its_own_scale",),
     ),
     Mutant(

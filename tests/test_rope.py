@@ -302,11 +302,11 @@ def counted_calls(rotary, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 40])
-def test_a_forward_computes_all_tables_in_one_call(model, ids, length, monkeypatch):
+def test_a_forward_computes_all_tables_in_the_call_that_makes_the_models_own(model, ids, length, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     calls = counted_calls(model.model.rotary_emb, monkeypatch)
     logits(model, ids[:1, :length])
-    assert calls == [(3, length)]  # the three distinct factors
+    assert calls == [(1 + 4, length)]  # the model's own and four layers'
 
 
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])

@@ -59,7 +59,7 @@ class Shipped(Source):
     needs = ()  # type: ignore[assignment]
 
     def factors(self, model: Model, result: Lookup) -> Factors:
-        return factors_file.load(model.shipped_factors(self.of)).for_depth(model.layers)
+        return factors_file.load(model.shipped_factors(self.of))
 
 
 class Found(Source):
