@@ -11,7 +11,7 @@ import lpes_eval
 from lpes_eval import methods, rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
-from small_llama import DYNAMIC, FACTORS, by_hand, generate, llama, logits
+from small_llama import FACTORS, by_hand, generate, llama, logits
 
 
 def test_each_layer_rotates_at_its_own_scale(model, ids):
@@ -45,17 +45,6 @@ def test_other_factors_replace_the_first(model, ids):
     for _ in range(2):  # a second time does nothing
         lpes_eval.remove(model)
         assert rope.applied(model) is None
-
-
-def test_factors_below_one_rotate_by_the_same_rule(model, ids):
-    """They are asked for one by one; the dynamic kinds must not take their larger positions for the length."""
-    factors = [0.5, 1.0, 0.7, 1.3]
-    for one, tolerance in ((model, 1e-4), (llama(**DYNAMIC), 1e-4)):
-        lpes_eval.apply(one, factors)
-        found = logits(one, ids)
-        lpes_eval.remove(one)
-        with torch.no_grad():
-            assert torch.allclose(found, by_hand(one, ids, factors), atol=tolerance)
 
 
 def test_layers_in_another_order_take_the_factors_again(model, ids):
