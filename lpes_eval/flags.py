@@ -8,24 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _reader(kind: type, expected: str, fits: Callable[[Any], bool] = lambda value: True) -> Callable[[str], Any]:
+def _reader(kind: type, expected: str = "", fits: Callable[[Any], bool] = lambda value: True) -> Callable[[str], Any]:
     """A reader of finite numbers of this kind that fit."""
+    any_of_it = {int: "a whole number", float: "a number"}[kind]
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
-            right = math.isfinite(value) and fits(value)
+            if math.isfinite(value) and fits(value):
+                return value
         except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}") from None
-        if not right:
+            value = math.nan
+        if math.isfinite(value):
             raise argparse.ArgumentTypeError(f"expected {expected}, not {text.strip()}")
-        return value
+        raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {text!r}")
 
     return read
 
 
-whole = _reader(int, "a whole number")
-finite = _reader(float, "a number")
+whole = _reader(int)
+finite = _reader(float)
 amount = _reader(float, "0 or more", lambda value: value >= 0)
 positive = _reader(float, "more than 0", lambda value: value > 0)
 share = _reader(float, "a number between 0 and 1", lambda value: 0 < value < 1)
