@@ -5,8 +5,8 @@
 version of the table has never heard of is built and run in the same way as the others.
 
 A family is a model type of ``AutoModelForCausalLM``. Each is built with random weights at about 100,000 parameters: the
-fields of its configuration that set a size are replaced by the entries of ``SIZES``, kinds of layers that alternate are
-kept (``layer_types``), and the few configurations that need more have an entry in ``PARTICULARS``. What a row says is
+fields of its configuration that set a size are replaced (``families.yaml``), kinds of layers that alternate are kept
+(``layer_types``), and the few configurations that need more have an entry there. What a row says is
 what the model then did, not what its source promises: the row of a refused family carries the reason that
 ``lpes_eval.apply`` gave, and the layers where factors change nothing are those where a factor of 2 changed nothing.
 """
@@ -17,147 +17,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+import yaml
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
+
+from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel
 
-#: Sizes by the name of the configuration field; names that mean the same thing in different families have one value.
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 4),
-    **dict.fromkeys(("num_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
-    **dict.fromkeys(("decoder_attention_heads", "linear_num_heads", "linear_num_value_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads", "linear_num_key_heads"), 2),
-    **dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"), 16),
-    **dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head"), 16),
-    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "dim_ff"), 64),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "intermediate_size_mlp", "expert_ffn_hidden_size"), 64),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
-    **dict.fromkeys(("dense_intermediate_size", "shared_experts_intermediate_size"), 32),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "zero_expert_num"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "n_group", "topk_group"), 2),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "adapter_rank", "index_head_dim"), 32),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 512),
-    **dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size"), 16),
-    **dict.fromkeys(("hidden_size_per_layer_input", "chunk_size", "mamba_chunk_size", "state_size"), 16),
-    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "mamba_head_dim"), 16),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "rotary_dim"), 8),
-    **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups", "n_shared_experts"), 1),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
-    "index_n_heads": 2,
-    "index_topk": 64,
-    "mamba_d_ssm": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # ten times the usual value: at these widths 0.02 leaves attention so flat that a rotation hardly shows
-    "initializer_range": 0.2,
-}
-
-#: What a configuration needs beside SIZES. A nested dict belongs to the sub-configuration of that name.
-PARTICULARS: dict[str, dict[str, Any]] = {
-    "aria_text": {"moe_num_experts": 4},
-    "bamba": {"attn_layer_indices": [1, 3]},
-    "cohere_compass_text": {
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
-            for kind in ("sliding_attention", "full_attention")
-        },
-    },
-    "cpmant": {"dim_head": 16, "prompt_length": 4, "prompt_types": 4, "position_bias_num_buckets": 32},
-    "ctrl": {"dff": 64},
-    "dbrx": {
-        # its attention reads a rope_theta that DbrxAttentionConfig does not declare
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-        "ffn_config": {"ffn_hidden_size": 64, "hidden_size": 64},
-    },
-    "deepseek_v4": {"o_groups": 2, "hc_mult": 2},
-    "dots3_note_text": {
-        "head_dim": 32,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_q_lora_rank": 32,
-        "swa_kv_lora_rank": 32,
-        "swa_head_dim": 32,
-        "swa_qk_nope_head_dim": 16,
-        "swa_v_head_dim": 16,
-    },
-    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2},
-    "fuyu": {"text_config": {"model_type": "persimmon"}},
-    "gemma3": {"vision_config": {"model_type": "siglip_vision_model", "image_size": 28}},
-    "gemma3n_text": {"num_kv_shared_layers": 2},
-    "gemma4_text": {"num_kv_shared_layers": 2},
-    "gemma4_unified": {"vision_config": {"mm_embed_dim": 64, "output_proj_dims": 64, "mm_posemb_size": 16}},
-    "gemma4_unified_text": {"num_kv_shared_layers": 2},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "got_ocr2": {"text_config": {"model_type": "qwen2"}},
-    **{
-        name: {
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "layer_rope_theta": [10000.0, 100000.0, 10000.0, 0],
-        }
-        for name in ("granite_swa", "granitemoe_swa")
-    },
-    "granitemoehybrid": {
-        "position_embedding_type": "rope",
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-    },
-    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16},
-    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "jetmoe": {"kv_channels": 16},
-    "laguna": {"layer_types": ["sliding_attention", "full_attention"] * 2},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "longcat_flash": {"head_dim": 16},
-    "mamba2": {"num_heads": 8},
-    "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 2},
-    "minimax": {"block_size": 16},
-    "minimax_m3_vl_text": {"index_block_size": 8, "index_topk_blocks": 2},
-    "modernbert-decoder": {"local_attention": 16},
-    "moshi": {"audio_encoder_config": {"model_type": "mimi"}, "audio_vocab_size": 64},
-    "moss_transcribe_diarize": {"text_config": {"model_type": "qwen3"}},
-    "phi4_multimodal": {"audio_config": {"num_blocks": 1, "nemo_conv_channels": 16, "ext_pw_out_channel": 64}},
-    "qwen3_moe": {"num_experts": 4},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 4,
-        "hc_lowrank": 16,
-    },
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "roc_bert": {"shape_vocab_size": 64, "shape_embed_dim": 16},
-    "xlm": {"emb_dim": 64, "n_words": 128},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "use_mem_rope": True},
-    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
-}
-
-#: Families in which a configuration decides whether there is a rotary embedding at all.
-CONDITIONS: dict[str, str] = {
-    "falcon": "refused with alibi in its configuration",
-    "granitemoehybrid": 'only with position_embedding_type "rope" in its configuration',
-    "zamba2": "only with use_mem_rope in its configuration",
-}
-
-#: Families that are not built here, and why.
-NOT_BUILT: dict[str, str] = {
-    "dots3_note": "its vision and audio towers have no small form; its text model is dots3_note_text",
-    "gemma3n": "its vision tower needs the timm package; its text model is gemma3n_text",
-    "musicgen": "transformers cannot build it as a causal LM from its own configuration",
-    "musicgen_melody": "transformers cannot build it as a causal LM from its own configuration",
-}
+_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SIZES: dict[str, Any] = {name: size for size, names in _DATA["sizes"].items() for name in names}
+PARTICULARS: dict[str, dict[str, Any]] = _DATA["particulars"]
+CONDITIONS: dict[str, str] = _DATA["conditions"]
+NOT_BUILT: dict[str, str] = _DATA["not_built"]
 
 
 def _sized(config_class: Any, particulars: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments that make a small ``config_class``; sub-configurations are made small in the same way."""
-    from transformers import CONFIG_MAPPING
-
     names = {field.name for field in fields(config_class)}
     arguments = {name: size for name, size in SIZES.items() if name in names}
     if "qk_nope_head_dim" in names:  # latent attention has a key head for each query head
@@ -189,17 +70,12 @@ def _alternating(config_class: Any, arguments: dict[str, Any]) -> dict[str, Any]
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
     """The configuration of a small model of the family ``model_type``; ``changes`` are set last."""
-    from transformers import CONFIG_MAPPING
-
     config_class = CONFIG_MAPPING[model_type]
     return config_class(**{**_sized(config_class, PARTICULARS.get(model_type, {})), **changes})
 
 
 def tiny_model(config: Any, seed: int = 0) -> Any:
     """A causal LM of random weights, float32, on the CPU, in eval mode; the same weights for the same ``seed``."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -211,37 +87,25 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table.
-
-    Attributes:
-        model_type: the name in ``config.json``.
-        class_name: the class that ``AutoModelForCausalLM`` makes of it.
-        status: ``supported``, ``refused``, or ``not built`` where nothing could be run.
-        rotary: what its rotary module computes, in words; empty unless supported.
-        notes: the reason of a refusal; or layers in which factors change nothing.
-    """
+    """One row of the table."""
 
     model_type: str
     class_name: str
     status: str
+    """``supported``, ``refused``, or ``not built`` where nothing could be run."""
     rotary: str = ""
+    """What its rotary module computes, in words; empty unless supported."""
     notes: str = ""
+    """The reason of a refusal; or layers in which factors change nothing."""
 
 
 def model_types() -> dict[str, str]:
     """Every causal-LM family of the installed transformers: model type -> class name."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     return dict(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()))
 
 
 def examine(model_type: str) -> Family:
     """Build the family ``model_type`` small, apply factors and run it; what it did is the row."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from lpes_eval import rope
-
     class_name = model_types()[model_type]
     if model_type in NOT_BUILT:
         return Family(model_type, class_name, "not built", notes=NOT_BUILT[model_type])
@@ -253,32 +117,22 @@ def examine(model_type: str) -> Family:
     try:
         decoder = rope.find_decoder(empty)
     except UnsupportedModel as refusal:
-        return Family(model_type, class_name, "refused", notes=_reason(refusal))
+        reason = str(refusal).split(": ", 1)[1].split(";")[0]  # without the model's name and the general advice
+        return Family(model_type, class_name, "refused", notes=reason)
     model = tiny_model(config)
-    notes = (
-        CONDITIONS.get(model_type, ""),
-        _without_effect(model, len(decoder.layers)),
-        _sharing(decoder.factor_layer),
-    )
+    notes = [CONDITIONS.get(model_type, ""), _without_effect(model, decoder)]
+    if any(owner != h for h, owner in enumerate(decoder.factor_layer)):
+        notes.append("a layer that attends to an earlier layer's keys takes that layer's factor")
     return Family(model_type, class_name, "supported", _rotary_form(model), "; ".join(filter(None, notes)))
 
 
-def _reason(refusal: UnsupportedModel) -> str:
-    """The part of a refusal between the model's name and the general advice."""
-    return str(refusal).split(": ", 1)[1].split(";")[0]
-
-
-def _without_effect(model: Any, depth: int) -> str:
+def _without_effect(model: Any, decoder: rope.Decoder) -> str:
     """The layers where a factor of 2 leaves the logits as they were, by kind where a whole kind is without effect.
 
     Raises:
         RuntimeError: all factors of 1 change the logits, or no factor changes them.
     """
-    import torch
-
-    from lpes_eval import rope
-
-    tokens = torch.arange(3, 27)[None]
+    tokens, depth = torch.arange(3, 27)[None], len(decoder.layers)
 
     def logits(factors: list[float]) -> Any:
         rope.apply(model, factors)
@@ -296,8 +150,7 @@ def _without_effect(model: Any, depth: int) -> str:
     idle = [h for h in range(depth) if torch.equal(logits([1.0 + (h == layer) for layer in range(depth)]), plain)]
     if len(idle) == depth:
         raise RuntimeError(f"{kind}: factors change nothing in any layer")
-    owners = rope.find_decoder(model).factor_layer
-    idle = [h for h in idle if owners[h] == h]
+    idle = [h for h in idle if decoder.factor_layer[h] == h]
     if not idle:
         return ""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["decoder"] * depth
@@ -307,18 +160,8 @@ def _without_effect(model: Any, depth: int) -> str:
     return f"no effect in layers without positions ({len(idle)} of {depth} here)"
 
 
-def _sharing(factor_layer: tuple[int, ...]) -> str:
-    if all(owner == h for h, owner in enumerate(factor_layer)):
-        return ""
-    return "a layer that attends to an earlier layer's keys takes that layer's factor"
-
-
 def _rotary_form(model: Any) -> str:
     """What the rotary modules are asked for and answer in one forward, in words."""
-    import torch
-
-    from lpes_eval import rope
-
     decoder = rope.find_decoder(model)
     own = [module for found in decoder.own.values() for module in found]
     calls: list[tuple[Any, Any, Any]] = []  # (module, its arguments by name, its answer)
@@ -358,8 +201,6 @@ def table(families: Iterable[Family]) -> str:
 
 def document() -> str:
     """The whole of ``docs/support.md``."""
-    import transformers
-
     families = [examine(model_type) for model_type in model_types()]
     count = Counter(family.status for family in families)
     return (
@@ -391,8 +232,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "families", nargs="*", metavar="FAMILY", help="only these model types, such as llama gemma3_text"
     )
     families = parser.parse_args(argv).families
-    from transformers.utils import logging
-
     logging.set_verbosity_error()
     if unknown := [name for name in families if name not in model_types()]:
         print(f"no causal-LM family of this transformers is called {', '.join(unknown)}", file=sys.stderr)

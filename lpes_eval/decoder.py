@@ -6,7 +6,6 @@ A model that cannot be given layer factors is refused here, with the reason; ``d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,25 +13,37 @@ from torch import nn
 
 from lpes_eval.errors import UnsupportedModel
 
+_WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
+_OTHER_KEYS = "it attends to another model's keys, which that model has rotated"
+REFUSED = {
+    "blt": "four transformers (bytes in, patches, bytes out, patcher), so no single stack of layers",
+    "codegen": _WHOLE_POSITIONS,
+    "gptj": _WHOLE_POSITIONS,
+    "roformer": "it rotates by a table of whole positions that is made once for all layers",
+    "gemma4_assistant": _OTHER_KEYS,
+    "gemma4_unified_assistant": _OTHER_KEYS,
+    "hrm_text": "it runs two stacks of layers several times a forward, so a layer has no depth of its own",
+}
+"""Model types that have the parts and still cannot be given layer factors: type -> reason."""
+
+_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
+"""PEFT's adapters that fill the cache before the model does: type -> name."""
+
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a model that factors concern.
-
-    Attributes:
-        module: the module whose forward runs through the layers.
-        layers: its decoder layers, in order.
-        rotaries: the rotary modules whose output is handed down to all layers.
-        own: the layers' own rotary modules, where they have them: layer number -> modules.
-        factor_layer: for each layer the one whose factor it takes: itself, except where a layer attends to keys that an
-            earlier layer has rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them.
-    """
+    """The parts of a model that factors concern."""
 
     module: nn.Module
+    """The module whose forward runs through the layers."""
     layers: tuple[nn.Module, ...]
     rotaries: tuple[nn.Module, ...]
+    """The rotary modules whose output is handed down to all layers."""
     own: dict[int, tuple[nn.Module, ...]]
+    """The layers' own rotary modules, where they have them, by layer."""
     factor_layer: tuple[int, ...]
+    """For each layer the one whose factor it takes: itself, except where it attends to keys that an earlier layer has
+    rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them."""
 
 
 def find_decoder(model: nn.Module) -> Decoder:
@@ -57,8 +68,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")
     depths = {getattr(text, "num_hidden_layers", None), getattr(text, "num_layers", None)}
     get_decoder: Any = getattr(model, "get_decoder", lambda: None)
-    decoder = get_decoder()  # not the vision tower
-    stacks = (decoder is not None and _stacks(decoder, depths)) or _stacks(model, depths)
+    stacks = _stacks(get_decoder(), depths) or _stacks(model, depths)  # the decoder first: not the vision tower
     if not stacks:
         raise refuse("no decoder layers with rotary position embeddings were found in it")
     owner, layers = min(stacks, key=lambda stack: sum(1 for _ in stack[0].modules()))  # the innermost
@@ -67,49 +77,32 @@ def find_decoder(model: nn.Module) -> Decoder:
 
     own = {h: tuple(found) for h, layer in enumerate(layers) if (found := _rotaries(layer))}
     shared = tuple(module for module in _rotaries(owner) if all(module not in found for found in own.values()))
-    if shared and not any(_takes(layer, "position_embeddings", among_others=True) for layer in layers):
+    if shared and not any({"position_embeddings", "**"} & _arguments(layer) for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
-    if (owners := _key_owners(text, tuple(layers))) is None:
+    if (owners := _key_owners(text, layers)) is None:
         raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
-    return Decoder(owner, tuple(layers), shared, own, owners)
+    return Decoder(owner, layers, shared, own, owners)
 
 
-_WHOLE_POSITIONS = "each attention looks its rotation up in a table of whole positions"
-REFUSED: dict[str, str] = {
-    "blt": "four transformers (bytes in, patches, bytes out, patcher), so no single stack of layers",
-    "codegen": _WHOLE_POSITIONS,
-    "gptj": _WHOLE_POSITIONS,
-    "roformer": "it rotates by a table of whole positions that is made once for all layers",
-    "gemma4_assistant": "it attends to another model's keys, which that model has rotated",
-    "gemma4_unified_assistant": "it attends to another model's keys, which that model has rotated",
-    "hrm_text": "it runs two stacks of layers several times a forward, so a layer has no depth of its own",
-}
-"""Model types that have the parts and still cannot be given layer factors: type -> reason."""
-
-_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
-"""PEFT's adapters that fill the cache before the model does: type -> name."""
-
-
-def _key_owners(config: Any, layers: Sequence[nn.Module]) -> tuple[int, ...] | None:
+def _key_owners(config: Any, layers: tuple[nn.Module, ...]) -> tuple[int, ...] | None:
     """For each layer the layer that rotated the keys it attends to; None where the configuration does not say."""
-    depth = len(layers)
     if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
         return tuple(sources)
-    first_shared = depth - (getattr(config, "num_kv_shared_layers", None) or 0)
-    kinds = getattr(config, "layer_types", None) or [None] * depth
+    first_shared = len(layers) - (getattr(config, "num_kv_shared_layers", None) or 0)
+    kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for layer in layers[:first_shared]:
         known = [module.is_kv_shared_layer for module in layer.modules() if hasattr(module, "is_kv_shared_layer")]
-        if any(known) or (not known and any(_takes(module, "shared_kv_states") for module in layer.modules())):
+        if any(known) or (not known and any("shared_kv_states" in _arguments(module) for module in layer.modules())):
             return None
-    own = range(first_shared)
-    return (*own, *(max(k for k in own if kinds[k] == kinds[h]) for h in range(first_shared, depth)))
+    shared = range(first_shared, len(layers))
+    return (*range(first_shared), *(max(k for k in range(first_shared) if kinds[k] == kinds[h]) for h in shared))
 
 
-def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, nn.ModuleList]]:
+def _stacks(root: nn.Module | None, depths: set[int | None]) -> list[tuple[nn.Module, tuple[nn.Module, ...]]]:
     """Lists of layers as deep as the model, each with the module that holds it, where something in it rotates."""
     return [
-        (owner, child)
-        for owner in root.modules()
+        (owner, tuple(child))
+        for owner in (root.modules() if root is not None else ())
         for child in owner.children()
         if isinstance(child, nn.ModuleList) and len(child) in depths and _rotaries(owner)
     ]
@@ -117,10 +110,10 @@ def _stacks(root: nn.Module, depths: set[int | None]) -> list[tuple[nn.Module, n
 
 def _rotaries(module: nn.Module) -> list[nn.Module]:
     """The modules within that turn position ids into rotary tables."""
-    return [m for m in module.modules() if "Rotary" in type(m).__name__ and _takes(m, "position_ids")]
+    return [m for m in module.modules() if "Rotary" in type(m).__name__ and "position_ids" in _arguments(m)]
 
 
-def _takes(module: nn.Module, name: str, among_others: bool = False) -> bool:
-    """Whether a module's forward has an argument of this name, or, ``among_others``, takes any (``**kwargs``)."""
+def _arguments(module: nn.Module) -> set[str]:
+    """The names of what a module's forward takes; ``**`` where it takes anything."""
     parameters = inspect.signature(type(module).forward).parameters
-    return name in parameters or (among_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
+    return {"**" if one.kind is one.VAR_KEYWORD else name for name, one in parameters.items()}

@@ -5,57 +5,37 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
 
-def whole(text: str) -> int:
-    """A whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, not {text!r}") from None
+def _reader(kind: type, expected: str = "", fits: Callable[[Any], bool] = lambda value: True) -> Callable[[str], Any]:
+    """A reader of finite numbers of this kind that fit."""
+    any_of_it = {int: "a whole number", float: "a number"}[kind]
 
-
-def at_least(least: int) -> Callable[[str], int]:
-    """A whole number, ``least`` or more."""
-
-    def read(text: str) -> int:
-        if (value := whole(text)) < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, not {value}")
-        return value
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+            if math.isfinite(value) and fits(value):
+                return value
+        except (ValueError, OverflowError):
+            value = math.nan
+        if math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, not {text.strip()}")
+        raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {text!r}")
 
     return read
 
 
-def finite(text: str) -> float:
-    """A number, neither infinite nor NaN."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, not {text!r}")
-    return value
+whole = _reader(int)
+finite = _reader(float)
+amount = _reader(float, "0 or more", lambda value: value >= 0)
+positive = _reader(float, "more than 0", lambda value: value > 0)
+share = _reader(float, "a number between 0 and 1", lambda value: 0 < value < 1)
 
 
-def amount(text: str) -> float:
-    """A number, 0 or more."""
-    if (value := finite(text)) < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, not {value:g}")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    if (value := finite(text)) <= 0:
-        raise argparse.ArgumentTypeError(f"expected more than 0, not {value:g}")
-    return value
-
-
-def share(text: str) -> float:
-    """A number between 0 and 1, both excluded."""
-    if not 0 < (value := finite(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, not {value:g}")
-    return value
+def at_least(least: int) -> Callable[[str], int]:
+    """A whole number, ``least`` or more."""
+    return _reader(int, f"at least {least}", lambda value: value >= least)
 
 
 def numbers(text: str) -> list[float]:
@@ -68,15 +48,14 @@ def numbers(text: str) -> list[float]:
 
 def budget(text: str) -> tuple[str, float]:
     """How much may be spent: ``("seconds", S)`` for 90s, 10m or 2h, ``("prompts", N)`` for 20000prompts."""
-    units = {"prompts": 0, "s": 1, "m": 60, "h": 3600}
-    unit = next((unit for unit in units if text.endswith(unit)), "")
-    try:
-        amount_of = positive(text.removesuffix(unit)) if unit else 0.0
-    except argparse.ArgumentTypeError:
-        amount_of = 0.0
-    if not amount_of:
-        raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}")
-    return ("prompts", amount_of) if unit == "prompts" else ("seconds", amount_of * units[unit])
+    units = {"prompts": ("prompts", 1), "s": ("seconds", 1), "m": ("seconds", 60), "h": ("seconds", 3600)}
+    for unit, (what, size) in units.items():
+        if text.endswith(unit):
+            try:
+                return what, positive(text.removesuffix(unit)) * size
+            except argparse.ArgumentTypeError:
+                break
+    raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}")
 
 
 def truth(text: str) -> bool:

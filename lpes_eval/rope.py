@@ -34,9 +34,9 @@ from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import CacheError, FactorsError, UserError
 from lpes_eval.factors import Factors, parse
 
-BATCHED_LIMIT = 1 << 22
-"""The tables of all layers are made at once up to this many numbers (16 MiB of float32); longer ones one by one as the
-layers ask for them, so that a long prompt never holds more than one layer's table beside the model's own."""
+BATCHED_LIMIT = 1 << 15
+"""The tables of all layers are made at once up to this many rows (layers times positions: 16 MiB of float32 in heads of
+128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's."""
 
 CACHE = "cache"
 """What transformers calls the key-value cache from 5.24 on; ``past_key_values`` before."""
@@ -44,6 +44,7 @@ METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
 _ATTRIBUTE = "_layer_factors"
+_compiling = torch.compiler.is_compiling
 
 
 def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor) -> None:
@@ -76,16 +77,12 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     tensor = factors if isinstance(factors, Tensor) else None
     if tensor is not None and tensor.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(tensor.shape)}; expected one number a layer")
-    parsed = parse(factors if tensor is None else tensor.tolist())
+    parsed = parse(factors)
     try:
         values = tuple(parsed.per_layer(len(decoder.layers)))
     except FactorsError as error:
         raise FactorsError(f"{factors}: {error}" if isinstance(factors, str | Path) else str(error)) from None
-    previous = decoder.module.__dict__.get(_ATTRIBUTE)
-    if previous is not None:
-        if previous.factors == values and previous.tensor is tensor:
-            return
-        previous.detach()
+    remove(model)
     if torch._dynamo.config.skip_nnmodule_hook_guards:
         # By default torch.compile does not look whether a model has got hooks since, and would go on without factors.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
@@ -111,9 +108,6 @@ def method_in(model: nn.Module) -> str | None:
     return next((module.__dict__[METHOD] for module in model.modules() if METHOD in module.__dict__), None)
 
 
-# -- the factors in force --------------------------------------------------------------------------------------------
-
-
 class _LayerFactors:
     """One set of factors in one decoder: its hooks, and the caches filled under it.
 
@@ -121,25 +115,19 @@ class _LayerFactors:
     or a copy of one layer, takes along what is its own. ``tensor`` holds factors that may change and have gradients.
     """
 
-    def __init__(self, decoder: Decoder, factors: tuple[float, ...], tensor: Tensor | None) -> None:
-        self.tensor = tensor
-        self._factors = factors
-        own = [factors[h] for h in decoder.factor_layer]
-        distinct = sorted(set(own))
-        self._divisors = torch.tensor(distinct, dtype=torch.float32).view(-1, 1, 1)
-        # layer -> number of its table: layers with equal factors share one, but not those of a tensor, which may change
-        self._slots = [distinct.index(factor) for factor in own] if tensor is None else list(decoder.factor_layer)
-        self._stamp = _Stamp(factors if tensor is None else None)
-
-        around = decoder.module
+    def __init__(self, decoder: Decoder, values: tuple[float, ...], tensor: Tensor | None) -> None:
+        self._values, self._tensor = values, tensor
+        self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
+        self._owners = decoder.factor_layer
+        self._stamp = _Stamp(values if tensor is None else None)
         self._handles = [
-            around.register_forward_pre_hook(self._check_cache, with_kwargs=True),
-            around.register_forward_hook(self._note_cache),
+            decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
+            decoder.module.register_forward_hook(self._note_cache),
         ]
-        if tensor is None and distinct == [1.0]:
+        if tensor is None and set(values) == {1.0}:
             return
         for rotary in decoder.rotaries:
-            if tensor is None and _same_at_any_length(rotary):
+            if tensor is None and min(values) >= 1:
                 self._handles.append(rotary.register_forward_pre_hook(self._divide, with_kwargs=True))
             self._handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
@@ -158,7 +146,7 @@ class _LayerFactors:
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
-        return self._factors if self.tensor is None else tuple(self.tensor.tolist())
+        return self._values if self._tensor is None else tuple(self._tensor.tolist())
 
     def detach(self) -> None:
         """Take all hooks out. Caches filled under these factors refuse to be used from now on."""
@@ -168,51 +156,49 @@ class _LayerFactors:
             cache.__dict__.pop(_ATTRIBUTE, None)
             retire(cache, "under layer factors that were changed or removed since")
 
-    # -- rotary tables
+    # -- giving each layer its table
 
-    def _divide(self, rotary: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Have a rotary module make the tables of all factors at once, so that a decoding step has no call more."""
+    def _divide(self, rotary: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Have a rotary module make the tables of all layers in the call that makes its own.
+
+        Not of factors below 1: the dynamic kinds choose their frequencies by the longest position that they see.
+        """
         call = _named(args, kwargs)
-        divisors = self._divisors_on(call["x"].device)
-        if 2 * rotary.inv_freq.numel() * call["position_ids"].numel() * len(divisors) <= BATCHED_LIMIT:
-            call["position_ids"] = _divided(call["position_ids"], divisors)
+        if len(self._divisors) * call["position_ids"].numel() <= BATCHED_LIMIT:
+            call["position_ids"] = _divided(call["position_ids"], self._divisors_on(call["x"].device))
         return (), call
 
     def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
-        """What a rotary module answers in place of its own ``output``: all layers' tables, or that of its layer ``h``.
+        """What a rotary module answers in place of its ``output``: all layers' tables, or that of its layer ``h``.
 
-        If its positions were not divided before, it is called again, for all factors or for each as its layer asks.
+        Where its positions were not divided before, its own forward is called again for each layer: undecorated, so
+        that the dynamic kinds keep the frequencies that they have chosen by the true length, and that gradients flow.
+        The true positions are there too, for code that looks for the longest all the same (Phi-MoE).
         """
         call = _named(args, kwargs)
         if h is None and call["position_ids"].is_floating_point():
             tables = _split(output, len(self._divisors))
-            return _Tables(lambda h: tables[self._slots[h]])
+            return _Tables(lambda h: tables[1 + self._owners[h]])
         divisors = self._divisors_on(call["x"].device)
-        size = max(t.numel() for t in (output if isinstance(output, tuple) else (output,)))
-        step = len(divisors) if h is None and len(divisors) * size <= BATCHED_LIMIT else 1
+        forward = inspect.unwrap(type(rotary).forward)
         call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
-        made: dict[int, Any] = {}
 
         def of(h: int) -> Any:
-            slot = self._slots[h]
-            if slot not in made:
-                made.clear()  # let the last layer's table go before this one is made
-                first = slot - slot % step
-                made.update(enumerate(_tables(rotary, call, divisors[first : first + step]), first))
-            return made[slot]
+            one_and_own = torch.stack((divisors[0], divisors[1 + self._owners[h]]))
+            return _split(forward(rotary, **call | {"position_ids": _divided(call["position_ids"], one_and_own)}), 2)[1]
 
         return _Tables(of) if h is None else of(h)
 
     def _divisors_on(self, device: torch.device) -> Tensor:
-        """The distinct factors, (U, 1, 1), float32; kept on the device that was asked for last."""
-        if self.tensor is not None:
-            return self.tensor.to(device, torch.float32).view(-1, 1, 1)
-        divisors = self._divisors
-        if divisors.device != device:
-            divisors = self._divisors = divisors.to(device)
-        return divisors
+        """1 and the factors, (1 + layers,); kept on the device that was asked for last, as a GPU waits for a copy."""
+        if self._tensor is not None:
+            factors = self._tensor.to(device, torch.float32)
+            return torch.cat((factors.new_ones(1), factors))
+        if self._divisors.device != device:
+            self._divisors = self._divisors.to(device)
+        return self._divisors
 
-    # -- caches
+    # -- guarding the cache
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; else stamp it."""
@@ -220,47 +206,37 @@ class _LayerFactors:
         if cache is None:
             return
         stamp = getattr(cache, _ATTRIBUTE, None)
-        if stamp is not self._stamp:
-            # compiled code does not know a tensor's values
-            unknown = stamp is not None and self.tensor is not None and torch.compiler.is_compiling()
-            same = unknown or (stamp is not None and stamp.factors == self.factors)
-            if not same and (held := held_in(cache)) > 0:
-                raise CacheError(
-                    f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors "
-                    "now in force; start with an empty cache"
-                )
+        unknown = self._tensor is not None and _compiling()  # compiled code does not know a tensor's values
+        same = stamp is self._stamp or (stamp is not None and (unknown or stamp.factors == self.factors))
+        if not same and (held := held_in(cache)) > 0:
+            raise CacheError(
+                f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors "
+                "now in force; start with an empty cache"
+            )
         self._mark(cache)
 
     def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
         """Stamp the cache that a forward has made."""
         for cache in output if isinstance(output, tuple) else (cache_of(output),):
-            if isinstance(cache, Cache) and getattr(cache, _ATTRIBUTE, None) is not self._stamp:
+            if isinstance(cache, Cache):
                 self._mark(cache)
 
     def _mark(self, cache: Cache) -> None:
-        compiling = torch.compiler.is_compiling()  # then an attribute is all that can be left
-        stamp = self._stamp if self.tensor is None or compiling else _Stamp(self.factors, self._stamp.caches)
-        if getattr(cache, _ATTRIBUTE, None) is not stamp:
-            setattr(cache, _ATTRIBUTE, stamp)
-        if not compiling:
-            self._stamp.caches.add(cache)
-
-
-def cache_of(output: Any) -> Any:
-    """The key-value cache in a model's output; transformers 5.24 calls it ``cache``, versions before otherwise."""
-    return getattr(output, CACHE if hasattr(output, CACHE) else "past_key_values", None)
+        if _compiling():  # an attribute is all that can be left
+            setattr(cache, _ATTRIBUTE, self._stamp)
+            return
+        stamp = self._stamp if self._tensor is None else _Stamp(self.factors, self._stamp.caches)
+        setattr(cache, _ATTRIBUTE, stamp)
+        stamp.caches.add(cache)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
 class _Tables:
-    """What a rotary module answers in one forward: for every layer a (cos, sin) tuple or a complex rotation.
+    """What a rotary module answers in one forward: ``of(h)`` is the table of layer h, in the model's own form.
 
     Some models cut cosines and sines before their layers see them (Gemma 4); that is then done for each layer.
-
-    Args:
-        of: layer number -> its table, in the form in which the model's own rotary module gives it.
     """
 
     def __init__(self, of: Callable[[int], Any]) -> None:
@@ -278,7 +254,7 @@ def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tupl
     for name, value in kwargs.items():
         if type(value) in (_Tables, tuple, dict):
             kwargs[name] = _own(value, h)
-    return (args if len(args) == 1 else tuple(_own(value, h) for value in args)), kwargs
+    return _own(args, h), kwargs
 
 
 def _own(value: Any, h: int) -> Any:
@@ -292,46 +268,21 @@ def _own(value: Any, h: int) -> Any:
     return value
 
 
-def _same_at_any_length(rotary: nn.Module) -> bool:
-    """Whether a rotary module rotates alike at any length; the other kinds look for the longest position."""
-    kind = getattr(rotary, "rope_type", None)
-    return kind in ("default", "linear", "llama3", "yarn") and type(rotary).__name__ != "PhimoeRotaryEmbedding"
-
-
-def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list:
-    """One table for each of the divisors, (U, 1, 1), from one call of the model's own code.
-
-    The undecorated forward is called: the dynamic kinds have by now chosen their frequencies by the true length and
-    must not choose again by the divided one; and gradients flow. The true positions are there too, for code that looks
-    for the longest all the same (Phi-MoE).
-    """
-    ids: Tensor = call["position_ids"]
-    ids = torch.cat((ids.float(), _divided(ids, divisors)), dim=-2)
-    output = inspect.unwrap(type(rotary).forward)(rotary, **(call | {"position_ids": ids}))
-    return _split(output, 1 + len(divisors))[1:]
-
-
 def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
     return dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
 
 
 def _divided(ids: Tensor, divisors: Tensor) -> Tensor:
-    """Positions (B, T), or (3, B, T) where they have several axes, by divisors (U, 1, 1): (..., U * B, T), float32."""
-    return (ids.unsqueeze(-3) / divisors).flatten(-3, -2)
+    """Positions (B, T), or (3, B, T) where they have several axes, by U divisors: (..., U * B, T), float32."""
+    return (ids.unsqueeze(-3) / divisors[:, None, None]).flatten(-3, -2)
 
 
-def _split(output: Any, number: int) -> list:
+def _split(output: Any, number: int) -> list[Any]:
     """The tables of each divisor, from a rotary module's answer for all: (U * B, T, d) tensors, one or a tuple."""
     if isinstance(output, tuple):
         return list(zip(*(part.chunk(number) for part in output), strict=True))
     return list(output.chunk(number))
-
-
-def own_forward(rotary: type[nn.Module]) -> tuple[Callable, tuple[str, ...]]:
-    """A rotary class's own forward without what transformers wraps around it, and the names of its arguments."""
-    forward = inspect.unwrap(rotary.forward)
-    return forward, tuple(inspect.signature(forward).parameters)[1:]
 
 
 # -- caches: keys in them are rotated already ------------------------------------------------------------------------
@@ -355,6 +306,11 @@ class _Stamp:
         return _Stamp, (self.factors,)
 
 
+def cache_of(output: Any) -> Any:
+    """The key-value cache in a model's output; transformers 5.24 calls it ``cache``, versions before otherwise."""
+    return getattr(output, CACHE if hasattr(output, CACHE) else "past_key_values", None)
+
+
 def held_in(cache: Cache) -> int:
     """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax).
 
@@ -362,7 +318,7 @@ def held_in(cache: Cache) -> int:
     """
     length = cache.get_seq_length()
     if isinstance(length, Tensor):
-        return 0 if torch.compiler.is_compiling() else int(length)
+        return 0 if _compiling() else int(length)
     layers = getattr(cache, "layers", ())
     return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)
 

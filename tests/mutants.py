@@ -41,7 +41,7 @@ class Mutant:
 
 
 ROPE, METHODS, SEARCH, DATA, COMPARE = (
-    "tests/test_rope.py",
+    "tests/rope",
     "tests/methods",
     "tests/search",
     "tests/data",
@@ -53,23 +53,23 @@ MUTANTS = (
     Mutant(
         "positions are divided by the factor, not multiplied",
         "lpes_eval/rope.py",
-        "ids.unsqueeze(-3) / divisors",
-        "ids.unsqueeze(-3) * divisors",
-        (f"{ROPE}::test_uniform_factor_equals_linear_interpolation",),
+        "ids.unsqueeze(-3) / divisors[:, None, None]",
+        "ids.unsqueeze(-3) * divisors[:, None, None]",
+        (f"{ROPE}/test_rotation.py::test_uniform_factor_equals_linear_interpolation",),
     ),
     Mutant(
         "layer h has factor h, not that of its neighbour",
         "lpes_eval/rope.py",
-        "own = [factors[h] for h in decoder.factor_layer]",
-        "own = [factors[h - 1] for h in decoder.factor_layer]",
-        (f"{ROPE}::test_each_layer_rotates_at_its_own_scale",),
+        "tables[1 + self._owners[h]]",
+        "tables[1 + self._owners[h - 1]]",
+        (f"{ROPE}/test_rotation.py::test_each_layer_rotates_at_its_own_scale",),
     ),
     Mutant(
         "a key-value cache filled under other factors is refused",
         "lpes_eval/rope.py",
         "if not same and (held := held_in(cache)) > 0:",
         "if not same and (held := held_in(cache)) < 0:",
-        (f"{ROPE}::test_a_cache_filled_under_other_factors_is_refused",),
+        (f"{ROPE}/test_cache_guard.py::test_a_cache_filled_under_other_factors_is_refused",),
     ),
     Mutant(
         "a Bezier curve is a sum of Bernstein polynomials, binomials included",

@@ -19,7 +19,8 @@ import lpes_eval
 from lpes_eval import cli
 from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
-from lpes_eval.factors import Factors, load, parse, write_atomically
+from lpes_eval.factors import Factors, load, parse
+from lpes_eval.files import write_atomically
 
 SCHEMA = json.loads(Path(module.__file__).with_name("factors.schema.json").read_text())
 GOOD = {"format": "lpes-factors", "version": 1, "factors": [1.0, 1.5, 2.0, 1.2]}
@@ -41,11 +42,11 @@ BAD: dict[str, tuple[object, str]] = {
     "cut off in the middle": (json.dumps(GOOD)[:40], "cut off"),
     "not JSON": ("factors: [1, 2]", "not JSON"),
     "bytes that are no text": (b"\xff\xfe\x00\x01", "UTF-8"),
-    "a list at the top": ([1.0, 1.2], "a list"),
+    "a list at the top": ([1.0, 1.2], "expected an object"),
     "no format": (with_(format=...), "format"),
     "another format": (with_(format="lora"), "'lora'"),
     "no version": (with_(version=...), "version"),
-    "a version to come": (with_(version=2), "found 2"),
+    "a version to come": (with_(version=2), "found 2, expected 1"),
     "a version that is true": (with_(version=True), "version"),
     "an unknown field": (with_(factor=1.5), "'factor'"),
     "no factors at all": (with_(factors=...), "found none"),
@@ -56,15 +57,18 @@ BAD: dict[str, tuple[object, str]] = {
     "a negative factor": (with_(factors=[-1.0]), "factors[0]"),
     "too small for float32": (with_(factors=[1.0, 1e-50]), "factors[1]: found 1e-50, expected a number from 0.001 to"),
     "so large that all positions are one": (with_(factors=[1.0, 1e308]), "found 1e+308, expected a number from 0.001"),
-    "y too large": (curved(points=[[0, 1.0], [2, 1000001]]), "points[1] y: found 1000001"),
+    "y too large": (curved(points=[[0, 1.0], [2, 1000001]]), "points[1] y: found 1000001, expected a number"),
     "a free factor too small": (curved(kind="free", points=[1.0, 1e-4]), "points[1]: found 0.0001"),
     "NaN": ('{"format": "lpes-factors", "version": 1, "factors": [NaN]}', "NaN"),
-    "a number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1e999}', "finite"),
-    "a whole number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1' + "0" * 400 + "}", "finite"),
+    "a number too large": ('{"format": "lpes-factors", "version": 1, "uniform": 1e999}', "found inf"),
+    "a whole number too large": (
+        '{"format": "lpes-factors", "version": 1, "uniform": 1' + "0" * 400 + "}",
+        "uniform: found 1000",
+    ),
     "a number of 5,000 digits": ('{"format": "lpes-factors", "version": 1, "uniform": ' + "1" * 5000 + "}", "digits"),
     "a key twice": ('{"format": "lpes-factors", "version": 1, "uniform": 1, "uniform": 2}', "twice"),
     "nested without end": ("[" * 100_000, "nested"),
-    "a count that disagrees": (with_(num_layers=5), "num_layers is 5"),
+    "a count that disagrees": (with_(num_layers=5), "for 4 layers, the model has 5"),
     "layers that are no whole number": (with_(num_layers=4.0), "num_layers"),
     "no layers": (with_(num_layers=0), "num_layers"),
     "unscaled layers that are no list": (with_(unscaled_layers=0), "unscaled_layers"),
@@ -74,13 +78,13 @@ BAD: dict[str, tuple[object, str]] = {
     "a curve without a kind": (with_(factors=..., curve={"points": CURVE["points"]}), "'kind'"),
     "an unknown curve": (curved(kind="spline"), "'spline'"),
     "an unknown field in a curve": (curved(degree=3), "'degree'"),
-    "one control point": (curved(points=[[0, 1.0]]), "expected 2 to 12"),
+    "one control point": (curved(points=[[0, 1.0]]), "2 to 12"),
     "a control point of three": (curved(points=[[0, 1.0, 2], [1, 1]]), "points[0]"),
     "x that does not rise": (curved(points=[[0, 1.0], [2, 1.1], [2, 1.2]]), "points[2]"),
     "x below zero": (curved(points=[[-1, 1.0], [2, 1.1]]), "points[0]"),
     "too few free factors": (
         with_(factors=..., num_layers=4, curve={"kind": "free", "points": [1.0, 1.1]}),
-        "2 free factors",
+        "free factors: 2 given for 4",
     ),
     "an origin that is text": (with_(origin="mdqa"), "origin"),
     "an unknown field in the origin": (with_(origin={"models": "x"}), "'models'"),
@@ -265,21 +269,25 @@ def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
             parse(wrong)
 
 
-def test_factors_that_were_built_directly_are_checked_where_they_are_used():
-    for built, message in (
-        (Factors(), "exactly one of factors, curve, uniform is expected, found none"),
-        (Factors(factors=(1.0, 1e9)), r"factors\[1\]: found 1000000000.0, expected a number from 0.001"),
-        (Factors(uniform=float("nan")), "uniform: found nan, which is not finite"),
-        (Factors(curve=("bezier", ((2, 1.0), (1, 1.2)))), "x must increase strictly"),
-    ):
-        with pytest.raises(FactorsError, match=message):
-            parse(built)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "exactly one of factors, curve, uniform is expected, found none"),
+        ({"factors": (1.0, 1e9)}, r"factors\[1\]: found 1000000000.0, expected a number from 0.001"),
+        ({"uniform": float("nan")}, "uniform: found nan, expected a number"),
+        ({"curve": ("bezier", ((2, 1.0), (1, 1.2)))}, "x to increase strictly"),
+        ({"uniform": 1.5, "num_layers": 4, "unscaled_layers": (4,)}, "names layer 4, the model has layers 0 to 3"),
+    ],
+)
+def test_factors_that_are_wrong_cannot_be_made(fields, message):
+    with pytest.raises(FactorsError, match=message):
+        Factors(**fields)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "f.json"
     Factors.from_uniform(1.5).save(path)
-    monkeypatch.setattr(module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(FactorsError, match=rf"^{path}: cannot be written \(disk full\)"):
         Factors.from_uniform(1.7).save(path)
     monkeypatch.undo()

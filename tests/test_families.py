@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import transformers  # noqa: E402
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 
 import lpes_eval  # noqa: E402
 from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model  # noqa: E402
@@ -328,75 +327,6 @@ def test_shared_keys_of_nobody_knows_which_layer_are_refused() -> None:
         lpes_eval.apply(model, [1.5] * 4)
 
 
-# -- the model's own kinds of RoPE ------------------------------------------------------------------------------------
-
-TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it
-KINDS: dict[str, dict[str, Any]] = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
-    "longrope": {
-        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
-        "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0],
-        "factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
-}
-
-
-def llama_of_kind(kind: str) -> Any:
-    parameters = {"rope_type": kind, "rope_theta": 10000.0} | KINDS[kind]
-    window = TRAINED if kind in ("linear", "dynamic") else 4 * TRAINED
-    return tiny_model(tiny_config("llama", rope_parameters=parameters, max_position_embeddings=window))
-
-
-@contextmanager
-def rotated_by_hand(model: Any, factors: Sequence[float], length: int) -> Iterator[None]:
-    """Give each attention cosines and sines of positions / s_h, at the kind's frequencies for ``length`` tokens."""
-    frequencies, scale = ROPE_INIT_FUNCTIONS[model.config.rope_parameters["rope_type"]](
-        model.config, torch.device("cpu"), seq_len=length
-    )
-
-    def rotate(factor: float) -> Callable:
-        def hook(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            angles = (torch.arange(length)[:, None] / factor * frequencies).repeat(1, 2)[None]
-            return args, kwargs | {"position_embeddings": (angles.cos() * scale, angles.sin() * scale)}
-
-        return hook
-
-    handles = [
-        layer.self_attn.register_forward_pre_hook(rotate(factor), with_kwargs=True)
-        for layer, factor in zip(model.model.layers, factors, strict=True)
-    ]
-    yield
-    for handle in handles:
-        handle.remove()
-
-
-@pytest.mark.parametrize("factors", [[1.6] * 4, [1.3, 1.0, 2.0, 1.7]], ids=["uniform", "per layer"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind: str, factors: list[float]) -> None:
-    model = llama_of_kind(kind)
-    # below the trained length, above it (there 1.6 and 2 would bring positions back below it), and below it again
-    for length in (24, 48, 24):
-        ids = tokens(length=length)
-        plain = logits(model, input_ids=ids)
-        with rotated_by_hand(model, [1.0] * 4, length):
-            torch.testing.assert_close(logits(model, input_ids=ids), plain, **TOLERANCE)
-        with rotated_by_hand(model, factors, length):
-            expected = logits(model, input_ids=ids)
-        with applied(model, factors):
-            found = logits(model, input_ids=ids)
-        torch.testing.assert_close(found, expected, **TOLERANCE)
-        assert apart(found, plain) > 0.1
-
-
 # -- undoing, refusing ------------------------------------------------------------------------------------------------
 
 
@@ -467,11 +397,6 @@ def test_an_encoder_decoder_is_refused() -> None:
     config = transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):
         lpes_eval.apply(transformers.T5ForConditionalGeneration(config), 1.5)
-
-
-def test_what_is_no_transformers_model_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="Linear"):
-        lpes_eval.apply(torch.nn.Linear(2, 2), 1.5)
 
 
 # -- the published table ----------------------------------------------------------------------------------------------

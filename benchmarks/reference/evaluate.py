@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import Asked, draw, draw_documents, hidden
 from lpes_eval import checkpoint, rng
@@ -48,7 +49,10 @@ UNIFORM = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 def _answered(model: LlamaForCausalLM, asked: Asked, factors: Sequence[float] | None, values: bool) -> np.ndarray:
     """(B, Q) booleans: is each query's answer right?"""
     context, queries = (torch.tensor(ids, device=model.device) for ids in (asked.context, asked.queries))
-    states = hidden(model, context, queries, factors)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
+    if factors is not None:
+        lpes_eval.apply(model, factors)
+    states = hidden(model, context, queries)[:, context.shape[1] :].unflatten(1, queries.shape[1:])
+    lpes_eval.remove(model)
     answers = asked.answers.copy()
     if values:
         answers[..., -ENDING:] = False

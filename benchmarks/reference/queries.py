@@ -178,13 +178,8 @@ def _attend(
     return torch.cat([first, second], dim=2).transpose(1, 2).contiguous(), None
 
 
-def hidden(
-    model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor, factors: Sequence[float] | None = None
-) -> torch.Tensor:
-    """(B, T, width of the model) last hidden states for ``context`` (B, C) and ``queries`` (B, Q, W), Q may be 0.
-
-    ``factors``, one number a layer, divide the positions that a layer rotates by (Eq. 2 of the paper).
-    """
+def hidden(model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """(B, T, width of the model) last hidden states for ``context`` (B, C) and ``queries`` (B, Q, W), Q may be 0."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, _attend)
@@ -193,13 +188,10 @@ def hidden(
     (_, size), (_, asked, width) = context.shape, queries.shape
     positions = torch.cat([torch.arange(size), size + torch.arange(width).repeat(asked)]).to(context.device)[None]
     states = inner.embed_tokens(torch.cat([context, queries.flatten(1)], dim=1))
-    tables: dict[float, Any] = {}
-    for index, layer in enumerate(inner.layers):
-        factor = 1.0 if factors is None else float(factors[index])
-        if factor not in tables:
-            tables[factor] = inner.rotary_emb(states, positions / factor)
+    tables = inner.rotary_emb(states, positions)
+    for layer in inner.layers:
         states = layer(
-            states, attention_mask=None, position_embeddings=tables[factor], context=size, width=width, use_cache=False
+            states, attention_mask=None, position_embeddings=tables, context=size, width=width, use_cache=False
         )
         states = states[0] if isinstance(states, tuple) else states
     return inner.norm(states)

@@ -194,13 +194,12 @@ def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def _load_state(file: Path, stages: Sequence[Recipe]) -> State:
-    """Where the run of a checkpoint stands, if it is one of these stages."""
+    """Where the run of a checkpoint stands; ``UserError`` where it is one of other stages."""
     state, before = checkpoint.notes(file, "state", "stages")
-    changed = [
-        change for old, new in zip(before, stages, strict=False) for change in checkpoint.changes(old, asdict(new))
-    ]
-    if changed or len(before) != len(stages):
-        changed = changed or [f"{len(before)} stages -> {len(stages)}"]
+    changed = [f"{len(before)} stages -> {len(stages)}"] if len(before) != len(stages) else []
+    for old, new in zip(before, stages, strict=False):
+        changed += checkpoint.changes(old, asdict(new))
+    if changed:
         raise UserError(
             f"{file}: was made by another recipe ({', '.join(changed)}); "
             "go on with its own settings, or choose another --out"
@@ -247,8 +246,7 @@ def train(
     write_atomically(log, "".join(line + "\n" for line in kept))
 
     began, begun_at = time.perf_counter(), state.step
-    seen_sum: dict[str, float] = {}
-    seen_count: dict[str, int] = {}
+    since_logged: dict[str, list[float]] = {}
     while state.step < stages[-1].steps:
         if stop_after is not None and state.step >= stop_after:
             return model
@@ -280,19 +278,17 @@ def train(
         _advance(state, recipe, seen, of_stage)
 
         for key, value in {"loss": loss.item(), **seen}.items():
-            seen_sum[key] = seen_sum.get(key, 0.0) + value
-            seen_count[key] = seen_count.get(key, 0) + 1
+            since_logged.setdefault(key, []).append(value)
         if state.step % log_every == 0:
-            means = {key: round(value / seen_count[key], 4) for key, value in seen_sum.items()}
+            means = {key: round(sum(values) / len(values), 4) for key, values in since_logged.items()}
             with log.open("a") as stream:
                 stream.write(json.dumps({"step": state.step, "level": phase, **means, "rate": round(rate, 6)}) + "\n")
             speed = (time.perf_counter() - began) / (state.step - begun_at)
             left = speed * (stages[-1].steps - state.step) / 60
             shown = "  ".join([phase, *(f"{key} {value:.3f}" for key, value in means.items())])
-            print(
-                f"step {state.step}/{stages[-1].steps}  {shown}  {speed:.2f} s a step, {left:.0f} min left", flush=True
-            )
-            seen_sum, seen_count = {}, {}
+            done = f"step {state.step}/{stages[-1].steps}"
+            print(f"{done}  {shown}  {speed:.2f} s a step, {left:.0f} min left", flush=True)
+            since_logged = {}
         if keep_stages and state.step == recipe.steps:
             save(model, out / "stages" / str(state.step))
         if state.step % save_every == 0 or state.step == stages[-1].steps:

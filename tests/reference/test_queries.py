@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lpes_eval
 from lpes_eval import rng
 
 torch = pytest.importorskip("torch")
@@ -32,7 +33,9 @@ def model() -> object:
 
 
 @torch.no_grad()
-def test_each_query_gives_what_its_own_prompt_gives(model: object) -> None:
+@pytest.mark.parametrize("factors", [[1.0, 1.0], [1.3, 1.7]], ids=["plain", "with factors"])
+def test_each_query_gives_what_its_own_prompt_gives(model: object, factors: list[float]) -> None:
+    lpes_eval.apply(model, factors)
     asked = draw(np.random.default_rng(0), 2, 5, 3)
     states = hidden(model, torch.tensor(asked.context), torch.tensor(asked.queries))
     together = model.lm_head(states)[:, asked.context.shape[1] :].unflatten(1, (3, -1))
@@ -42,22 +45,7 @@ def test_each_query_gives_what_its_own_prompt_gives(model: object) -> None:
             prompt = torch.tensor(np.concatenate([asked.context[b], asked.queries[b, q]]))[None]
             alone = model(prompt).logits[0, asked.context.shape[1] :]
             torch.testing.assert_close(together[b, q], alone, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_layer_factors_equal_those_of_apply(model: object) -> None:
-    import lpes_eval
-
-    asked = draw(np.random.default_rng(1), 1, 6, 1)
-    context, queries = torch.tensor(asked.context), torch.tensor(asked.queries)
-    divided = model.lm_head(hidden(model, context, queries, [1.3, 1.7]))
-    model.config._attn_implementation = "eager"
-    prompt = torch.cat([context, queries[:, 0]], dim=1)
-    lpes_eval.apply(model, [1.3, 1.7])
-    try:
-        torch.testing.assert_close(divided, model(prompt).logits, atol=1e-5, rtol=1e-4)
-    finally:
-        lpes_eval.remove(model)
+    lpes_eval.remove(model)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,44 @@
+"""A Llama of four small layers, and the ways in which it is run."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+FACTORS = [1.0, 1.3, 1.7, 1.3]
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,  # large, so that positions matter to the answers
+}
+
+
+def llama(**options) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES | options)).eval()
+
+
+def logits(model, ids, **options):
+    with torch.no_grad():
+        return model(ids, **options).logits
+
+
+def generate(model, ids, **options):
+    return model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, **options)
+
+
+def by_hand(model, ids, factors):
+    """The reference: each layer is called with cosines and sines of positions that are divided here."""
+    base, (batch, length) = model.model, ids.shape
+    hidden = base.embed_tokens(ids)
+    mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None].expand(batch, 1, -1, -1)
+    for layer, factor in zip(base.layers, factors, strict=True):
+        angles = torch.arange(length)[:, None] / factor * base.rotary_emb.inv_freq[None]
+        table = torch.cat((angles, angles), -1)[None]
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=(table.cos(), table.sin()))
+    return model.lm_head(base.norm(hidden))

@@ -1,0 +1,156 @@
+"""A key-value cache holds keys that are rotated already: under other factors it is refused, compiled or not."""
+
+import copy
+
+import pytest
+import torch
+from transformers import StaticCache
+
+import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
+from lpes_eval.errors import CacheError
+from small_llama import FACTORS, generate, llama, logits
+
+
+def test_a_cache_filled_under_other_factors_is_refused(model, ids):
+    with torch.no_grad():
+        plain = model(ids, use_cache=True).past_key_values
+        lpes_eval.apply(model, FACTORS)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=plain)
+        scaled = model(ids, use_cache=True).past_key_values
+        copied = copy.deepcopy(scaled)
+        model(ids[:, :1], past_key_values=copied)  # under the same factors a copy is as good as the cache
+        lpes_eval.apply(model, [1.5] * 4)
+        for cache in (scaled, copied):
+            with pytest.raises(CacheError):
+                model(ids[:, :1], past_key_values=cache)
+        last = model(ids, use_cache=True).past_key_values
+        lpes_eval.remove(model)
+        with pytest.raises(CacheError, match="changed or removed"):
+            model(ids[:, :1], past_key_values=last)
+
+
+def test_a_copy_of_a_cache_is_refused_where_the_cache_is(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        copied = copy.deepcopy(copy.deepcopy(cache))
+        lpes_eval.remove(model)
+        for each in (cache, copied):
+            with pytest.raises(CacheError, match="changed or removed"):
+                model(ids[:, :1], past_key_values=each)
+
+
+def test_a_cache_in_a_tuple_is_known_again(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    base = model.model
+    with torch.no_grad():
+        _, cache = base(ids, use_cache=True, return_dict=False)
+        base(ids[:, :1], past_key_values=cache)
+        lpes_eval.apply(model, [1.5] * 4)
+        with pytest.raises(CacheError):
+            base(ids[:, :1], past_key_values=cache)
+
+
+def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    with torch.no_grad():
+        lpes_eval.apply(model, [1.5] * 4)
+        model(ids, past_key_values=cache)
+        lpes_eval.apply(model, FACTORS)
+        cache.reset()
+        assert torch.allclose(model(ids, past_key_values=cache).logits, logits(model, ids), atol=1e-4)
+
+
+def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
+    model = tiny_model(tiny_config("minimax"))  # linear attention in layers 0 and 2, of which it keeps something else
+    lpes_eval.apply(model, [1.5] * 4)
+    with torch.no_grad():
+        changed, removed = (model(ids, use_cache=True).past_key_values for _ in range(2))
+        lpes_eval.apply(model, [1.2] * 4)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=changed)
+        lpes_eval.remove(model)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=removed)
+
+
+# -- the same where forwards are compiled ----------------------------------------------------------------------------
+
+
+def compiled(model, **options):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager", **options)
+
+
+@pytest.fixture
+def small():
+    model = llama(num_hidden_layers=2)
+    lpes_eval.apply(model, [1.3, 1.7])
+    return model
+
+
+def test_generation_that_falls_back_from_compiled_code_goes_on(small, ids):
+    expected = generate(small, ids)
+    small.forward = compiled(small.forward, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):  # prefill, one step, and from then on uncompiled
+        assert torch.equal(generate(small, ids), expected)
+
+
+@pytest.mark.parametrize("first", ["compiled", "uncompiled"])
+def test_a_cache_goes_from_compiled_code_to_uncompiled_and_back(small, ids, first):
+    expected = logits(small, ids, use_cache=False)
+    steps = [compiled(small, fullgraph=True), small]  # in one graph: nothing about caches breaks it
+    with torch.no_grad():
+        output = steps[first == "uncompiled"](ids[:, :36], use_cache=True)
+        for t in range(36, 40):
+            output = steps[t % 2](ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)
+
+
+@pytest.mark.parametrize("filled", ["compiled", "uncompiled", "without factors"])
+def test_a_cache_filled_under_other_factors_is_refused_by_compiled_code_too(small, ids, filled):
+    fast = compiled(small)
+    with torch.no_grad():
+        if filled == "without factors":
+            lpes_eval.remove(small)
+        cache = (fast if filled == "compiled" else small)(ids, use_cache=True).past_key_values
+        lpes_eval.apply(small, [1.7, 1.3])
+        for decode in (fast, small):
+            with pytest.raises(CacheError, match="40 positions"):
+                decode(ids[:, :1], past_key_values=cache)
+
+
+def test_compiled_steps_go_on_under_other_factors_without_compiling_anew(small, ids):
+    graphs = []
+    torch._dynamo.reset()
+    fast = torch.compile(small, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=False)
+    with torch.no_grad():
+        for factors in ([1.3, 1.7], [1.4, 1.9], [1.2, 1.2]):
+            lpes_eval.apply(small, factors)
+            cache = small(ids, use_cache=True).past_key_values
+            found = fast(ids[:, :1], past_key_values=copy.deepcopy(cache)).logits
+            assert torch.allclose(found, small(ids[:, :1], past_key_values=cache).logits, atol=1e-4)
+            assert len(graphs) == 1
+
+
+def test_a_static_cache_that_compiled_code_has_filled_and_that_was_emptied_serves_other_factors(small, ids):
+    cache, fast = StaticCache(config=small.config, max_cache_len=64), compiled(small, fullgraph=True)
+    with torch.no_grad():
+        fast(ids, past_key_values=cache)
+        lpes_eval.apply(small, [1.7, 1.3])
+        with pytest.raises(CacheError, match="40 positions"):
+            small(ids[:, :1], past_key_values=cache)
+        cache.reset()
+        assert torch.allclose(fast(ids, past_key_values=cache).logits, logits(small, ids), atol=1e-4)
+
+
+def test_factors_that_are_a_tensor_go_on_from_compiled_code(small, ids):
+    lpes_eval.apply(small, torch.tensor([1.3, 1.7]))
+    expected = logits(small, ids, use_cache=False)
+    with torch.no_grad():
+        output = compiled(small)(ids[:, :38], use_cache=True)
+        for t in (38, 39):
+            output = small(ids[:, t : t + 1], past_key_values=output.past_key_values)
+            assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)

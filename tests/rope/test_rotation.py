@@ -1,0 +1,286 @@
+"""Layer factors in one family (Llama): each layer is rotated as it says; tests/test_families.py takes all families."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import lpes_eval
+from lpes_eval import methods, rope
+from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
+from lpes_eval.factors import Factors
+from small_llama import FACTORS, by_hand, generate, llama, logits
+
+
+def test_each_layer_rotates_at_its_own_scale(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.no_grad():
+        lpes = logits(model, ids)
+        lpes_eval.remove(model)
+        assert torch.allclose(lpes, by_hand(model, ids, FACTORS), atol=1e-4)
+        assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
+
+
+def test_all_ones_is_the_plain_model_bit_for_bit(model, ids):
+    plain = logits(model, ids)
+    lpes_eval.apply(model, [1.0] * 4)
+    assert torch.equal(logits(model, ids), plain)
+
+
+def test_uniform_factor_equals_linear_interpolation(model, ids):
+    linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.7, "rope_theta": 10_000.0})
+    lpes_eval.apply(model, 1.7)
+    assert torch.allclose(logits(model, ids), logits(linear, ids), atol=1e-3)
+
+
+def test_other_factors_replace_the_first(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    first = logits(model, ids)
+    lpes_eval.apply(model, [1.9] * 4)
+    lpes_eval.apply(model, Factors.from_list(FACTORS))
+    assert torch.equal(logits(model, ids), first)
+    assert rope.applied(model) == FACTORS
+    for _ in range(2):  # a second time does nothing
+        lpes_eval.remove(model)
+        assert rope.applied(model) is None
+
+
+def test_layers_in_another_order_take_the_factors_again(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
+    lpes_eval.apply(model, FACTORS)
+    with torch.no_grad():
+        found = logits(model, ids, use_cache=False)
+        lpes_eval.remove(model)
+        assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
+
+
+def test_factors_from_a_file(model, tmp_path):
+    Factors.from_uniform(1.5).save(tmp_path / "f.json")
+    lpes_eval.apply(model, tmp_path / "f.json")
+    assert rope.applied(model) == [1.5] * 4
+    Factors.from_list([1.5] * 5).save(tmp_path / "five.json")
+    for given in (tmp_path / "five.json", str(tmp_path / "five.json")):
+        with pytest.raises(FactorsError, match=rf"^{given}: the factors are for 5 layers, the model has 4"):
+            lpes_eval.apply(model, given)
+
+
+def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
+    lpes_eval.apply(model, FACTORS)
+    batched = logits(model, ids)
+    monkeypatch.setattr(rope, "BATCHED_LIMIT", 0)
+    assert torch.equal(logits(model, ids), batched)
+
+
+def counted_calls(rotary, monkeypatch):
+    """The shapes of the positions that a rotary module's own code is called with."""
+    calls, original = [], inspect.unwrap(type(rotary).forward)
+
+    def counted(self, x, position_ids):
+        calls.append(tuple(position_ids.shape))
+        return original(self, x, position_ids)
+
+    monkeypatch.setattr(type(rotary), "forward", counted)
+    return calls
+
+
+@pytest.mark.parametrize("length", [1, 40])
+def test_a_forward_computes_all_tables_in_the_call_that_makes_the_models_own(model, ids, length, monkeypatch):
+    lpes_eval.apply(model, FACTORS)
+    calls = counted_calls(model.model.rotary_emb, monkeypatch)
+    logits(model, ids[:1, :length])
+    assert calls == [(1 + 4, length)]  # the model's own and four layers'
+
+
+@pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
+def test_positions_in_any_order_are_divided_one_by_one(model, positions):
+    """Against transformers' own linear interpolation."""
+    linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.5, "rope_theta": 10_000.0})
+    linear.load_state_dict(model.state_dict())
+    lpes_eval.apply(model, 1.5)
+    ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
+    expected = logits(linear, ids, position_ids=positions)
+    assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["inv_freq", "inv_freq.data", "attention_scaling"])
+def test_what_changes_in_place_in_the_rotary_module_counts(ids, change):
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 64}
+    model = llama(rope_parameters=yarn)
+    lpes_eval.apply(model, FACTORS)
+    before, rotary = logits(model, ids[:1]), model.model.rotary_emb
+    if change == "attention_scaling":
+        rotary.attention_scaling = 1.5
+    else:
+        frequencies = rotary.inv_freq.data if change == "inv_freq.data" else rotary.inv_freq
+        frequencies.mul_(0.5)
+    changed = logits(model, ids[:1])
+    assert not torch.equal(changed, before)
+    lpes_eval.remove(model)
+    lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(model, ids[:1]), changed)
+
+
+def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.inference_mode():
+        model(ids[:1])
+    model(ids[:1]).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatch):
+    """Beyond the limit one table is alive at a time; counted by the tables that the rotary module was asked for."""
+    model = llama(num_hidden_layers=8, max_position_embeddings=4096)
+    lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
+    monkeypatch.setattr(rope, "BATCHED_LIMIT", 1000)
+    alive, peak = set(), 0
+    rotary = model.model.rotary_emb
+    original = inspect.unwrap(type(rotary).forward)
+
+    def watched(self, x, position_ids):
+        nonlocal peak
+        cos, sin = original(self, x, position_ids)
+        alive.add(id(cos))
+        torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
+        peak = max(peak, len(alive))
+        return cos, sin
+
+    monkeypatch.setattr(type(rotary), "forward", watched)
+    logits(model, torch.ones(1, 600, dtype=torch.long))
+    assert peak <= 3  # the model's own, a layer's, and the next one's while it is made
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids):
+    model = llama(attn_implementation=attention).to(dtype)
+    lpes_eval.apply(model, FACTORS)
+    step = logits(model, ids, use_cache=False)[:, -1].float()
+    with torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        cached = model(ids[:, -1:], past_key_values=cache).logits[:, -1].float()
+    assert torch.allclose(step, cached, atol={torch.float32: 1e-4, torch.bfloat16: 0.35, torch.float16: 0.05}[dtype])
+    if dtype == torch.float32:
+        assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
+
+
+def test_a_static_cache_generates_the_same(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    dynamic = generate(model, ids)
+    assert torch.equal(generate(model, ids, cache_implementation="static", disable_compile=True), dynamic)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_answer(model, ids, side):
+    lpes_eval.apply(model, FACTORS)
+    short, long = ids[:1, :23], ids[1:, :40]
+    padding = torch.zeros(1, 17, dtype=torch.long)
+    if side == "left":
+        batch = torch.cat((torch.cat((padding, short), 1), long))
+        answers = generate(model, batch)[:, 40:]
+        assert torch.equal(answers[:1], generate(model, short)[:, 23:])
+        assert torch.equal(answers[1:], generate(model, long)[:, 40:])
+    else:
+        batch = torch.cat((torch.cat((short, padding), 1), long))
+        scored = logits(model, batch, attention_mask=(batch != 0).long())
+        assert torch.allclose(scored[0, :23], logits(model, short)[0], atol=1e-4)
+
+
+def test_a_compiled_model_answers_the_same(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    eager = logits(model, ids, use_cache=False)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # the whole forward, hooks included
+    assert torch.allclose(logits(compiled, ids, use_cache=False), eager, atol=1e-4)
+
+
+# -- factors as a tensor ---------------------------------------------------------------------------------------------
+
+
+def test_gradients_reach_factors_that_are_a_tensor(ids):
+    """Against central differences over factors applied as plain numbers; in float64, as far as the model's code is."""
+    model = llama(initializer_range=0.1).double()
+    answer = ids[:, 1:].flatten()
+
+    def loss(logits):
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), answer)
+
+    factors = torch.tensor([1.0, 1.3, 1.7, 1.3], dtype=torch.float64, requires_grad=True)
+    lpes_eval.apply(model, factors)
+    (gradient,) = torch.autograd.grad(loss(model(ids).logits), factors)
+
+    def difference(h, step):
+        losses = []
+        for sign in (1, -1):
+            moved = factors.tolist()
+            moved[h] += sign * step
+            lpes_eval.apply(model, moved)
+            losses.append(loss(logits(model, ids)).item())
+        return (losses[0] - losses[1]) / (2 * step)
+
+    for h in range(4):  # angles are float32, so narrow steps would drown in rounding: two wide ones, extrapolated
+        slope = (4 * difference(h, 4e-3) - difference(h, 8e-3)) / 3
+        assert gradient[h].item() == pytest.approx(slope, rel=0.02, abs=1e-4)
+    assert gradient.abs().min() > 1e-3  # the layer at 1 and the two equal ones have slopes of their own
+    assert gradient[1] != gradient[3]
+
+
+def test_a_tensor_gives_what_its_numbers_give_and_counts_as_it_is_now(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    plain = logits(model, ids)
+    factors = torch.tensor(FACTORS)
+    lpes_eval.apply(model, factors)
+    assert torch.allclose(logits(model, ids), plain, atol=1e-5)
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        factors.fill_(1.9)
+        with pytest.raises(CacheError, match="40 positions"):
+            model(ids[:, :1], past_key_values=cache)
+    moved = logits(model, ids)
+    assert rope.applied(model) == pytest.approx([1.9] * 4)
+    lpes_eval.apply(model, 1.9)
+    assert torch.allclose(moved, logits(model, ids), atol=1e-5)
+    for wrong in (torch.ones(3), torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.ones(4, 1), torch.tensor(1.5)):
+        with pytest.raises(FactorsError):
+            lpes_eval.apply(model, wrong)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_wrong_factors_leave_the_model_as_it_was(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    before = logits(model, ids)
+    for wrong in ([1.0] * 3, [1.0, 1.0, 0.0, 1.0], "no-such-file.json", True):
+        with pytest.raises(FactorsError):
+            lpes_eval.apply(model, wrong)
+    assert torch.equal(logits(model, ids), before)
+
+
+@pytest.mark.parametrize("method", ["attention_buckets", "ms_poe"])
+def test_a_model_with_another_method_in_it_is_refused(model, ids, method):
+    there = methods.load(method).apply(model)
+    expected = logits(model, ids)
+    with pytest.raises(UserError, match=r"^the model has (Ms-PoE|Attention Buckets) in it"):
+        lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(model, ids), expected)
+    there.detach()
+    lpes_eval.apply(model, FACTORS)
+
+
+def test_factors_may_be_an_array(model):
+    lpes_eval.apply(model, np.array(FACTORS))
+    assert rope.applied(model) == FACTORS
+    with pytest.raises(FactorsError, match="factors are for 3 layers"):
+        lpes_eval.apply(model, np.ones(3))
+
+
+def test_a_model_without_rotary_positions_is_refused_with_the_reason():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31, n_positions=16))
+    with pytest.raises(UnsupportedModel, match=r"^gpt2: no decoder layers with rotary position embeddings"):
+        lpes_eval.apply(model, [1.0, 1.5])
+    with pytest.raises(UnsupportedModel, match="no config"):
+        lpes_eval.apply(torch.nn.Linear(2, 2), 1.5)
