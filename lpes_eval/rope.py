@@ -311,6 +311,12 @@ def cache_of(output: Any) -> Any:
     return getattr(output, CACHE if hasattr(output, CACHE) else "past_key_values", None)
 
 
+def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
+    """The argument that hands a model its cache, under the name that its ``forward`` has for it."""
+    named = CACHE in inspect.signature(model.forward).parameters
+    return {CACHE if named else "past_key_values": cache}
+
+
 def held_in(cache: Cache) -> int:
     """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax).
 

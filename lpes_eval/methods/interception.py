@@ -267,8 +267,8 @@ class Interception(InModel):
         tokens = torch.arange(4, device=next(model.parameters()).device)[None]
 
         def last_token_from_cache() -> Tensor:
-            cache = model(input_ids=tokens[:, :3], use_cache=True).past_key_values
-            return model(input_ids=tokens[:, 3:], past_key_values=cache, use_cache=True).logits
+            cache = rope.cache_of(model(input_ids=tokens[:, :3], use_cache=True))
+            return model(input_ids=tokens[:, 3:], use_cache=True, **rope.with_cache(model, cache)).logits
 
         expected = last_token_from_cache()
         self._hook()

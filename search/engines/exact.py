@@ -231,7 +231,7 @@ class ExactEngine:
                 self.model(
                     input_ids=torch.tensor([p + (self._pad,) * (longest - len(p)) for p in some], device=device),
                     position_ids=torch.arange(longest, device=device)[None],
-                    past_key_values=buffer,
+                    **rope.with_cache(self.model, buffer),
                     use_cache=True,
                     logits_to_keep=1,
                 )
@@ -281,7 +281,7 @@ class ExactEngine:
             input_ids=tokens,
             attention_mask=self._mask(prefix, lane, n, buffer),
             position_ids=(prefix + n).masked_fill(padded, 0),
-            past_key_values=buffer,
+            **rope.with_cache(self.model, buffer),
             use_cache=True,
             logits_to_keep=kept,
         ).logits
