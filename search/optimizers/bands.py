@@ -46,8 +46,8 @@ class BandScan(Optimizer):
     A sweep takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples, and
-    the fittest of them is what the search ends with. It draws nothing at random.
+    the fittest so far. The second scan takes smaller steps. At last what was kept and the other finalists are measured
+    on all examples; another one has to gain the least gain there too. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -59,9 +59,10 @@ class BandScan(Optimizer):
         self._fitness: dict[Points, float] = {}  # in this sweep
         self._center: tuple[Points, float] | None = None  # what was kept last
         self._bands: dict[Points, Band] = {}  # of a generation of single bands
+        self._finalists: list[Points] = []  # besides what was kept, which is measured on all examples before them
         self._again = True  # whether the generation is measured on more examples than what is known
         self._sweep, self._level = 0, 0
-        self.generations = 2 * sum(bool(sweep.steps) for sweep in SWEEPS) * len(self._levels()) + 1
+        self.generations = 2 * sum(bool(sweep.steps) for sweep in SWEEPS) * len(self._levels()) + 2
         self._next: list[Points] = [self.start]
 
     @property
@@ -96,9 +97,9 @@ class BandScan(Optimizer):
 
     @property
     def expected_effort(self) -> float:
-        """Of a scan's individuals about half the examples are asked before they are given up."""
+        """Of a scan's individuals about three quarters of the examples are asked before they are given up."""
         scanned = self.expected_evaluations - self.config.finalists
-        return SWEEPS[0].effort * scanned / 2 + self.config.finalists
+        return SWEEPS[0].effort * scanned * 3 / 4 + self.config.finalists
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
@@ -108,7 +109,11 @@ class BandScan(Optimizer):
         return self._center[0], self._center[1] + self.config.least_gain
 
     def _propose(self) -> list[list[Individual]]:
-        origin = "start" if self._center is None else "again" if self._again else "band" if self._bands else "together"
+        origin = "band" if self._bands else "together"
+        if self._center is None:
+            origin = "start"
+        elif self.effort == SWEEPS[-1].effort:
+            origin = "finalist"
         parents = (self._center[0],) if self._center else ()
         return [[Individual(P, origin, parents)] for P in self._next]
 
@@ -120,8 +125,11 @@ class BandScan(Optimizer):
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest
-        self._next = self._together(*before) if self._bands and before else []
-        self._bands, self._again = {}, False
+        if self._again:
+            self._next = self._finalists
+        else:
+            self._next = self._together(*before) if self._bands and before else []
+        self._bands, self._finalists, self._again = {}, [], False
         levels = self._levels()
         while not self._next and self._sweep < len(SWEEPS):
             if self._level < len(levels):
@@ -130,13 +138,11 @@ class BandScan(Optimizer):
                 continue
             self._sweep, self._level = self._sweep + 1, 0
             if self._sweep < len(SWEEPS) and SWEEPS[self._sweep].effort > SWEEPS[self._sweep - 1].effort:
-                self._next, self._fitness, self._again = self._finalists(), {}, True
-
-    def _finalists(self) -> list[Points]:
-        """What was kept, and the fittest besides it."""
-        assert self._center is not None
-        others = sorted(self._fitness, key=lambda P: -self._fitness[P])
-        return list(dict.fromkeys([self._center[0], *others]))[: self.config.finalists]
+                assert self._center is not None
+                fittest_first = sorted(self._fitness, key=lambda P: -self._fitness[P])
+                kept, *others = dict.fromkeys([self._center[0], *fittest_first])
+                self._next, self._finalists = [kept], others[: self.config.finalists - 1]
+                self._fitness, self._again = {}, True
 
     def _scaled(self, bands: Sequence[Band], steps: Sequence[float]) -> dict[Points, Band]:
         """One band scaled by one step, for each of them; without what was measured before."""
