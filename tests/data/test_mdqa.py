@@ -72,6 +72,8 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
     assert [example.gold_index(position) for position in POSITIONS] == indices
     for position, index in zip(POSITIONS, indices, strict=True):
         assert example.documents(position)[index] == example.gold
+    with pytest.raises(DataError, match="101"):
+        example.gold_index(101)
 
 
 @pytest.mark.parametrize("num_documents", [10, 20, 30])
