@@ -225,19 +225,8 @@ def test_answers_under_other_factors_are_cached_apart(tmp_path):
 
 
 def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        str(tmp_path),
-        ".",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", ".", "-w"]
+    subprocess.run([sys.executable, *command, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -263,3 +252,20 @@ def test_every_task_folder_says_what_it_is_and_its_yaml_can_be_read(folder):
         loader = type("Loader", (yaml.SafeLoader,), {})
         loader.add_constructor("!function", lambda _, node: node.value)
         assert yaml.load(path.read_text(), Loader=loader)
+
+
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
+    manager = task_manager()
+    assert manager.match_tasks(["leval_16k_t*"]) == ["leval_16k_tpo", "leval_16k_true_false"]
+    assert {"zeroscrolls_gov_report", "zeroscrolls_16k_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
+    listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
+    assert [name for name in listed if name.startswith("leval")] == ["leval", "leval_16k"]
+
+
+def test_a_name_that_somebody_else_uses_stays_theirs(tmp_path):
+    from lm_eval.tasks import TaskManager
+
+    (tmp_path / "mine.yaml").write_text("task: leval_tpo\ndataset_path: mine\n")
+    manager = TaskManager(include_defaults=False, include_path=[str(plugin.tasks_folder()), str(tmp_path)])
+    assert manager.task_index["leval_tpo"].yaml_path == tmp_path / "mine.yaml"
+    assert "leval_sci_fi" in manager.all_tasks

@@ -36,12 +36,8 @@ REMARKS = 4
 """How many an article makes, of eight. It has about 114 words then; the published benchmark's passages have 100."""
 
 
-def _list(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
-
-
 def _lists(words: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    return {name: _list(text) for name, text in words.items()}
+    return {name: tuple(text.split()) for name, text in words.items()}
 
 
 _LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
@@ -50,9 +46,7 @@ _LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read
 
 SYLLABLES = tuple(onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou")
 ENDINGS = _lists(_LANGUAGE["endings"])
-MONTHS = _list(_LANGUAGE["months"])
-NOUNS = _list(_LANGUAGE["nouns"])
-BATTLES = _list(_LANGUAGE["battles"])
+MONTHS, NOUNS, BATTLES = (tuple(_LANGUAGE[name].split()) for name in ("months", "nouns", "battles"))
 
 
 @dataclass(frozen=True)
@@ -75,11 +69,8 @@ def _title(kind: str, rng: Random) -> str:
         return f"{_name('given', rng)} {_name('family', rng)}"
     if kind == "town":
         return _name("town", rng)
-    return (
-        f"The {choice(NOUNS, rng)} of {_name('town', rng)}"
-        if kind == "book"
-        else (f"{choice(BATTLES, rng)} of {_name('town', rng)}")
-    )
+    thing = f"The {choice(NOUNS, rng)}" if kind == "book" else choice(BATTLES, rng)
+    return f"{thing} of {_name('town', rng)}"
 
 
 def _value(kind: str, rng: Random) -> Value:
@@ -181,13 +172,11 @@ def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     begin = kind.subject.format(title=title, name=title) + " "
     opening = begin + _filled(kind.opening, kind, rng)
     values = tuple(_value(fact.value, rng) for fact in kind.facts)
-    statements = tuple(
-        choice(fact.statements, rng).format(value=value.text) for fact, value in zip(kind.facts, values, strict=True)
-    )
+    stated = zip(kind.facts, values, strict=True)
+    statements = tuple(choice(fact.statements, rng).format(value=value.text) for fact, value in stated)
     order = tuple(shuffled(range(len(kind.facts)), rng))
     subject = kind.subject.format(title=title, name=title.split()[-1])
-    remarked = shuffled(kind.remarks, rng)[:remarks] if remarks else []
-    said = tuple(_filled(remark, kind, rng) for remark in remarked)
+    said = tuple(_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:remarks]) if remarks else ()
     sentences = range(len(order) // 2 + len(said))
     places = shuffled(sentences, rng) if said else sentences
     return Article(title, subject, opening + ".", values, statements, order, said, tuple(places))

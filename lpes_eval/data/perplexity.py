@@ -108,12 +108,11 @@ def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     Raises:
         DataError: an unknown split, or a search split of too few texts.
     """
-    if split == "held_out" and total < SMALLEST_TO_SPLIT:
-        split = "all"
-    if split == "search" and total < SMALLEST_TO_SPLIT:
-        raise DataError(
-            f"{total} texts are too few to search on some and report others; give {SMALLEST_TO_SPLIT} or more"
-        )
+    if total < SMALLEST_TO_SPLIT:
+        if split == "search":
+            few = f"{total} texts are too few to search on some and report others"
+            raise DataError(f"{few}; give {SMALLEST_TO_SPLIT} or more")
+        split = "all" if split == "held_out" else split
     return sorted(splits.split(total, search_seed).indices(split))
 
 
@@ -167,10 +166,8 @@ def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> 
         start = max(tried) + 1
         tried[start] = cut(start)
     shortest = min(window.tokens for window in tried.values())
-    return max(
-        (window for window in tried.values() if window.tokens <= max(length, shortest)),
-        key=lambda window: window.tokens,
-    )
+    fitting = [window for window in tried.values() if window.tokens <= max(length, shortest)]
+    return max(fitting, key=lambda window: window.tokens)
 
 
 def windows(
@@ -183,16 +180,11 @@ def windows(
     offsets: Sequence[tuple[int, int]],
     encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
 ) -> list[Window]:
-    """The windows of ``length`` tokens of a text; none if the text is shorter than ``longest`` tokens.
+    """``count`` windows of ``length`` tokens of a text, special tokens included; none if it has fewer than ``longest``.
 
-    Args:
-        text: the whole text.
-        length: tokens of a window, special tokens included.
-        longest: the longest window that will be compared; the scored tokens depend on it, and on nothing else.
-        stride: how many tokens at a window's end are scored.
-        count: how many windows to take.
-        offsets: ``(start, end)`` of the text's tokens, in characters.
-        encode_pair: the model's own tokenization of a context and what follows it, by which sizes are counted.
+    The last ``stride`` tokens of a window are scored. Which these are depends on ``longest``, not on ``length``.
+    ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's own
+    tokenization of a context and what follows it, by which sizes are counted.
 
     Raises:
         DataError: a window that is not longer than what is scored of it.

@@ -102,16 +102,10 @@ def is_shipped(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Files:
-    """The files that a benchmark's authors publish, one for each size or subset: ``{}`` in names stands for it.
+    """The files that a benchmark's authors publish at ``url``, one for each size or subset: ``{}`` stands for it.
 
-    Attributes:
-        benchmark: its name, for errors.
-        name: the file's name.
-        url: the folder that it is downloaded from.
-        places: where below a local folder it may lie, as in the authors' repository.
-        size: the setting that chooses a size; such a benchmark has a generated set too.
-        sizes: the published ones.
-        others: files that serve as well where they are in a local folder.
+    Below a local folder a file lies in one of ``places``, as in the authors' repository, and there ``others`` serve as
+    well. ``size`` is the setting that chooses among the published ``sizes``; such a benchmark has a generated set too.
     """
 
     benchmark: str
@@ -299,8 +293,17 @@ class Pool:
     content: Callable[[Any], Any] | None = None
 
     def draw(self, split: str = "held_out", search_seed: int = 0) -> tuple[list[dict[str, Any]], Source]:
-        """The examples of a split, as rows, and where they came from."""
-        drawn = splits.split_of_file(self.total, search_seed, self.location)
+        """The examples of a split, as rows, and where they came from.
+
+        Raises:
+            DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
+        """
+        if self.total < 2:
+            raise DataError(
+                f"{self.location}: {self.total or 'no'} example{'s' * (self.total != 1)} in it; expected one a line "
+                "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
+            )
+        drawn = splits.split(self.total, search_seed)
         examples = [self.example(i) for i in drawn.indices(split)]
         if self.content:
             digest = sha256(json.dumps([self.content(example) for example in examples]).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lpes_eval.errors import DataError
 from lpes_eval.rng import shuffled, stream
@@ -50,17 +49,3 @@ def split(total: int, search_seed: int = 0) -> Split:
     held = min(HELD_OUT, total * 3 // 5)
     rest = shuffled(sorted(order[held:]), stream("search", SPLIT_SEED, total, search_seed))
     return Split(total, tuple(order[:held]), tuple(rest[:SEARCH]), search_seed)
-
-
-def split_of_file(total: int, search_seed: int, path: Any) -> Split:
-    """As ``split``, of a file's examples.
-
-    Raises:
-        DataError: fewer than two, which cannot be divided.
-    """
-    if total < 2:
-        raise DataError(
-            f"{path}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line and at least two, to hold "
-            "out and to search on. If the file was downloaded, fetch it again"
-        )
-    return split(total, search_seed)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,7 @@ def locate(request: Asked, name: str, split: str) -> Path:
 def read(path: Path, name: str, split: str) -> list[Example]:
     """The examples of one subset, in the file's order; lines with the same id are one example with several references.
 
-    Args:
-        path: the archive ``NAME.zip``, or the ``.jsonl`` file itself.
-        name: the subset's name, which is also the folder's in the archive.
-        split: ``held_out`` or ``test``.
+    ``path`` is the archive ``NAME.zip``, which has a folder of the subset's name, or the ``.jsonl`` file itself.
 
     Raises:
         DataError: the file is missing, broken or not in the benchmark's form.
@@ -155,12 +153,12 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple
     Raises:
         PromptTooLong: instruction and query alone leave no room for the document.
     """
-    if budget.fits(render(join(example.segments()))):
-        return example.segments()
 
-    def compose(beginning: str) -> str:
+    def compose(beginning: str | None = None) -> str:
         return render(join(example.segments(beginning)))
 
+    if budget.fits(compose()):
+        return example.segments()
     return example.segments(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
 
 
@@ -191,29 +189,20 @@ def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
     """The summarization score: the geometric mean of the *average* ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
 
     The paper speaks of a geometric mean for each example; the published figures come from the code, which averages
-    first. The two differ: an example without a common bigram is worth 0 alone, and costs one addend here.
-
-    Args:
-        items: ``(rouge1, rouge2, rougeL)`` of every example.
+    first. The two differ: an example without a common bigram is worth 0 alone, and costs one addend here. ``items``
+    are ``(rouge1, rouge2, rougeL)`` of every example.
     """
-    product = 1.0
-    for scores in zip(*items, strict=True):
-        product *= sum(scores) / len(scores)
-    return product ** (1 / 3)
+    return prod(sum(scores) / len(scores) for scores in zip(*items, strict=True)) ** (1 / 3)
 
 
 def f1(prediction: str, references: Iterable[str]) -> float:
     """F1 of the words that prediction and reference share, the best over the references."""
-    words = normalize(prediction).split()
-    return max(_f1(words, normalize(reference).split()) for reference in references)
-
-
-def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
-    common = (Counter(prediction) & Counter(reference)).total()
-    if not common:  # also where both are empty: two answers that normalise to nothing do not match
-        return 0.0
-    precision, recall = common / len(prediction), common / len(reference)
-    return 2 * precision * recall / (precision + recall)
+    said, scores = normalize(prediction).split(), [0.0]
+    for wanted in (normalize(reference).split() for reference in references):
+        if common := (Counter(said) & Counter(wanted)).total():  # two answers that normalise to nothing do not match
+            precision, recall = common / len(said), common / len(wanted)
+            scores.append(2 * precision * recall / (precision + recall))
+    return max(scores)
 
 
 def exp_similarity(prediction: str, references: Iterable[str]) -> float:

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         answers = _collect(options.samples, options.predictions)
-        expected = {task: _test_ids(options.data_dir, task) for task in answers if task in LEADERBOARD}
+        request = Asked("folder", options.data_dir)
+        paths = {task: zeroscrolls.locate(request, task, "test") for task in answers if task in LEADERBOARD}
+        expected = {task: [e.id for e in zeroscrolls.read(path, task, "test")] for task, path in paths.items()}
         check(answers, expected, options.partial)
         files.write_atomically(options.output, as_csv(answers))
     except UserError as error:
@@ -45,11 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(f"{options.output}: {', '.join(f'{task} {len(found)}' for task, found in answers.items())}\n")
     return 0
-
-
-def _test_ids(folder: Path, task: str) -> list[str]:
-    path = zeroscrolls.locate(Asked("folder", folder), task, "test")
-    return [example.id for example in zeroscrolls.read(path, task, "test")]
 
 
 def _collect(samples: Sequence[Path], given: Sequence[str]) -> dict[str, Predictions]:

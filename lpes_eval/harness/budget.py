@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from lm_eval.utils import warning_once
+
 from lpes_eval.errors import DataError, PromptTooLong
 
 logger = logging.getLogger(__name__)
@@ -26,15 +28,11 @@ Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a prompt may measure, in tokens.
+    """A prompt may have at most ``tokens`` tokens.
 
-    Attributes:
-        tokens: the most tokens that a prompt may have.
-        window: the model's context window (lm-eval's ``max_length``), which holds prompt and answer.
-        new_tokens: how many tokens of the window are kept free for the answer.
-        cap: the protocol's own limit for the prompt, if it has one.
-        encode: a string's token ids, exactly as the model will get them.
-        offsets: ``(start, end)`` of each token of a string in characters; None where the tokenizer keeps no account.
+    They are what the context ``window`` of the model (lm-eval's ``max_length``) has beside ``new_tokens`` for the
+    answer, and no more than the protocol's ``cap``. ``encode`` gives a string's token ids as the model will get them;
+    ``offsets`` says where each token stands in it, in characters, and is None where the tokenizer keeps no account.
     """
 
     tokens: int
@@ -72,10 +70,8 @@ class Budget:
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
         """The longest beginning of ``document`` with which the prompt fits, cut between two tokens where known.
 
-        Args:
-            document: the part of the prompt that may be cut at its end.
-            compose: makes the whole prompt, as the model gets it, from a beginning of the document.
-            what: names the example in an error.
+        ``compose`` makes the whole prompt, as the model gets it, from a beginning of the document; ``what`` names the
+        example in an error.
 
         Raises:
             PromptTooLong: not even a single token of the document has room.
@@ -125,7 +121,8 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
             "ask for fewer with --gen_kwargs max_gen_toks=N"
         )
     if cap is not None and free < cap:
-        _warn_once(f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further")
+        message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
+        warning_once(logger, message)
     return Budget(min(free, cap or free), window, new_tokens, cap, encode, offsets)
 
 
@@ -158,11 +155,6 @@ def _load_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer={name}: cannot be loaded ({str(error).splitlines()[0]})") from None
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
 
 
 def render(

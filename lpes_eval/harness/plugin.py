@@ -66,11 +66,11 @@ _told: set[str] = set()
 
 
 @contextmanager
-def _ours(part: str, let_through: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """What we add to a call of lm-eval's: if it fails, say so once and go on. lm-eval's own part never stands here."""
+def _ours(part: str) -> Iterator[None]:
+    """What we add to a call of lm-eval's: if it breaks, say so once and go on. lm-eval's own part never stands here."""
     try:
         yield
-    except let_through:
+    except UserError:
         raise
     except Exception as error:
         if part not in _told:
@@ -117,11 +117,31 @@ def extend_tasks(manager: ModuleType) -> None:
                     _all_groups=of_kind[manager.Kind.GROUP],
                     _all_tags=of_kind[manager.Kind.TAG],
                 )
-            from lpes_eval.harness.members import add_members
-
-            add_members(self)
+            _add_members(self)
 
     cls.__init__ = init
+
+
+def _add_members(manager: Any) -> None:
+    """Let ``--tasks`` take the names and tags of the tasks that a group's YAML defines in place.
+
+    lm-eval knows one name a file, and a benchmark of many parts would need a file for each part and size. A member
+    defined in place has ``task`` and ``class``; names that the manager has already win. ``lm_eval ls`` lists groups.
+    """
+    from lm_eval.tasks.manager import TaskIndex, load_yaml
+
+    def in_place(group: dict[str, Any] | None) -> list[dict[str, Any]]:
+        members = (group or {}).get("task")
+        members = members if isinstance(members, list) else []
+        return [member for member in members if isinstance(member, dict) and {"task", "class"} <= set(member)]
+
+    index = manager.task_index
+    for group in manager.all_groups:
+        if in_place(index[group].cfg):
+            for member in in_place(load_yaml(index[group].yaml_path)):
+                if member["task"] not in index:
+                    TaskIndex.process_cfg(member, None, index)
+    manager._all_tasks = sorted(index)
 
 
 def extend_evaluate(evaluator: ModuleType) -> None:
@@ -161,7 +181,7 @@ def extend_command(harness: ModuleType) -> None:
     @functools.wraps(original)
     def execute(self: Any, args: Any) -> None:
         try:
-            with _ours("check the factors early", let_through=(UserError,)):
+            with _ours("check the factors early"):
                 _check_early(args)
             original(self, args)
         except UserError as error:

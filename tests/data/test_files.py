@@ -47,7 +47,9 @@ def test_what_is_no_file_of_its_name_is_refused_at_once(tmp_path):
     (tmp_path / "text.jsonl.gz").write_text("{}")
     (tmp_path / "archive.jsonl").write_bytes(gzip.compress(b"{}"))
     (tmp_path / "text.zip").write_text("{}")
-    for name in ("pipe.jsonl", "folder.jsonl", "text.jsonl.gz", "archive.jsonl", "none.jsonl", "x" * 300, "text.zip"):
+    (tmp_path / "half.jsonl.gz").write_bytes(gzip.compress(os.urandom(9000))[:-20])
+    names = ["half.jsonl.gz", "pipe.jsonl", "folder.jsonl", "text.jsonl.gz", "archive.jsonl", "none.jsonl", "text.zip"]
+    for name in (*names, "x" * 300):
         with pytest.raises(DataError, match=f"^{tmp_path / name}"):
             list(files.read_jsonl(tmp_path / name, member="m" if name.endswith("zip") else None))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny_llama
-from lpes_eval.data import leval, splits
+from lpes_eval.data import leval
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 from lpes_eval.harness.segments import join
 
@@ -67,12 +67,14 @@ def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
         "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
         "your last training"
     )
-    for style, ending in (
-        ("vicuna", "\nAnswer:"),
-        ("llama2", "Please directly answer without any additional output or explanation. \nAnswer:"),
-        ("chat", "\nPlease directly give answer without any additional output or explanation \nAnswer:"),
-    ):
-        assert leval.fact_prompt(style, story) == world + ending
+    endings = {
+        "vicuna": "\nAnswer:",
+        "llama2": "Please directly answer without any additional output or explanation. \nAnswer:",
+        "chat": "\nPlease directly give answer without any additional output or explanation \nAnswer:",
+    }
+    assert {style: leval.fact_prompt(style, story) for style in leval.STYLES} == {
+        s: world + e for s, e in endings.items()
+    }
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
@@ -182,30 +184,7 @@ def write(path: Path, *lines) -> Path:
     return path
 
 
-GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"], "source": "s", "evaluation": "exam"}
-
-
-def test_a_file_of_another_form_is_refused_with_its_place(tmp_path):
-    for line, message in (
-        ("{broken\n", "line 2"),
-        ({**GOOD, "input": None}, "line 2: 'input' is NoneType"),
-        ({**GOOD, "outputs": ["A"]}, "document 2: 2 instructions but 1 outputs"),
-        ({**GOOD, "instructions": ["q", 3]}, "line 2: 'instructions'"),
-        ({"input": "text", "outputs": []}, "line 2: .*'instructions'"),
-        ({**GOOD, "outputs": ["True [fact: False]", " "]}, "document 2: 'outputs' holds an empty text"),
-        ({**GOOD, "outputs": ["True", "A"]}, "document 2: the reference 'True' has no"),
-    ):
-        with pytest.raises(DataError, match=message):
-            leval.read(write(tmp_path / "f.jsonl", {**GOOD, "outputs": ["True [fact: False]"] * 2}, line), "sci_fi")
-
-
-@pytest.mark.parametrize("total", [2, 7, 15])
-def test_no_document_is_in_both_splits(total):
-    held, search = (set(splits.split(total).indices(split)) for split in ("held_out", "search"))
-    assert held
-    assert search
-    assert not held & search
-    assert held | search == set(splits.split(total).indices("all")) == set(range(total))
+GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"]}
 
 
 # -- the tasks ---------------------------------------------------------------------------------------------------------
@@ -246,15 +225,8 @@ def evaluate(lm, folder, task_manager):
         import lm_eval
 
         manager = task_manager(**{"data_dir": str(folder), "split": "all", **(metadata or {})})
-        return lm_eval.simple_evaluate(
-            lm,
-            tasks=tasks,
-            limit=limit,
-            task_manager=manager,
-            gen_kwargs={"max_gen_toks": NEW_TOKENS},
-            bootstrap_iters=0,
-            **options,
-        )
+        options |= {"gen_kwargs": {"max_gen_toks": NEW_TOKENS}, "bootstrap_iters": 0}
+        return lm_eval.simple_evaluate(lm, tasks=tasks, limit=limit, task_manager=manager, **options)
 
     return run
 
@@ -341,9 +313,6 @@ def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_m
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"split": "test"}, "split='test'.* held_out, search, all"),
         ({"search_seed": "abc"}, "search_seed='abc'"),  # though every document is taken
-        ({"prompt_style": "alpaca"}, "prompt_style='alpaca'.* vicuna, llama2, chat"),
-        ({"cutting": "words"}, "cutting='words'.* prompt, authors"),
-        ({"prompt_tokens": "x"}, "prompt_tokens='x'"),
         ({"data_dir": str(Path(__file__).parent)}, r"tpo\.jsonl.* https://raw.githubusercontent.com/OpenLMLab"),
     ):
         with pytest.raises(UserError, match=message):

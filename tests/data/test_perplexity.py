@@ -119,7 +119,6 @@ def test_what_is_no_text_is_refused(tmp_path):
         ("nothing.txt", None, "no such file"),
         ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8 text .* at byte 3"),
         ("folder", None, "folder: no text"),
-        ("lines.jsonl", b'{"text": 1}\n', "lines.jsonl, line 1: 'text' is int"),
         ("empty.jsonl", b"", "empty.jsonl: no text"),
         ("test.parquet", b"broken", "cannot be read as PG-19"),
     ):
@@ -200,12 +199,7 @@ def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(f
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
-    "yarn": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 256,
-    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 256},
 }
 
 
@@ -240,15 +234,10 @@ def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(tmp_pa
         ({"text_file": "x.txt"}, "exclude each other"),
         ({"text_file": "x.txt", "data_dir": None}, "x.txt: no such file"),
         ({"text_file": 5, "data_dir": None}, "5: no such file"),
-        ({"text_file": "", "data_dir": None}, "text_file="),
         ({"text_file": "~nobody-of-this-name/x", "data_dir": None}, "text_file=~nobody"),
         ({"text_file": "x" * 300, "data_dir": None}, "xxx: File name too long"),
         ({"split": "all", "search_seed": "abc"}, "search_seed='abc'"),
         ({"split": "test"}, "split='test'.* held_out, search, all"),
-        ({"stride": "x"}, "stride='x'"),
-        ({"stride": 0}, "stride=0"),
-        ({"longest": "x"}, "longest='x'"),
-        ({"windows": 2.5}, r"windows=2\.5"),
     ):
         with pytest.raises(UserError, match=message):
             task_manager(**{"data_dir": str(tmp_path), **metadata}).load(["lpes_ppl_001k"])

@@ -58,12 +58,6 @@ def test_factors_name_a_model_where_pretrained_does_not(tmp_path):
         assert source.asked({"factors": str(tmp_path / "f.json"), "pretrained": "gpt2"}) == source.Asked("official")
 
 
-@pytest.mark.parametrize("folder", ["~nosuchuser/data", "no/such/folder", "x" * 300])
-def test_a_folder_that_is_none_is_refused_by_name(folder):
-    with pytest.raises(DataError, match="data_dir="):
-        source.asked({"data_dir": folder})
-
-
 def test_a_folder_overrides_the_model_and_the_argument_the_environment(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -79,6 +73,8 @@ def test_what_cannot_be_met_is_one_clear_line(monkeypatch):
     for metadata, message in (
         ({"source": "folder"}, "names no folder.*data_dir=DIR"),
         ({"data_dir": "/no/such/folder"}, "data_dir=/no/such/folder.*expected the folder"),
+        ({"data_dir": "~nosuchuser/data"}, "data_dir=~nosuchuser/data"),
+        ({"data_dir": "x" * 300}, "data_dir=xxx"),
         ({"source": "generated", "data_dir": "/tmp"}, "exclude each other.*drop one"),
         ({"source": "official", "data_dir": "/tmp"}, "exclude each other.*drop one"),
     ):
@@ -87,22 +83,6 @@ def test_what_cannot_be_met_is_one_clear_line(monkeypatch):
     monkeypatch.setenv(source.ENV, "/no/such/folder")
     with pytest.raises(DataError, match="LPES_EVAL_DATA=/no/such/folder: no such folder"):
         source.asked({})
-
-
-def test_a_file_is_found_flat_or_where_the_repository_has_it(tmp_path):
-    assert source.find(tmp_path, "x.gz", ["", "deep", "deep/er"]) is None
-    nested = tmp_path / "deep" / "er" / "x.gz"
-    nested.parent.mkdir(parents=True)
-    nested.touch()
-    assert source.find(tmp_path, "x.gz", ["", "deep", "deep/er"]) == nested
-    (tmp_path / "x.gz").touch()
-    assert source.find(tmp_path, "x.gz", ["", "deep", "deep/er"]) == tmp_path / "x.gz"
-
-
-def test_the_version_names_the_set():
-    facts = {"location": "", "sha256": "", "split": "held_out", "split_seed": "", "total": 1, "examples": 1}
-    assert source.Source(kind="generated", name="generated", **facts).version(1) == "1 generated"
-    assert source.Source(kind="folder", name="a+drawn", **facts).version(1) == "1 folder: a+drawn"
 
 
 # -- downloads -------------------------------------------------------------------------------------------------------

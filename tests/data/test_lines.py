@@ -1,0 +1,122 @@
+"""Files in the benchmarks' form are read, and every other line is refused with its place and what is wrong with it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
+from lpes_eval.errors import DataError
+
+TASKS = Path(__file__).resolve().parents[2] / "tasks"
+
+CONTEXTS = mdqa.LINE["ctxs"]
+ZERO = {**zeroscrolls.LINE, "output": "x"}
+READERS = {  # benchmark -> a reader of a file, and a line that it reads
+    "kv": (lambda path: kv.read_official(path, 2), kv.LINE),
+    "mdqa": (lambda path: mdqa.read(path, 2), mdqa.LINE),
+    "leval": (lambda path: leval.read(path, "sci_fi"), {**leval.LINE, "outputs": ["True [fact: False]"]}),
+    "zeroscrolls": (lambda path: zeroscrolls.read(path, "qasper", "held_out"), ZERO),
+    "space_digest": (lambda path: zeroscrolls.read(path, "space_digest", "held_out"), {**ZERO, "output": "4%"}),
+    "perplexity": (perplexity.read, {"text": "TEXT"}),
+}
+
+
+def write(path: Path, *lines) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("benchmark", READERS)
+def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benchmark):
+    read, good = READERS[benchmark]
+    assert len(read(write(tmp_path / "f.jsonl", good))) == 1
+    without = {key: value for key, value in good.items() if key != next(iter(good))}
+    for line, message in (
+        ("{broken", "not JSON"),
+        ("[1]", "found list, expected a JSON object"),
+        (without, f"the field '{next(iter(good))}' is missing; found .*expected a line like {{"),
+    ):
+        with pytest.raises(DataError, match=rf"^{tmp_path}/f.jsonl, line 2: {message}"):
+            read(write(tmp_path / "f.jsonl", good, line))
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "change", "message"),
+    [
+        ("kv", {"ordered_kv_records": [["KEY", "VALUE"]]}, "example 2: 1 records, expected 2"),
+        ("kv", {"ordered_kv_records": [["a", 1], ["b", "2"]]}, r"line 2: 'ordered_kv_records'\[0\]\[1\] is int"),
+        ("kv", {"ordered_kv_records": [["a", "1", "2"], ["b", "2"]]}, "example 2: 'ordered_kv_records' are not all"),
+        ("kv", {"key": "z"}, "example 2: the asked record .* is not in"),
+        ("kv", {"ordered_kv_records": [["KEY", "VALUE"], ["KEY", "2"]]}, "example 2: key 'KEY' stands 2 times"),
+        ("kv", {"ordered_kv_records": [["KEY", ""], ["b", "2"]], "value": ""}, "example 2: the asked value is empty"),
+        ("mdqa", {"question": 7}, "line 2: 'question' is int"),
+        ("mdqa", {"question": " "}, "example 2: 'question' or 'answers' is empty"),
+        ("mdqa", {"answers": "x"}, "line 2: 'answers' is str"),
+        ("mdqa", {"answers": []}, "example 2: 'question' or 'answers' is empty"),
+        ("mdqa", {"answers": ["x", " "]}, "example 2: 'answers' holds an empty text"),
+        ("mdqa", {"ctxs": [{"title": "t", "text": None}]}, "line 2: 'text' is NoneType"),
+        ("mdqa", {"ctxs": CONTEXTS * 10}, "example 2: 20 documents in 'ctxs', expected 2"),
+        ("mdqa", {"ctxs": [CONTEXTS[1]] * 2}, "example 2: 0 documents .* expected one"),
+        ("mdqa", {"ctxs": [CONTEXTS[0]] * 2}, "example 2: 2 documents .* expected one"),
+        ("leval", {"input": None}, "line 2: 'input' is NoneType"),
+        ("leval", {"instructions": ["q", 3]}, "line 2: 'instructions'"),
+        ("leval", {"instructions": ["q", "r"]}, "document 2: 2 instructions but 1 outputs"),
+        ("leval", {"outputs": [" "]}, "document 2: 'outputs' holds an empty text"),
+        ("leval", {"outputs": ["True"]}, "document 2: the reference 'True' has no"),
+        ("zeroscrolls", {"input": 3}, "line 2: 'input' is int"),
+        ("zeroscrolls", {"truncation_seperator": None}, "line 2: 'truncation_seperator' is NoneType"),
+        ("zeroscrolls", {"query_start_index": "5"}, "line 2: 'query_start_index' is str"),
+        ("zeroscrolls", {"query_start_index": 10**6}, "example 2: .* do not follow each other"),
+        ("zeroscrolls", {"document_start_index": 1}, "example 2: .* do not follow each other"),
+        ("zeroscrolls", {"output": ["a"]}, "example 2: 'output' is list"),
+        ("zeroscrolls", {"id": "2", "output": None}, "some examples have references and some have none"),
+        ("space_digest", {"output": "40"}, "example 2: the reference '40' is no percentage"),
+        ("perplexity", {"text": 1}, "line 2: 'text' is int"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmark, change, message):
+    read, good = READERS[benchmark]
+    path = write(tmp_path / "f.jsonl", good, {**good, **change})
+    with pytest.raises(DataError, match=rf"^{path}.*{message}"):
+        read(path)
+
+
+def test_the_lines_that_the_readmes_show_are_read(tmp_path):
+    for folder, read, size, beginning in (
+        ("mdqa_pos", mdqa.read, 2, "Document [1](Title: New mill)"),
+        ("kv_retrieval", kv.read_official, 3, "Extract the value"),
+    ):
+        (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / folder / "README.md").read_text(), re.M)
+        (question,) = read(write(tmp_path / "f.jsonl", shown), size)
+        assert beginning in question.prompt(100)
+    assert question.prompt(100).endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')
+
+
+KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("load", "there", "said"),
+    [
+        (kv.load, [KV.format(8)], f"(there is {KV.format(8)}: add num_keys=8 to --metadata)"),
+        (
+            kv.load,
+            [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
+            f"are {KV.format(8)}.gz, {KV.format(75)}.gz: add num_keys=8 or 75 to --metadata)",
+        ),
+        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there, and no official file has num_keys=50"),
+        *(
+            (mdqa.load, [place + MDQA.format(8)], f"there is {MDQA.format(8)}: add num_documents=8 to --metadata")
+            for place in ("", "8_total_documents/", "qa_data/8_total_documents/")
+        ),
+    ],
+)
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, load, there, said):
+    for name in there:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(DataError) as caught:
+        load(data_dir=str(tmp_path))
+    assert said in str(caught.value)
