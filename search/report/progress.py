@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from search.report.pages import Entry, label, seconds, shown_name
+from search.report.pages import Entry, label, named, seconds
 from search.space import Individual
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _table(status: _Status, last: Entry | None) -> Any:
     for _, column in search.evaluator.columns.values():
         table.add_column(label(column, len(search.evaluator.objectives) > 1), justify="right")
     rows = [
-        *((shown_name(search, name), entry) for name, entry in status.to_beat.items()),
+        *named(search, status.to_beat).items(),
         ("best so far", status.best),
         ("this one", last),
     ]
