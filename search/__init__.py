@@ -72,7 +72,7 @@ def search(
     from lpes_eval.errors import UserError
     from search import config, ga, report, run
 
-    args = config.build_parser(preset).parse_args([])
+    args = config.defaults(preset)
     if unknown := sorted(flags.keys() - vars(args).keys()):
         raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
     vars(args).update(flags)

@@ -364,7 +364,7 @@ def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, 
 def test_any_task_can_be_a_guard_and_an_unknown_one_is_refused(command, tmp_path):
     status, out, _ = command(*SMALL, "--held_out_examples", "4", "--guard", "toy_plain:hits:0.5", "--guard", "none")
     assert status == 0
-    assert re.search(r"\| toy_plain +\| \d\.\d{4} +\| \d\.\d{4}", out)
+    assert re.search(r"\| toy_plain +\| +\d\.\d{4} +\| +\d\.\d{4}", out)
     status, _, err = command(*SMALL, "--guard", "no_such_task", output=tmp_path / "other")
     assert status == 2
     assert "--guard no_such_task: no task" in err
