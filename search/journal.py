@@ -33,13 +33,8 @@ UNFINISHED = re.compile(
 class Journal:
     """A search's folder, held by this process alone from ``with`` to the end of its block.
 
-    Args:
-        folder: made if it is not there.
-        settings: plain data that decides what the search finds: the optimiser's arguments, the model, the examples.
-
-    Attributes:
-        entries: what was recorded, by key.
-        notes: what a person should know about how the folder was found, one sentence each.
+    ``settings`` is plain data that decides what the search finds. ``entries`` has what was recorded, by key; ``notes``
+    has what a person should know about how the folder was found, one sentence each.
 
     Raises:
         UserError: from ``with``: another process is at work in the folder, it belongs to a search with other settings,

@@ -24,15 +24,15 @@ def convergence(
 ) -> Any:
     """The fitness of every individual that was measured in full, and of the fittest so far; returns the figure."""
     measured = [entry for entry in individuals if "stopped_after" not in entry]
-    generations = sorted({entry["generation"] for entry in measured})
-    bests: list[float] = []
-    for generation in generations:
-        fittest = max(entry["fitness"] for entry in measured if entry["generation"] == generation)
-        bests.append(max([fittest, *bests[-1:]]))
+    fittest: dict[int, float] = {}
+    for entry in sorted(measured, key=lambda entry: entry["generation"]):
+        fittest[entry["generation"]] = max([entry["fitness"], *list(fittest.values())[-1:]])
     with _figure(folder and folder / "convergence.png", "generation", "fitness on the search examples") as axes:
         at, fitness = ([entry[name] for entry in measured] for name in ("generation", "fitness"))
         axes.scatter(at, fitness, s=8, color="0.7", label="individuals")
-        axes.plot(generations, bests, drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far")
+        axes.plot(
+            [*fittest], [*fittest.values()], drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far"
+        )
         for name, entry in to_beat.items():
             color, line, _ = _style(name)
             axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
@@ -54,11 +54,8 @@ def tradeoff(folder: Path, search: Search, individuals: Sequence[Mapping[str, An
                 at = [[getattr(trade, name) for trade in some] for name in ("mean", "worst")]
                 axes.scatter(*at, s=22, color=face, edgecolors="0.5", label=text, zorder=2)
         best = [trade for trade in front(found) if not trade.harm]
-        axes.plot(
-            [t.mean for t in best], [t.worst for t in best], color="0.5", linewidth=1, label="not beaten", zorder=1
-        )
-        marked = [(PLAIN, outcome.to_beat[PLAIN]), (FOUND, outcome.best)]
-        for name, entry in marked:
+        axes.plot([t.mean for t in best], [t.worst for t in best], color="0.5", lw=1, label="not beaten", zorder=1)
+        for name, entry in ((PLAIN, outcome.to_beat[PLAIN]), (FOUND, outcome.best)):
             color, _, marker = _style(name)
             for trade in trades([entry], search.evaluator):
                 axes.scatter(trade.mean, trade.worst, s=60, color=color, marker=marker, label=name, zorder=3)
@@ -81,9 +78,7 @@ def positions(folder: Path, task: Objective, measured: Mapping[str, Measured]) -
             errors = [_standard_error(scores.examples[column.name]) for column in task.columns]
             color, line, marker = _style(name)
             beside = [position + number - 1 for position in at]  # equal scores do not hide each other
-            axes.errorbar(
-                beside, values, errors, color=color, linestyle=line, marker=marker, markersize=4, capsize=2, label=name
-            )
+            axes.errorbar(beside, values, errors, color=color, ls=line, marker=marker, ms=4, capsize=2, label=name)
         axes.set_xticks(at)
 
 
