@@ -71,4 +71,4 @@ def _display(search: Search, line: str, done: float, rows: Mapping[str, Entry]) 
     for name, entry in rows.items():
         values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
         table.add_row(name, f"{entry['fitness']:.4f}", *values)
-    return Group(line, ProgressBar(total=1.0, completed=done, width=50), table)
+    return Group(line, table, ProgressBar(total=1.0, completed=done, width=50))  # a bar ends no line
