@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 class Result:
     """What a search came to.
 
-    Attributes:
-        factors: the factors found; whether they are worth using, ``shown`` says.
-        shown: whether they are better than the plain model, beyond chance where held-out examples say so, and make no
-            guard worse.
-        verdict: that in words.
-        history: the journal's entry of every individual, in the order in which they were measured.
-        outcome: the scores: of what there was to beat, of the best individual, and on held-out examples.
-        folder: the search's folder, with the summary, the pictures and the factors file.
+    ``shown`` and ``verdict`` say whether the factors are worth using: better than the plain model, beyond chance where
+    held-out examples say so, and no guard made worse. ``history`` has the journal's entry of every individual, as they
+    were measured; ``outcome`` has the scores, ``folder`` the files.
     """
 
     factors: Factors
@@ -72,17 +67,15 @@ def search(
     from lpes_eval.errors import UserError
     from search import config, ga, report, run
 
-    args = config.build_parser(preset).parse_args([])
+    args = config.defaults(preset)
     if unknown := sorted(flags.keys() - vars(args).keys()):
         raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
     vars(args).update(flags)
     args.tasks = list(tasks) or args.tasks
-    if isinstance(optimizer, str):
-        args.optimizer = optimizer
-    if args.output is not None:
-        args.output = Path(args.output)
-    args = config.complete(args)
-    made = run.load(args, model, optimizer if isinstance(optimizer, type) else None)
+    own = optimizer if isinstance(optimizer, type) else None
+    args.optimizer = args.optimizer if own else optimizer or args.optimizer
+    args.output = args.output and Path(args.output)
+    made = run.load(config.complete(args), model, own)
     outcome = ga.run(made)
     assert outcome is not None  # a plan alone is the command's
     history = [entry for entry in made.entries.values() if entry.get("generation") is not None]

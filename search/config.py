@@ -11,6 +11,8 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import Field, fields
+from functools import reduce
+from operator import add, or_
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,27 +23,16 @@ from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, who
 from search import optimizers
 from search.space import Y_HIGH, Y_LOW, Space
 
+_UNSET = object()
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
 DIVERSE = "diverse"
 """``--start`` for a first population of many curves."""
 MEASURED = (
-    "examples",
-    "search_seed",
-    "positions",
-    "lambdas",
-    "task_weights",
-    "metrics",
-    "metadata",
-    "num_fewshot",
-    "fewshot_seed",
-    "apply_chat_template",
-    "fewshot_as_multiturn",
-    "system_instruction",
-    "gen_kwargs",
-    "guard",
+    "examples", "search_seed", "positions", "lambdas", "task_weights", "metrics", "metadata", "num_fewshot",
+    "fewshot_seed", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "gen_kwargs", "guard",
     "budget",
-)
+)  # fmt: skip
 """Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -78,8 +69,8 @@ More in docs/search.md: what a search costs, and how to choose examples and weig
 """
 
 
-def build_parser(preset: str = "default") -> argparse.ArgumentParser:
-    """The command line; ``preset`` decides the defaults."""
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, with the defaults of no preset."""
     parser = _Parser(
         prog="python -m search.ga",
         description="Search one RoPE scaling factor a layer (LPES), with lm-evaluation-harness tasks as the fitness.",
@@ -88,7 +79,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument_group("what is measured").add_argument
-    add("--tasks", nargs="+", action=_Split, default=["kv_retrieval"], metavar="TASK",
+    add("--tasks", nargs="+", action=_Collect, type=_names, default=["kv_retrieval"], metavar="TASK",
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
     add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
@@ -101,7 +92,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         help="search examples used, at most; the scan of bands asks a quarter, and all of its finalists")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
-    add("--metadata", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+    add("--metadata", nargs="+", action=_Collect, type=_mapping, default={}, metavar="ARGS",
         help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
 
     add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
@@ -111,12 +102,12 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--fewshot_as_multiturn", nargs="?", type=truth, const=True, metavar="BOOL",
         help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
     add("--system_instruction", metavar="TEXT", help="put before everything else")
-    add("--gen_kwargs", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+    add("--gen_kwargs", nargs="+", action=_Collect, type=_mapping, default={}, metavar="ARGS",
         help="laid over the tasks' generation settings, key=value or JSON")  # fmt: skip
     add("--confirm_run_unsafe_code", action="store_true", help="allow tasks that run what the model writes")
 
     add = parser.add_argument_group("the model").add_argument
-    add("--model_args", nargs="+", action=_Mapping, default={}, metavar="ARGS",
+    add("--model_args", nargs="+", action=_Collect, type=_mapping, default={}, metavar="ARGS",
         help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=_size, default="auto", metavar="N|auto",
@@ -128,7 +119,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
         f"{name}: {', '.join(f'{flag} {value}' for flag, value in values.items())}"
         for name, values in PRESETS.items() if values
     )  # fmt: skip
-    add("--preset", choices=PRESETS, default=preset, help=f"other defaults ({shown})")
+    add("--preset", choices=PRESETS, default="default", help=f"other defaults ({shown})")
     titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
     add("--optimizer", choices=optimizers.names(), default="bands", help=titles)
     add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
@@ -163,7 +154,7 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--budget", type=budget, metavar="10m|2h|20000prompts",
         help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
         "given a larger one goes on (default: until the optimiser is done)")  # fmt: skip
-    add("--guard", action=_Guards, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
+    add("--guard", nargs=1, action=_Collect, type=_guard, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
         help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
         "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
         "answers that end by themselves, unless there is --guard none")  # fmt: skip
@@ -179,27 +170,22 @@ def build_parser(preset: str = "default") -> argparse.ArgumentParser:
     add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
     add("--held_out_examples", type=at_least(0), default=100, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
-    parser.set_defaults(**PRESETS[preset])
     return parser
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """The optimisers' own settings, each flag once."""
+    """The optimisers' own settings: a flag that several have stands with the first of them and names the others."""
     users: dict[str, list[str]] = {}
-    for name in optimizers.names():
-        for each in settings_of(name):
-            users.setdefault(each.name, []).append(name)
-    added: set[str] = set()
     for name in optimizers.names():
         group = parser.add_argument_group(f"the search, with --optimizer {name}")
         for each in settings_of(name):
-            if each.name not in added:
-                also = f" (also {', '.join(users[each.name][1:])})" if len(users[each.name]) > 1 else ""
-                group.add_argument(
-                    f"--{each.name}", type=each.metadata["type"], default=each.default,
-                    metavar=each.metadata["metavar"], help=each.metadata["help"] + also,
-                )  # fmt: skip
-                added.add(each.name)
+            users.setdefault(each.name, []).append(name)
+            if users[each.name] == [name]:
+                kwargs = {key: each.metadata[key] for key in ("type", "metavar", "help")}
+                group.add_argument(f"--{each.name}", default=each.default, **kwargs)
+    for action in parser._actions:
+        if others := users.get(action.dest, [])[1:]:
+            action.help = f"{action.help} (also {', '.join(others)})"
 
 
 def settings_of(optimizer: str) -> list[Field[Any]]:
@@ -234,51 +220,14 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; `{self.prog} --help` explains the flags")
 
 
-class _Split(argparse.Action):
-    """Names set apart by spaces or commas, as lm_eval takes them: a flag that is given again adds to them."""
+class _Collect(argparse.Action):
+    """Adds up the lists or dictionaries that a flag's values stand for; a flag that is given again adds to them."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Keep them as one list."""
+        """Add them to what was given before, not to the default."""
         before = getattr(namespace, self.dest)
-        names = [name.strip() for text in values for name in text.split(",") if name.strip()]
-        setattr(namespace, self.dest, names if before is self.default else before + names)
-
-
-class _Mapping(argparse.Action):
-    """``key=value,key=value``, set apart by commas or spaces, or a JSON object, read as lm_eval reads it.
-
-    A flag that is given again adds to them.
-    """
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Keep it as a dictionary."""
-        from lm_eval._cli.utils import key_val_to_dict
-
-        before = getattr(namespace, self.dest)
-        found: dict[str, Any] = {} if before is self.default else dict(before)
-        for text in values:
-            try:
-                part = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
-            except ValueError as error:
-                raise argparse.ArgumentError(self, f"{text!r}: expected key=value or a JSON object ({error})") from None
-            found |= part
-        setattr(namespace, self.dest, found)
-
-
-class _Guards(argparse.Action):
-    """``TASK``, ``TASK:METRIC`` or ``TASK:METRIC:MAX_DROP``; a flag that is given again adds another."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Keep them as plain data."""
-        before = getattr(namespace, self.dest)
-        task, _, rest = values.partition(":")
-        metric, _, drop = rest.partition(":")
-        try:
-            max_drop = amount(drop) if drop else 0.01
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentError(self, f"{values}: {error}") from None
-        guard = {"task": task, "metric": metric or None, "max_drop": max_drop}
-        setattr(namespace, self.dest, [*([] if before is self.default else before), guard])
+        parts = values if before is _UNSET or before is self.default else [before, *values]
+        setattr(namespace, self.dest, reduce(or_ if isinstance(parts[0], dict) else add, parts))
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -295,70 +244,40 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         return f"{action.help} (default: {value})"
 
 
+def defaults(preset: str = "default") -> argparse.Namespace:
+    """Every flag's value where it is not given."""
+    return argparse.Namespace(**vars(build_parser().parse_args([])) | PRESETS[preset] | {"preset": preset})
+
+
+def given(argv: Sequence[str]) -> dict[str, Any]:
+    """The flags that stand on the command line, and nothing else."""
+    unset = argparse.Namespace(**dict.fromkeys(vars(defaults()), _UNSET))
+    return {name: value for name, value in vars(build_parser().parse_args(argv, unset)).items() if value is not _UNSET}
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line, the preset's values first; ``--resume`` reads it from the search's folder instead."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(argv)
-    args = build_parser(args.preset).parse_args(argv)
-    given = _given(argv)
-    if args.resume is not None:
-        if given - {"resume", "preset", "choose"}:
-            raise UserError(f"--resume takes all settings from {args.resume}; leave all other flags but --choose out")
-        path = args.resume / "arguments.json"
+    """Read the command line: what is given overrides the preset; ``--resume`` takes it from the search's folder."""
+    flags = given(sys.argv[1:] if argv is None else argv)
+    args = defaults(flags.get("preset", "default"))
+    if folder := flags.get("resume"):
+        if flags.keys() - {"resume", "preset", "choose"}:
+            raise UserError(f"--resume takes all settings from {folder}; leave all other flags but --choose out")
+        path = folder / "arguments.json"
         try:
             kept = json.loads(path.read_text())
         except FileNotFoundError:
-            raise UserError(f"{args.resume}: holds no search to go on with (arguments.json is missing)") from None
+            raise UserError(f"{folder}: holds no search to go on with (arguments.json is missing)") from None
         except ValueError:
             kept = None
         if not isinstance(kept, dict):
             raise UserError(f"{path}: damaged; give the search's own command again instead of --resume")
-        folder, choose = args.resume, args.choose
-        args = build_parser().parse_args([])
-        args.__dict__.update(kept, output=folder)
-        args.choose = choose or args.choose
+        flags = {**kept, "output": folder, "choose": flags.get("choose") or kept.get("choose")}
+    vars(args).update(flags)
     return complete(args)
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Fill in what depends on other flags, and refuse what cannot be searched with any model."""
-    optimizer = optimizers.load(args.optimizer)
-    if args.start == "wide":  # its name in version 0.1
-        args.start = DIVERSE
-    if args.start is None:
-        args.start = optimizer.default_start
-    elif optimizer.default_start is None:
-        raise UserError(f"--start {args.start}: {args.optimizer} sets out from nowhere; leave it out")
-    if isinstance(args.start, str) and args.start != DIVERSE:
-        optimizer.settle(args)
-        args.start = _start(args)
-    if args.output is None:
-        # Of a pattern or a path, what can name a folder.
-        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
-        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
-    _check_flags(args)
-    return args
-
-
-def _given(argv: Sequence[str]) -> set[str]:
-    """The flags that stand on the command line, as attributes of what ``parse`` returns."""
-    parser, unset = build_parser(), object()
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_args([])), unset))
-    return {name for name, value in vars(parser.parse_args(argv)).items() if value is not unset}
-
-
-def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
-    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
-    idle = of_all - {each.name for each in settings_of(args.optimizer)}
-    idle |= set(optimizers.load(args.optimizer).ignores)
-    if args.curve == "free":
-        idle |= {"control_points", "max_dx"}
-    return sorted(f"--{name}" for name in _given(argv) & idle)
-
-
-def _check_flags(args: argparse.Namespace) -> None:
-    """Refuse what cannot be searched with any model.
+    """Fill in what depends on other flags, and refuse what cannot be searched with any model.
 
     Raises:
         UserError: one line that names the flag.
@@ -367,6 +286,18 @@ def _check_flags(args: argparse.Namespace) -> None:
     optimizer.settle(args)
     if "curve" in optimizer.ignores:
         args.curve = "free"
+    if args.start == "wide":  # its name in version 0.1
+        args.start = DIVERSE
+    if args.start is None:
+        args.start = optimizer.default_start
+    elif optimizer.default_start is None:
+        raise UserError(f"--start {args.start}: {args.optimizer} sets out from nowhere; leave it out")
+    if isinstance(args.start, str) and args.start != DIVERSE:
+        args.start = _start(args)
+    if args.output is None:
+        # Of a pattern or a path, what can name a folder.
+        tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
+        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
     if "split" in args.metadata:
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
     if "positions" in args.metadata:
@@ -388,6 +319,17 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--start {DIVERSE}: {args.optimizer} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
+    return args
+
+
+def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
+    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
+    idle = of_all - {each.name for each in settings_of(args.optimizer)}
+    idle |= set(optimizers.load(args.optimizer).ignores)
+    if args.curve == "free":
+        idle |= {"control_points", "max_dx"}
+    return sorted(f"--{name}" for name in given(argv).keys() & idle)
 
 
 def heights(args: argparse.Namespace) -> str:
@@ -463,8 +405,32 @@ def model_name(args: argparse.Namespace) -> Any:
     return {"name": name, "revision": revision} if revision else name
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """``key=value,key=value`` or a JSON object, read as lm_eval reads it."""
+    from lm_eval._cli.utils import key_val_to_dict
+
+    try:
+        found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
+    return found
+
+
+def _guard(text: str) -> list[dict[str, Any]]:
+    """``TASK``, ``TASK:METRIC`` or ``TASK:METRIC:MAX_DROP``."""
+    task, metric, drop = [*text.split(":", 2), "", ""][:3]
+    try:
+        return [{"task": task, "metric": metric or None, "max_drop": amount(drop) if drop else 0.01}]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def _choice(text: str) -> str | list[float]:

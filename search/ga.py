@@ -119,8 +119,8 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     """Write the factors with what the search can be repeated from; the same search always writes the same bytes.
 
     Returns:
-        The file's name: ``name``, or by default ``best_effort.json`` where the factors were not shown to be better
-        than the plain model, and ``factors.json`` otherwise.
+        The file's name: ``name``; without one, ``factors.json`` where they were shown to be better than the plain
+        model, and ``best_effort.json`` otherwise.
     """
     args, found, best = search.args, outcome.found, outcome.best
     settings = dict(search.settings["search"])

@@ -1,9 +1,8 @@
 """What factors must not cost: the same task at half the length, answers that end, and whatever other task a user names.
 
-A guard is measured for every individual that is fitter than the plain model and than
-what the optimiser gives up. It is worsened where its score falls, in
-the mean over questions, by more than is allowed, and the fall is beyond chance (``compare_paired``). An individual that
-worsens a guard ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
+A guard is measured for every individual that is fitter than the plain model and than what the optimiser gives up. It
+is worse where its mean over questions falls by more than is allowed, beyond chance (``compare_paired``). An individual
+that makes a guard worse ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
 """
 
 from __future__ import annotations
@@ -31,13 +30,9 @@ PENALTY = 1e6
 
 @dataclass
 class Guard:
-    """A score that must not fall.
+    """A score that must not fall by more than ``max_drop``.
 
-    Attributes:
-        name: what it is called in tables.
-        max_drop: how far it may fall.
-        evaluator: measures it; of answers that end, it is the search's own, which has counted them.
-        ends: whether it is the share of answers that end by themselves.
+    With ``ends`` it is the share of answers that end by themselves, which the search's own evaluator counts.
     """
 
     name: str
@@ -114,8 +109,8 @@ def load(
             guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
         for objective in by_position:
             setting = getattr(objective.task, "SIZE", None)
-            size = setting and (objective.task.config.metadata or {}).get(setting)
-            if not setting or not size or size < 4:
+            size = (objective.task.config.metadata or {}).get(setting) or 0
+            if size < 4:
                 continue
             try:
                 half = measured_by([objective.name], metadata_of(args) | {setting: size // 2}, None)
@@ -123,9 +118,8 @@ def load(
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
     for guard in asked:
-        metrics = [guard["metric"]] if guard["metric"] else None
         try:
-            found = measured_by([guard["task"]], metadata_of(args), metrics)
+            found = measured_by([guard["task"]], metadata_of(args), [guard["metric"]] if guard["metric"] else None)
         except UserError as error:
             raise UserError(f"--guard {guard['task']}: {error}") from None
         guards.append(Guard(guard["task"], guard["max_drop"], found))

@@ -35,10 +35,9 @@ class HeldOut:
 
     Attributes:
         tasks: at every position that they have.
-        factors: what was measured: name -> factors.
-        measured: the same names -> scores.
-        comparisons: the found factors against each other name, paired by question: (task, name) ->
-            ``PairedComparison``.
+        factors: what was measured, by name.
+        measured: the scores, by the same names.
+        comparisons: (task, name) -> ``PairedComparison`` of the found factors with it, by question.
         guards: what the guards came to (``Guard.check``), by name.
     """
 
@@ -66,24 +65,22 @@ def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldO
     args, tasks = search.args, list(search.held_out)
     evaluator = Evaluator(search.lm, tasks, cache=search.evaluator.cache, **speed_options(args))
     scaled = found.per_layer()[args.skip :]
-    mean = sum(scaled) / len(scaled)
-    uniform = search.best_uniform or search.uniform(mean)
-    factors = {PLAIN: search.uniform(1.0), search.pi(uniform.per_layer(search.num_layers)[-1]): uniform, FOUND: found}
-    if uniform.digest() == found.digest():
-        factors = {PLAIN: factors[PLAIN], FOUND: found}
+    uniform = search.best_uniform or search.uniform(sum(scaled) / len(scaled))
+    factors = {PLAIN: search.uniform(1.0)}
+    if uniform.digest() != found.digest():
+        factors[search.pi(uniform.per_layer(search.num_layers)[-1])] = uniform
+    factors[FOUND] = found
     watched = guards.load(args, evaluator, "held_out", args.held_out_examples, search.evaluator.cache)
     asked = identity.sha256(evaluator.describe())
     measured = {name: _measure(name, values, asked, evaluator, journal) for name, values in factors.items()}
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}
-        if any(matrix is None for matrix in rows.values()):
-            continue  # a corpus metric has no score of a single example to pair
-        for name in factors:
-            if name != FOUND:
-                comparisons[task.name, name] = statistics.compare_paired(
-                    rows[name], rows[FOUND], higher_is_better=task.sign > 0
-                )
+        mine = rows.pop(FOUND)
+        for name, other in rows.items():
+            if mine is not None and other is not None:  # a corpus metric has no score of a single example to pair
+                comparison = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
+                comparisons[task.name, name] = comparison
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
@@ -100,19 +97,18 @@ def _measure(name: str, factors: Factors, asked: str, evaluator: Evaluator, jour
     """The scores under ``factors``, from the journal if they are there."""
     from search.evaluator import Measured
 
-    key = f"held out {asked} {factors.digest()}"
+    key, kept = f"held out {asked} {factors.digest()}", ("fitness", "scores", "examples", "seconds", "ended")
     if key not in journal.entries:
         print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
         evaluator.progress = every_few_seconds()
         measured = evaluator(factors)
         print(f"    took {timedelta(seconds=round(measured.seconds))}", flush=True)
-        entry = {name: getattr(measured, name) for name in ("fitness", "scores", "examples", "seconds", "ended")}
+        entry = {each: getattr(measured, each) for each in kept}
         try:
             journal.record(key, {"generation": None, "origin": "held out", **entry})
         except ValueError:  # JSON has no NaN, which some metrics give
             return measured
-    kept = journal.entries[key]
-    return Measured(**{name: kept[name] for name in ("fitness", "scores", "examples", "seconds", "ended")})
+    return Measured(**{each: journal.entries[key][each] for each in kept})
 
 
 def every_few_seconds(seconds: float = 10.0) -> Callable[[int, int], None]:
@@ -132,48 +128,38 @@ def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
     """Scores of shape (questions, columns), a question's examples averaged; None where not all have finite ones."""
     import numpy as np
 
-    if not all(_is_finite(value) for column in task.columns for value in examples[column.name]):
-        return None
     rows: dict[Any, list[list[float]]] = {}
-    for number, question in enumerate(task.questions):
-        rows.setdefault(question, []).append([float(examples[column.name][number]) for column in task.columns])
+    for question, *scores in zip(task.questions, *(examples[column.name] for column in task.columns), strict=True):
+        if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
+            return None
+        rows.setdefault(question, []).append(scores)
     return np.array([np.mean(scores, axis=0) for scores in rows.values()])
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file: str = "factors.json") -> str:
     """The lm_eval command that gives the factors file's scores on the held-out examples of ``tasks``."""
-    model_args = {**args.model_args, "factors": str(args.output / file)}
-    command = ["lm_eval", "--model", "lpes", "--model_args", _as_lm_eval_reads_it(model_args)]
     # A pattern stands here for tasks alone, to lm_eval also for their groups, which it then refuses.
-    fitting = {name: fnmatch.filter([task.name for task in tasks], name) for name in args.tasks}
-    command += ["--tasks", ",".join(task for name in args.tasks for task in fitting[name] or [name])]
-    for flag in ("device", "num_fewshot", "include_path", "system_instruction"):
-        if (value := getattr(args, flag)) is not None:
-            command += [f"--{flag}", str(value)]
-    if args.batch_size != "auto":
-        command += ["--batch_size", str(args.batch_size)]
-    if args.apply_chat_template:
-        command += [
-            "--apply_chat_template",
-            *([args.apply_chat_template] if args.apply_chat_template is not True else []),
-        ]
-    if args.fewshot_as_multiturn is False:
-        command += ["--fewshot_as_multiturn", "false"]
-    if args.fewshot_seed != 1234:
-        command += ["--seed", f"0,1234,1234,{args.fewshot_seed}"]
-    if args.confirm_run_unsafe_code:
-        command += ["--confirm_run_unsafe_code"]
-    for flag in ("metadata", "gen_kwargs"):
-        if value := getattr(args, flag):
-            command += [f"--{flag}", json.dumps(value)]
-    if any(task.divided for task in tasks):
-        command += ["--samples", str(args.output / HELD_OUT_NUMBERS)]
-    elif args.held_out_examples < 500:
-        command += ["--limit", str(args.held_out_examples)]
+    fitting = {name: fnmatch.filter([task.name for task in tasks], name) or [name] for name in args.tasks}
+    limit = args.held_out_examples if args.held_out_examples < 500 else None
+    divided = any(task.divided for task in tasks)
+    flags = {
+        "model": "lpes",
+        "model_args": _as_lm_eval_reads_it({**args.model_args, "factors": str(args.output / file)}),
+        "tasks": ",".join(task for name in args.tasks for task in fitting[name]),
+        **{name: getattr(args, name) for name in ("device", "num_fewshot", "include_path", "system_instruction")},
+        "batch_size": None if args.batch_size == "auto" else args.batch_size,
+        "apply_chat_template": args.apply_chat_template,
+        "fewshot_as_multiturn": "false" if args.fewshot_as_multiturn is False else None,
+        "seed": None if args.fewshot_seed == 1234 else f"0,1234,1234,{args.fewshot_seed}",
+        "confirm_run_unsafe_code": args.confirm_run_unsafe_code,
+        **{name: json.dumps(value) for name in ("metadata", "gen_kwargs") if (value := getattr(args, name))},
+        "samples": args.output / HELD_OUT_NUMBERS if divided else None,
+        "limit": None if divided else limit,
+    }
+    command = ["lm_eval"]
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join(command)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,28 +24,17 @@ from typing import Any
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
-FILES = (
-    "settings.json",
-    "arguments.json",
-    "factors.json",
-    "best_effort.json",
-    "held_out_samples.json",
-    "summary.md",
-    "report.json",
+UNFINISHED = re.compile(
+    r"\.((settings|arguments|factors|best_effort|held_out_samples|report)\.json|summary\.md)\..*\.part"
 )
-"""What a search writes to its folder beside the journal and pictures."""
+"""What is left of a file of ours where the process that wrote it ended too soon."""
 
 
 class Journal:
     """A search's folder, held by this process alone from ``with`` to the end of its block.
 
-    Args:
-        folder: made if it is not there.
-        settings: plain data that decides what the search finds: the optimiser's arguments, the model, the examples.
-
-    Attributes:
-        entries: what was recorded, by key.
-        notes: what a person should know about how the folder was found, one sentence each.
+    ``settings`` is plain data that decides what the search finds. ``entries`` has what was recorded, by key; ``notes``
+    has what a person should know about how the folder was found, one sentence each.
 
     Raises:
         UserError: from ``with``: another process is at work in the folder, it belongs to a search with other settings,
@@ -62,9 +52,9 @@ class Journal:
         """Lock the folder and read it."""
         from filelock import FileLock, Timeout
 
+        self._lock = FileLock(self.folder / ".lock", timeout=0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / ".lock", timeout=0)
             self._lock.acquire()
         except Timeout:
             raise UserError(
@@ -73,8 +63,9 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
-            for part in (part for name in FILES for part in self.folder.glob(f".{name}.*.part")):
-                part.unlink()  # what an ended process had not finished writing
+            for path in self.folder.iterdir():
+                if UNFINISHED.fullmatch(path.name):
+                    path.unlink()
             self._check_settings()
             self._read()
             self._file = self._path.open("ab")
@@ -134,39 +125,33 @@ class Journal:
     def _read(self) -> None:
         if not self._path.exists():
             return
-        raw = self._path.read_bytes()
-        whole = 0  # bytes that hold whole lines
-        lines = raw.splitlines(keepends=True)
+        *lines, torn = self._path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("no end")
                 entry = json.loads(line)
                 self.entries[entry["key"]] = entry
             except (ValueError, KeyError, TypeError):
-                if number < len(lines):
-                    raise UserError(
-                        f"{self._path}, line {number}: damaged; delete the line to have its individual evaluated again"
-                    ) from None
-                with self._path.open("r+b") as file:
-                    file.truncate(whole)
-                self.notes.append(f"{self._path}: the last line was torn off in writing and has been dropped")
-                return
-            whole += len(line)
+                if number == len(lines) and not torn:
+                    torn = line + b"\n"
+                    break
+                raise UserError(
+                    f"{self._path}, line {number}: damaged; delete the line to have its individual evaluated again"
+                ) from None
+        if torn:
+            os.truncate(self._path, self._path.stat().st_size - len(torn))
+            self.notes.append(f"{self._path}: the last line was torn off in writing and has been dropped")
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     """Where two plain values differ, one phrase a place."""
     if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            phrase
-            for key in [*before, *(key for key in now if key not in before)]
-            for phrase in _differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
-        ]
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = enumerate(zip(before, now, strict=True))
-        return [phrase for i, (old, new) in pairs for phrase in _differences(old, new, f"{name}[{i}]")]
-    return [] if before == now else [f"{name} was {json.dumps(before)}, is now {json.dumps(now)}"]
+        dot = "." if name else ""
+        places = {f"{name}{dot}{key}": (before.get(key), now.get(key)) for key in before | now}
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        places = {f"{name}[{i}]": pair for i, pair in enumerate(zip(before, now, strict=True))}
+    else:
+        return [] if before == now else [f"{name} was {json.dumps(before)}, is now {json.dumps(now)}"]
+    return [phrase for place, pair in places.items() for phrase in _differences(*pair, place)]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -234,8 +234,8 @@ MUTANTS = (
     Mutant(
         "factors that are not better beyond chance are not shown to help",
         "search/report/pages.py",
-        "return any(better) and not any(worse)",
-        "return not any(worse)",
+        "return 1 in compared and -1 not in compared",
+        "return -1 not in compared",
         (f"{SEARCH}/test_ga.py::test_factors_count_as_found_only_where_they_are_better_than_the_plain_model",),
     ),
 )

@@ -90,6 +90,11 @@ class BandScan(Optimizer):
         return 1 + single + together + self.config.finalists
 
     @property
+    def max_effort(self) -> float:
+        """All examples for the finalists, and a scan's share for the others."""
+        return SWEEPS[0].effort * (self.max_evaluations - self.config.finalists) + self.config.finalists
+
+    @property
     def expected_evaluations(self) -> int:
         """Two steps of each scan are new where few bands are kept."""
         likely = 1 + 4 * sum(map(len, self._levels())) + self.config.finalists

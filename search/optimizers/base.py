@@ -132,6 +132,11 @@ class Optimizer:
         raise NotImplementedError
 
     @property
+    def max_effort(self) -> float:
+        """The same, in measurements on all search examples."""
+        return self.max_evaluations
+
+    @property
     def expected_evaluations(self) -> int:
         """About how many it is likely to ask for, for the plan's estimate of the time."""
         return self.max_evaluations

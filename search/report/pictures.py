@@ -24,18 +24,19 @@ def convergence(
 ) -> Any:
     """The fitness of every individual that was measured in full, and of the fittest so far; returns the figure."""
     measured = [entry for entry in individuals if "stopped_after" not in entry]
-    generations = sorted({entry["generation"] for entry in measured})
-    bests: list[float] = []
-    asked = 0
-    for generation in generations:
-        of_it = [entry for entry in measured if entry["generation"] == generation]
-        fittest = max(entry["fitness"] for entry in of_it)
-        more = asked != (asked := of_it[0]["prompts"])  # on other questions, what is fitter may differ
-        bests.append(fittest if more else max(fittest, bests[-1]))
+    by_size: dict[int, list[Mapping[str, Any]]] = {}  # fitness on fewer prompts is another one
+    for entry in sorted(measured, key=lambda entry: entry["generation"]):
+        by_size.setdefault(entry["prompts"], []).append(entry)
     with _figure(folder and folder / "convergence.png", "generation", "fitness on the search examples") as axes:
-        at, fitness = ([entry[name] for entry in measured] for name in ("generation", "fitness"))
-        axes.scatter(at, fitness, s=8, color="0.7", label="individuals")
-        axes.plot(generations, bests, drawstyle="steps-post", color=_style(FOUND)[0], label="fittest so far")
+        for number, (prompts, entries) in enumerate(sorted(by_size.items())):
+            of = f" ({prompts} prompts)" if len(by_size) > 1 else ""
+            last, color = number == len(by_size) - 1, _style(FOUND)[0]
+            at, fitness = ([entry[name] for entry in entries] for name in ("generation", "fitness"))
+            bests = [max(fitness[: k + 1]) for k in range(len(fitness))]
+            axes.scatter(at, fitness, s=12, color="0.35" if last else "0.75", label=f"individuals{of}", zorder=3)
+            axes.plot(
+                at, bests, drawstyle="steps-post", color=color, alpha=1 if last else 0.5, label=f"fittest so far{of}"
+            )
         for name, entry in to_beat.items():
             color, line, _ = _style(name)
             axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
@@ -47,7 +48,7 @@ def tradeoff(folder: Path, search: Search, individuals: Sequence[Mapping[str, An
     from matplotlib.ticker import AutoLocator
 
     found = trades(individuals, search.evaluator)
-    if len(search.evaluator.columns) < 2 or not found:
+    if len(search.evaluator.columns) < 2 or len(front(found)) < 2:
         return
     with _figure(folder / "tradeoff.png", "mean over positions, search examples", "worst position") as axes:
         axes.xaxis.set_major_locator(AutoLocator())  # means are no whole numbers
@@ -57,11 +58,8 @@ def tradeoff(folder: Path, search: Search, individuals: Sequence[Mapping[str, An
                 at = [[getattr(trade, name) for trade in some] for name in ("mean", "worst")]
                 axes.scatter(*at, s=22, color=face, edgecolors="0.5", label=text, zorder=2)
         best = [trade for trade in front(found) if not trade.harm]
-        axes.plot(
-            [t.mean for t in best], [t.worst for t in best], color="0.5", linewidth=1, label="not beaten", zorder=1
-        )
-        marked = [(PLAIN, outcome.to_beat[PLAIN]), (FOUND, outcome.best)]
-        for name, entry in marked:
+        axes.plot([t.mean for t in best], [t.worst for t in best], color="0.5", lw=1, label="not beaten", zorder=1)
+        for name, entry in ((PLAIN, outcome.to_beat[PLAIN]), (FOUND, outcome.best)):
             color, _, marker = _style(name)
             for trade in trades([entry], search.evaluator):
                 axes.scatter(trade.mean, trade.worst, s=60, color=color, marker=marker, label=name, zorder=3)
@@ -84,9 +82,7 @@ def positions(folder: Path, task: Objective, measured: Mapping[str, Measured]) -
             errors = [_standard_error(scores.examples[column.name]) for column in task.columns]
             color, line, marker = _style(name)
             beside = [position + number - 1 for position in at]  # equal scores do not hide each other
-            axes.errorbar(
-                beside, values, errors, color=color, linestyle=line, marker=marker, markersize=4, capsize=2, label=name
-            )
+            axes.errorbar(beside, values, errors, color=color, ls=line, marker=marker, ms=4, capsize=2, label=name)
         axes.set_xticks(at)
 
 
@@ -116,6 +112,6 @@ def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
     yield axes
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     if path is not None:
         figure.savefig(path, dpi=150)

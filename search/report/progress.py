@@ -4,118 +4,78 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from search.report.pages import Entry, label, seconds, shown_name
+from search.report.pages import Entry, label, named, seconds
 from search.space import Individual
 
 if TYPE_CHECKING:
     from search.run import Search, Watch
 
 
-class _Status:
-    """What was asked, measured and found so far."""
-
-    def __init__(self, search: Search, to_beat: Mapping[str, Entry]) -> None:
-        self.search, self.to_beat = search, to_beat
-        self.asked, self.prompts = 0, 0
-        self.measured, self.answered, self.spent = 0, 0, 0.0
-        self.part = search.part
-        self.first: list[float] = []  # the fitness of the initial population
-        self.note = ""
-        self.best: Entry | None = None
-
-    def add(self, entry: Entry, new: bool) -> None:
-        self.asked += 1
-        self.prompts += entry["prompts"]
-        if new and entry["seconds"] > 0:  # a cache knows others, which says nothing about those to come
-            self.measured += 1
-            self.answered += entry["prompts"]
-            self.spent += entry["seconds"]
-        if self.search.part != self.part:  # on other questions, what is fitter may differ
-            self.part, self.best = self.search.part, None
-        if self.best is None or entry["fitness"] > self.best["fitness"]:
-            self.best = entry
-        self.note = ""
-        if self.search.optimizer.generation == 0:
-            self.first.append(entry["fitness"])
-        elif self.first:
-            self.note = self.search.optimizer.note(self.first)
-            self.first = []
-
-    @property
-    def left(self) -> str:
-        if self.measured == 0:
-            return "-"
-        total = self.search.optimizer.expected_effort * self.search.evaluator.prompts
-        return "about " + seconds(max(total - self.prompts, 0) * self.spent / self.answered)
-
-    @property
-    def pace(self) -> str:
-        return f"{self.spent / self.measured:.1f} s an individual" if self.measured else "-"
-
-    @property
-    def place(self) -> str:
-        optimizer = self.search.optimizer
-        return f"generation {optimizer.generation}/{optimizer.generations}"
-
-
 @contextmanager
 def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
     """Show each individual as it is measured."""
-    status = _Status(search, to_beat)
-    if not sys.stdout.isatty():
-
-        def line(individual: Individual, entry: dict[str, Any], new: bool) -> None:
-            status.add(entry, new)
-            if status.note:
-                print(f"note: {status.note}", flush=True)
-            best = status.best["fitness"] if status.best else 0.0
-            took = seconds(entry["seconds"]) if new and entry["seconds"] > 0 else "known"
-            print(
-                f"{status.place}  individual {status.asked}  {individual.origin:9}  fitness {entry['fitness']:.4f}  "
-                f"best {best:.4f}  {took}  left {status.left}",
-                flush=True,
-            )
-
-        yield line
-        return
-
     from rich.live import Live
 
-    with Live(_table(status, None), refresh_per_second=4) as live:
+    optimizer = search.optimizer
+    asked = prompts = answered = 0
+    took = 0.0  # seconds for the prompts answered now: individuals that are known say nothing about the rest
+    part = search.part
+    first: list[float] = []  # the fitness of the initial population
+    best: Entry | None = None
 
-        def show(individual: Individual, entry: dict[str, Any], new: bool) -> None:
-            status.add(entry, new)
-            if status.note:
-                live.console.print(f"note: {status.note}")
-            live.update(_table(status, entry))
+    def show(individual: Individual, entry: dict[str, Any], new: bool) -> None:
+        nonlocal asked, prompts, answered, took, part, best
+        asked += 1
+        prompts += entry["prompts"]
+        if part != search.part:  # on other questions, what is fitter may differ
+            part, best = search.part, None
+        if best is None or entry["fitness"] > best["fitness"]:
+            best = entry
+        pace = "known"
+        if new and entry["seconds"] > 0:
+            answered += entry["prompts"]
+            took += entry["seconds"]
+            pace = seconds(entry["seconds"])
+        if optimizer.generation == 0:
+            first.append(entry["fitness"])
+        elif first:
+            if note := optimizer.note(first):
+                print(f"note: {note}", flush=True)  # above the live display, which takes over what is printed
+            first.clear()
+        total = max(optimizer.expected_evaluations, asked)
+        to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)
+        left = f"about {seconds(to_come * took / answered)}" if answered else "-"
+        line = (
+            f"generation {optimizer.generation}/{optimizer.generations}  individual {asked} of about {total}  "
+            f"{individual.origin:9}  fitness {entry['fitness']:.4f}  best {best['fitness']:.4f}  {pace}  left {left}"
+        )
+        if live is None:
+            print(line, flush=True)
+        else:
+            live.update(
+                _display(
+                    search, line, asked / total, {**named(search, to_beat), "best so far": best, "this one": entry}
+                )
+            )
 
+    with Live(refresh_per_second=4) if sys.stdout.isatty() else nullcontext() as live:
         yield show
 
 
-def _table(status: _Status, last: Entry | None) -> Any:
+def _display(search: Search, line: str, done: float, rows: Mapping[str, Entry]) -> Any:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    search = status.search
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("fitness", justify="right")
     for _, column in search.evaluator.columns.values():
         table.add_column(label(column, len(search.evaluator.objectives) > 1), justify="right")
-    rows = [
-        *((shown_name(search, name), entry) for name, entry in status.to_beat.items()),
-        ("best so far", status.best),
-        ("this one", last),
-    ]
-    for name, entry in rows:
-        if entry is not None:
-            values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
-            table.add_row(name, f"{entry['fitness']:.4f}", *values)
-    total = search.optimizer.expected_evaluations
-    bar = ProgressBar(total=max(total, status.asked), completed=status.asked, width=50)
-    head = f"{status.place}   individual {status.asked} of about {total}   {status.pace}   left {status.left}"
-    return Group(head, bar, table)
+    for name, entry in rows.items():
+        values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
+        table.add_row(name, f"{entry['fitness']:.4f}", *values)
+    return Group(line, table, ProgressBar(total=1.0, completed=done, width=50))  # a bar ends no line
