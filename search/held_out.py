@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search import guards, identity
+from search import guards
 from search.config import speed_options
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldO
     (section 4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
     """
     from lpes_eval.compare import statistics
+    from search import identity
     from search.evaluator import Evaluator
 
     args, tasks = search.args, list(search.held_out)
