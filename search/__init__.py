@@ -65,7 +65,8 @@ def search(
         >>> result.plot()
     """
     from lpes_eval.errors import UserError
-    from search import config, ga, report, run
+    from search import config, ga, run
+    from search.report.pages import verdict
 
     args = config.defaults(preset)
     if unknown := sorted(flags.keys() - vars(args).keys()):
@@ -79,4 +80,4 @@ def search(
     outcome = ga.run(made)
     assert outcome is not None  # a plan alone is the command's
     history = [entry for entry in made.entries.values() if entry.get("generation") is not None]
-    return Result(outcome.found, outcome.shown, report.verdict(made, outcome), history, outcome, args.output)
+    return Result(outcome.found, outcome.shown, verdict(made, outcome), history, outcome, args.output)

@@ -18,12 +18,13 @@ from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search import report
 from search.config import MEASURED, model_name, parse, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out
 from search.journal import Journal
+from search.report import pages
 from search.report.pages import Outcome
+from search.report.progress import progress
 from search.run import Search, load
 from search.space import Y_START, Individual
 
@@ -69,9 +70,9 @@ def _say_how_to_go_on(folder: Path | None) -> None:
 def run(search: Search) -> Outcome | None:
     """Plan, search, write, evaluate; None for a plan alone."""
     args = search.args
-    print(report.plan(search), flush=True)
+    print(pages.plan(search), flush=True)
     if args.dry_run:
-        print(report.duration(search), flush=True)
+        print(pages.duration(search), flush=True)
         return None
     with Journal(args.output, search.settings) as journal:
         search.entries = journal.entries
@@ -81,9 +82,9 @@ def run(search: Search) -> Outcome | None:
             print(f"note: {note}", flush=True)
         plain = search.measure(PLAIN, search.uniform(1.0), journal)
         to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), journal, plain)}
-        print(report.to_beat(search, to_beat, journal), flush=True)
+        print(pages.to_beat(search, to_beat, journal), flush=True)
         so_far: dict[str, Any] | None = None
-        with report.progress(search, to_beat) as show:
+        with progress(search, to_beat) as show:
 
             def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
                 nonlocal so_far
@@ -105,12 +106,12 @@ def run(search: Search) -> Outcome | None:
                 raise
         outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))
         outcome.file = write_factors(search, outcome)
-        report.write(search, journal, outcome)  # the search's, whatever becomes of the rest
+        pages.write(search, journal, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:
             outcome.held_out = evaluate_held_out(search, outcome.found, journal)
             outcome.file = write_factors(search, outcome)
-            report.write(search, journal, outcome)
-        print("\n" + report.summary(search, journal, outcome), flush=True)
+            pages.write(search, journal, outcome)
+        print("\n" + pages.summary(search, journal, outcome), flush=True)
         print(f"Factors: {args.output / outcome.file}", flush=True)
     return outcome
 
