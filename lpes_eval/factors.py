@@ -227,6 +227,8 @@ def _read(path: str | Path, way_out: str) -> Factors:
     """A factors file; the way out is for a path where no file is."""
     path = Path(os.path.expanduser(path))
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # it would be waited for
+            raise ValueError("a pipe or a device; expected a factors file (JSON)")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:

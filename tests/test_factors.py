@@ -332,3 +332,10 @@ def test_the_package_lists_its_public_names_and_no_others():
 def test_a_number_with_an_underscore_is_not_read_as_another_number():
     with pytest.raises(FactorsError, match="1_5"):
         parse("1_5")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "f.json")
+    with pytest.raises(FactorsError, match="a pipe or a device"):
+        load(tmp_path / "f.json")
