@@ -39,7 +39,7 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     In this order: ``source`` and ``data_dir`` of the metadata, the folder named by ``LPES_EVAL_DATA``, the model.
 
     Raises:
-        DataError: a folder that is none, or two wishes that exclude each other.
+        DataError: a folder that is none, or two settings that exclude each other.
     """
     kind, folder = metadata.get("source"), metadata.get("data_dir")
     if folder and kind not in (None, "folder"):
