@@ -110,7 +110,7 @@ LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", 
 
 
 def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path):
-    question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [LINE, LINE]), 3)
+    question, _ = kv.read(official(tmp_path / "f.jsonl.gz", [LINE, LINE]), 3)
     orders = {p: [k for k, _ in question.at(p)[0]] for p in (0, 50, 100)}
     assert orders == {0: ["b", "a", "c"], 50: ["a", "b", "c"], 100: ["a", "c", "b"]}
     assert {question.value(p) for p in (0, 50, 100)} == {"2"}
@@ -118,7 +118,7 @@ def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_ord
 
 @needs_sample
 def test_the_official_sample_of_75_pairs_is_read_whole():
-    questions = kv.read_official(SHARED, 75)
+    questions = kv.read(SHARED, 75)
     assert len(questions) == 500
     with gzip.open(SHARED, "rt") as file:
         first = json.loads(file.readline())

@@ -14,7 +14,7 @@ TASKS = Path(__file__).resolve().parents[2] / "tasks"
 CONTEXTS = mdqa.LINE["ctxs"]
 ZERO = {**zeroscrolls.LINE, "output": "x"}
 READERS = {  # benchmark -> a reader of a file, and a line that it reads
-    "kv": (lambda path: kv.read_official(path, 2), kv.LINE),
+    "kv": (lambda path: kv.read(path, 2), kv.LINE),
     "mdqa": (lambda path: mdqa.read(path, 2), mdqa.LINE),
     "leval": (lambda path: leval.read(path, "sci_fi"), {**leval.LINE, "outputs": ["True [fact: False]"]}),
     "zeroscrolls": (lambda path: zeroscrolls.read(path, "qasper", "held_out"), ZERO),
@@ -62,9 +62,9 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("mdqa", {"ctxs": [CONTEXTS[0]] * 2}, "example 2: 2 documents .* expected one"),
         ("leval", {"input": None}, "line 2: 'input' is NoneType"),
         ("leval", {"instructions": ["q", 3]}, "line 2: 'instructions'"),
-        ("leval", {"instructions": ["q", "r"]}, "document 2: 2 instructions but 1 outputs"),
-        ("leval", {"outputs": [" "]}, "document 2: 'outputs' holds an empty text"),
-        ("leval", {"outputs": ["True"]}, "document 2: the reference 'True' has no"),
+        ("leval", {"instructions": ["q", "r"]}, "example 2: 2 instructions but 1 outputs"),
+        ("leval", {"outputs": [" "]}, "example 2: 'outputs' holds an empty text"),
+        ("leval", {"outputs": ["True"]}, "example 2: the reference 'True' has no"),
         ("zeroscrolls", {"input": 3}, "line 2: 'input' is int"),
         ("zeroscrolls", {"truncation_seperator": None}, "line 2: 'truncation_seperator' is NoneType"),
         ("zeroscrolls", {"query_start_index": "5"}, "line 2: 'query_start_index' is str"),
@@ -86,7 +86,7 @@ def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmar
 def test_the_lines_that_the_readmes_show_are_read(tmp_path):
     for folder, read, size, beginning in (
         ("mdqa_pos", mdqa.read, 2, "Document [1](Title: New mill)"),
-        ("kv_retrieval", kv.read_official, 3, "Extract the value"),
+        ("kv_retrieval", kv.read, 3, "Extract the value"),
     ):
         (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / folder / "README.md").read_text(), re.M)
         (question,) = read(write(tmp_path / "f.jsonl", shown), size)
@@ -100,15 +100,15 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
 @pytest.mark.parametrize(
     ("load", "there", "said"),
     [
-        (kv.load, [KV.format(8)], f"(there is {KV.format(8)}: add num_keys=8 to --metadata)"),
+        (kv.load, [KV.format(8)], f"(there: {KV.format(8)}; choose with num_keys=N"),
         (
             kv.load,
             [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
-            f"are {KV.format(8)}.gz, {KV.format(75)}.gz: add num_keys=8 or 75 to --metadata)",
+            f"(there: {KV.format(75)}.gz, {KV.format(8)}.gz; choose",
         ),
-        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there, and no official file has num_keys=50"),
+        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50"),
         *(
-            (mdqa.load, [place + MDQA.format(8)], f"there is {MDQA.format(8)}: add num_documents=8 to --metadata")
+            (mdqa.load, [place + MDQA.format(8)], f"there: {MDQA.format(8)}; choose with num_documents=N")
             for place in ("", "8_total_documents/", "qa_data/8_total_documents/")
         ),
     ],
