@@ -208,12 +208,7 @@ class Task(BenchmarkTask):
     def __init__(self, config: dict[str, Any]) -> None:
         self._windows: dict[int, list[Window]] = {}
         metrics = {"token_perplexity": perplexity, "nll": "mean"}
-        super().__init__(
-            config,
-            output_type="loglikelihood",
-            num_fewshot=0,
-            metric_list=[{"metric": m, "aggregation": how, "higher_is_better": False} for m, how in metrics.items()],
-        )
+        super().__init__(config, metrics, output_type="loglikelihood", num_fewshot=0)
 
     def load(
         self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
