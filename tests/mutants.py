@@ -115,14 +115,14 @@ MUTANTS = (
         "lpes_eval/data/mdqa.py",
         "normalized = normalize(first_line(prediction))",
         "normalized = first_line(prediction)",
-        (f"{DATA}/test_qa_metric.py",),
+        (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "only the first line of an answer of mdqa_pos counts",
         "lpes_eval/data/mdqa.py",
         "normalized = normalize(first_line(prediction))",
         "normalized = normalize(prediction)",
-        (f"{DATA}/test_qa_metric.py",),
+        (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "lm_eval refuses a prompt that does not fit, and does not cut it",

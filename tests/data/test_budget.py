@@ -12,11 +12,6 @@ from lpes_eval.harness import budget
 DOCUMENT = "the story of a döcument “and” the question that goes on; " * 20
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_llama.tokenizer()
-
-
 def model(tokenizer, window=200, **attributes):
     """What a budget uses of one of lm-eval's models."""
     return SimpleNamespace(tokenizer=tokenizer, max_length=window, **attributes)

@@ -1,6 +1,5 @@
 """Files in the benchmarks' form are read, and every other line is refused with its place and what is wrong with it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -23,13 +22,8 @@ READERS = {  # benchmark -> a reader of a file, and a line that it reads
 }
 
 
-def write(path: Path, *lines) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return path
-
-
 @pytest.mark.parametrize("benchmark", READERS)
-def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benchmark):
+def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benchmark, write):
     read, good = READERS[benchmark]
     assert len(read(write(tmp_path / "f.jsonl", good))) == 1
     without = {key: value for key, value in good.items() if key != next(iter(good))}
@@ -76,14 +70,14 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("perplexity", {"text": 1}, "line 2: 'text' is int"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmark, change, message):
+def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmark, change, message, write):
     read, good = READERS[benchmark]
     path = write(tmp_path / "f.jsonl", good, {**good, **change})
     with pytest.raises(DataError, match=rf"^{path}.*{message}"):
         read(path)
 
 
-def test_the_lines_that_the_readmes_show_are_read(tmp_path):
+def test_the_lines_that_the_readmes_show_are_read(tmp_path, write):
     for folder, read, size, beginning in (
         ("mdqa_pos", mdqa.read, 2, "Document [1](Title: New mill)"),
         ("kv_retrieval", kv.read, 3, "Extract the value"),
@@ -113,10 +107,9 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
         ),
     ],
 )
-def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, load, there, said):
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, load, there, said, write):
     for name in there:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        write(tmp_path / name)
     with pytest.raises(DataError) as caught:
         load(data_dir=str(tmp_path))
     assert said in str(caught.value)

@@ -16,12 +16,6 @@ from lpes_eval.data import source
 from lpes_eval.errors import DataError
 from lpes_eval.factors import Factors
 
-
-@pytest.fixture(autouse=True)
-def no_folder_in_the_environment(monkeypatch):
-    monkeypatch.delenv(source.ENV, raising=False)
-
-
 # -- the rule --------------------------------------------------------------------------------------------------------
 
 
