@@ -216,14 +216,12 @@ def test_worked_cases(prediction, answers, score):
 # -- the task --------------------------------------------------------------------------------------------------------
 
 
-def test_search_and_held_out_questions_are_disjoint_at_every_search_seed():
-    held_out, source = mdqa.load(num_documents=10)
-    assert (len(held_out), source.examples, source.total) == (500, 500, fiction.POOL)
-    for seed in (0, 1):
-        search, _ = mdqa.load(num_documents=10, split="search", search_seed=seed)
-        assert len(search) == 200
-        for field in ("question", "question_id"):
-            assert {row[field] for row in search}.isdisjoint(row[field] for row in held_out)
+def test_a_search_gets_its_own_questions_and_another_seed_gets_others():
+    drawn = [mdqa.load(**split)[0] for split in ({}, {"split": "search"}, {"split": "search", "search_seed": 1})]
+    held_out, search, other = ({row["question"] for row in rows} for rows in drawn)
+    assert (len(held_out), len(search), len(other)) == (500, 200, 200)
+    assert held_out.isdisjoint(search | other)
+    assert search != other
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data/10_total_documents", "qa_data"])
@@ -274,21 +272,16 @@ def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_sp
     doc = {"answers": ["14 March 1712", "March 14, 1712"]}
     right, wrong = " It was March 14 1712.", "1712\nMarch 14, 1712"
     metrics = task.process_results(doc, [right, wrong, wrong, right, right])
-    at = {f"best_subspan_em@{p}": score for p, score in zip(POSITIONS, [1, 0, 0, 1, 1], strict=True)}
-    assert {name: metrics[name] for name in at} == at
-    assert metrics["best_subspan_em"] == pytest.approx(0.6)
     other = task.process_results(doc, [right, right, wrong, wrong, wrong])
+    assert [metrics[f"best_subspan_em@{p}"] for p in POSITIONS] == [1, 0, 0, 1, 1]
+    assert metrics["best_subspan_em"] == pytest.approx(0.6)
     aggregate = task.aggregation()
     assert set(aggregate) == set(metrics)
-    over = {name: aggregate[f"best_subspan_em_{name}"] for name in ("worst", "spread", "worst_stderr", "spread_stderr")}
-    rows = [metrics["best_subspan_em_worst"], other["best_subspan_em_worst"]]
-    assert over["worst"](rows) == 0.0  # means 1, 0.5, 0, 0.5, 0.5
-    assert over["spread"](rows) == 1.0
-    assert over["worst_stderr"](rows) >= 0
-    assert {name for name, up in task.higher_is_better().items() if not up} == {
-        "best_subspan_em_spread",
-        "best_subspan_em_spread_stderr",
-    }
+    rows = [metrics["best_subspan_em_worst"], other["best_subspan_em_worst"]]  # means 1, 0.5, 0, 0.5, 0.5
+    assert [aggregate[f"best_subspan_em_{name}"](rows) for name in ("worst", "spread")] == [0.0, 1.0]
+    assert aggregate["best_subspan_em_worst_stderr"](rows) >= 0
+    lower = {name for name, up in task.higher_is_better().items() if not up}
+    assert lower == {"best_subspan_em_spread", "best_subspan_em_spread_stderr"}
 
 
 def test_the_task_is_greedy_up_to_a_newline_and_names_its_source(task):
