@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,8 @@ def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> 
     while not (fitting := [window for window in tried.values() if window.tokens <= length]) and max(tried) + 1 < before:
         start = max(tried) + 1
         tried[start] = cut(start)
-    return max(fitting, key=_tokens) if fitting else min(tried.values(), key=_tokens)
-
-
-def _tokens(window: Window) -> int:
-    return window.tokens
+    size = attrgetter("tokens")
+    return max(fitting, key=size) if fitting else min(tried.values(), key=size)
 
 
 def windows(

@@ -135,16 +135,3 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
 def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
     task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
-
-
-def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch):
-    monkeypatch.setenv("LPES_EVAL_DATA", str(tmp_path))
-    for num_keys, named in (
-        (75, "get it from https://.*kv-retrieval-75"),
-        (50, "no official file has num_keys=50; expected one of 75, 140, 300"),
-    ):
-        missing = rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"
-        with pytest.raises(DataError, match=missing):
-            kv.load(num_keys=num_keys)
-    with pytest.raises(DataError, match="no official file"):
-        kv.load(num_keys=50, source="official")

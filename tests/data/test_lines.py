@@ -1,6 +1,7 @@
 """Files in the benchmarks' form are read, and every other line is refused with its place and what is wrong with it."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,8 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
             [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
             f"(there: {KV.format(75)}.gz, {KV.format(8)}.gz; choose",
         ),
-        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50"),
+        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50; expected"),
+        (partial(kv.load, num_keys=75), [], f"{KV.format(75)}.gz is not there; get it from https://"),
         *(
             (mdqa.load, [place + MDQA.format(8)], f"there: {MDQA.format(8)}; choose with num_documents=N")
             for place in ("", "8_total_documents/", "qa_data/8_total_documents/")

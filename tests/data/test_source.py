@@ -145,3 +145,5 @@ def test_offline_and_not_cached_is_one_line_with_file_address_and_ways_out(tmp_p
         "source=generated",
     ):
         assert part in str(refused.value)
+    with pytest.raises(DataError, match="no official file has num_documents=11; expected one of 10, 20, 30"):
+        mdqa.OFFICIAL.path(source.Asked("official"), 11)
