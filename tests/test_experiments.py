@@ -5,24 +5,21 @@ import random
 import re
 import shlex
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.experiments import bench as of
+from benchmarks.experiments import measure, page, pictures, plan, store
+from benchmarks.experiments.__main__ import main as run_command
+from benchmarks.experiments.bench import Bench, open_bench
+from benchmarks.experiments.figures import Difference, Figures
+from benchmarks.experiments.page import headline, results_page
+from benchmarks.experiments.plan import KV, MDQA
+from lpes_eval import Factors
+from lpes_eval.errors import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.experiments import bench as of  # noqa: E402
-from benchmarks.experiments import measure, page, pictures, plan, store  # noqa: E402
-from benchmarks.experiments.__main__ import main as run_command  # noqa: E402
-from benchmarks.experiments.bench import Bench, open_bench  # noqa: E402
-from benchmarks.experiments.figures import Difference, Figures  # noqa: E402
-from benchmarks.experiments.page import headline, results_page  # noqa: E402
-from benchmarks.experiments.plan import KV, MDQA  # noqa: E402
-from lpes_eval import Factors  # noqa: E402
-from lpes_eval.errors import UserError  # noqa: E402
-
 LAYERS = 4
 SHIPPED = [1.0, 1.6, 1.2, 1.0]
 

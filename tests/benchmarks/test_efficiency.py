@@ -169,16 +169,14 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
     monkeypatch.setattr(methods, "load", lambda name: broken.get(name) or load(name))
     efficiency.main([*FLAGS, "--shapes", "tiny", "small", "--output", str(tmp_path / "e.json")])
     results = json.loads((tmp_path / "e.json").read_text())
-    found = {out.get("method", out["shape"]): out["error"] for out in results["left_out"]}
-    assert found.keys() == {*errors, "small"}
-    assert found["moice"] == "out of memory: CUDA out of memory"
-    assert found["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
-    assert found["ms_poe"] == "refused: llama: not this one"
+    assert {out.get("method", out["shape"]) for out in results["left_out"]} == {*errors, "small"}
     (cell,) = results["cells"]
     assert {row["method"] for row in cell["rows"]} == {"plain", *methods.names()} - errors.keys()
     said = capsys.readouterr().out
-    assert "Left out: small, batch 1, 16 tokens (the model does not fit into memory)." in said
-    assert "Left out: ms_poe in tiny, batch 1, 16 tokens (refused: llama: not this one)." in said
+    at = "batch 1, 16 tokens"
+    assert f"Left out: small, {at} (the model does not fit into memory)." in said
+    assert f"Left out: ms_poe in tiny, {at} (refused: llama: not this one)." in said
+    assert f"Left out: moice in tiny, {at} (out of memory: CUDA out of memory)." in said
     broken["lpes"] = failing("lpes", RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         efficiency.main([*FLAGS, "--output", str(tmp_path / "e.json")])
