@@ -204,23 +204,9 @@ def table(families: Iterable[Family]) -> str:
 def document() -> str:
     """The whole of ``docs/support.md``."""
     families = [examine(model_type) for model_type in model_types()]
-    count = Counter(family.status for family in families)
-    return (
-        "# Model families\n\n"
-        "<!-- made by `python -m benchmarks.families > docs/support.md`; do not edit -->\n\n"
-        f"The {len(families)} causal-LM families of transformers {transformers.__version__}, built small with random "
-        f"weights and, unless refused, run with and without factors: {count['supported']} take layer factors, "
-        f"{count['refused']} are refused (`lpes_eval.apply` raises `UnsupportedModel` with the reason), "
-        f"{count['not built']} could not be built for this table.\n\n"
-        "`rotary table` says what the family's rotary module answers: cosines and sines or complex rotations; its own "
-        "kind of RoPE where that is not the default one; `partial` where only part of a head is rotated; `several "
-        "tables` where kinds of attention have frequencies of their own. A factor applies to all of them.\n\n"
-        "`no effect` names layers that the factors do not change, because they do not rotate (linear attention, "
-        "state-space and convolution layers, and attention without positions). A factor there is harmless.\n\n"
-        "A model wrapped by PEFT takes factors like the model inside it, for example with LoRA, IA3 or prompt tuning. "
-        "Prefix tuning and cartridges are refused: their keys are learnt and put into the cache as they are, so they "
-        "fit the rotation that they were learnt under, and no factor can rotate them anew.\n\n" + table(families)
-    )
+    counts = {status.replace(" ", "_"): n for status, n in Counter(family.status for family in families).items()}
+    words = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return words.format(families=len(families), version=transformers.__version__, **counts) + table(families)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
