@@ -55,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": _CPU
     | {"shapes": ["reference", "small", "small-gqa"], "lengths": [512, 1500, 4096], "batches": [1, 4], "rounds": 20},
     "gpu": {
-        "shapes": ["vicuna-7b", "qwen2.5-7b", "vicuna-13b"],
+        "shapes": ["qwen2.5-7b", "vicuna-7b", "vicuna-13b"],
         "lengths": [1500, 4096, 16384, 32768],
         "batches": [1, 4],
         "largest": 65536,
