@@ -21,6 +21,7 @@ from lpes_eval.curves import KINDS
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
 from search import optimizers
+from search.optimizers.base import Optimizer
 from search.space import Y_HIGH, Y_LOW, Space
 
 _UNSET = object()
@@ -178,7 +179,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     users: dict[str, list[str]] = {}
     for name in optimizers.names():
         group = parser.add_argument_group(f"the search, with --optimizer {name}")
-        for each in settings_of(name):
+        for each in settings_of(optimizers.load(name)):
             users.setdefault(each.name, []).append(name)
             if users[each.name] == [name]:
                 kwargs = {key: each.metadata[key] for key in ("type", "metavar", "help")}
@@ -188,9 +189,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             action.help = f"{action.help} (also {', '.join(others)})"
 
 
-def settings_of(optimizer: str) -> list[Field[Any]]:
+def settings_of(optimizer: type[Optimizer]) -> list[Field[Any]]:
     """An optimiser's settings that are flags."""
-    return [each for each in fields(optimizers.load(optimizer).Config) if each.metadata]
+    return [each for each in fields(optimizer.Config) if each.metadata]
 
 
 OF_LM_EVAL = {
@@ -324,8 +325,8 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
 
 def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
-    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
-    idle = of_all - {each.name for each in settings_of(args.optimizer)}
+    of_all = {each.name for name in optimizers.names() for each in settings_of(optimizers.load(name))}
+    idle = of_all - {each.name for each in settings_of(optimizers.load(args.optimizer))}
     idle |= set(optimizers.load(args.optimizer).ignores)
     if args.curve == "free":
         idle |= {"control_points", "max_dx"}

@@ -19,7 +19,6 @@ from lpes_eval.factors import Factors
 from search.config import metadata_of, speed_options, task_options
 
 if TYPE_CHECKING:
-    from search.cache import FitnessCache
     from search.evaluator import Evaluator, Measured
 
 logger = logging.getLogger(__name__)
@@ -82,9 +81,7 @@ class Guard:
         }
 
 
-def load(
-    args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int, cache: FitnessCache | None
-) -> list[Guard]:
+def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int) -> list[Guard]:
     """The guards of a search, on the examples of a split; ``evaluator`` is the one of the search's tasks on it.
 
     Raises:
@@ -101,7 +98,8 @@ def load(
 
     def measured_by(tasks: list[str], metadata: Mapping[str, Any], metrics: list[str] | None) -> Evaluator:
         settings = options | {"metadata": metadata, "metrics": metrics, "weights": None}
-        return Evaluator(evaluator.lm, load_tasks(evaluator.lm, tasks, **settings), cache=cache, **speed_options(args))
+        found = load_tasks(evaluator.lm, tasks, **settings)
+        return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))
 
     if len(asked) == len(args.guard):  # nobody said none
         by_position = [objective for objective in evaluator.objectives if objective.by_position]

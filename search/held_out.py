@@ -53,7 +53,7 @@ class HeldOut:
         return [name for name, guard in self.guards.items() if guard["over"] > 0]
 
 
-def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldOut:
+def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
 
     PI has the fittest uniform factor that the search measured, or where it measured none the mean of the found factors
@@ -69,11 +69,11 @@ def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldO
     uniform = search.best_uniform or search.uniform(sum(scaled) / len(scaled))
     factors = {PLAIN: search.uniform(1.0)}
     if uniform.digest() != found.digest():
-        factors[search.pi(uniform.per_layer(search.num_layers)[-1])] = uniform
+        factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
-    watched = guards.load(args, evaluator, "held_out", args.held_out_examples, search.evaluator.cache)
+    watched = guards.load(args, evaluator, "held_out", args.held_out_examples)
     asked = identity.sha256(evaluator.describe())
-    measured = {name: _measure(name, values, asked, evaluator, journal) for name, values in factors.items()}
+    measured = {name: _measure(name, values, asked, evaluator, search.journal) for name, values in factors.items()}
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}

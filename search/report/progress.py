@@ -42,8 +42,12 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         if optimizer.generation == 0:
             first.append(entry["fitness"])
         elif first:
-            if note := optimizer.note(first):
-                print(f"note: {note}", flush=True)  # above the live display, which takes over what is printed
+            if len(first) > 1 and len(set(first)) == 1:
+                print(  # above the live display, which takes over what is printed
+                    f"note: all {len(first)} individuals of the first generation have fitness {first[0]:.4f}, so "
+                    "chance decides between them; another --start or --skip may find better ground (docs/search.md)",
+                    flush=True,
+                )
             first.clear()
         total = max(optimizer.expected_evaluations, asked)
         to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)

