@@ -50,10 +50,10 @@ def choose(
     Args:
         lm: the lm-eval model.
         requests: lm-eval's instances.
-        fast: answer by ``exact`` where that can be exact.
-        share_prefixes: of it, prefill common beginnings once.
-        tokens_per_batch: of it, the batch's size.
-        prompts_per_batch: of it, the batch's size in prompts instead.
+        fast: answer by ``exact`` where that can be exact; the others are its options.
+        share_prefixes: prefill common beginnings once.
+        tokens_per_batch: the batch's size.
+        prompts_per_batch: the batch's size in prompts instead.
     """
     from search.engines.exact import ExactEngine
     from search.engines.harness import HarnessEngine

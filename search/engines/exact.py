@@ -148,11 +148,11 @@ class ExactEngine:
                 self.tokens_per_batch = self._tokens(batch) // 2
                 waiting = [*(batch if size > 1 else self._halves(batch[0])), *waiting]
                 continue
-            texts = {
-                i: postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
+            yield {
+                i: [postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)]
+                * self._repeats[i]
                 for i, tokens in answers.items()
             }
-            yield {i: [text] * self._repeats[i] for i, text in texts.items()}
 
     def _parts(self, numbers: Sequence[int]) -> list[Group]:
         """These prompts, those together that share a prefix."""
@@ -173,14 +173,14 @@ class ExactEngine:
             yield Group(group.prefix, group.members[k : k + lanes])
 
     def _halves(self, row: Group) -> list[Group]:
-        if len(row.members) == 1:
+        middle = len(row.members) // 2
+        if not middle:
             raise UserError(
                 f"not even one prompt of {len(self._prompts[row.members[0]].tokens)} tokens fits the memory of "
                 f"{self.lm.device}; take a smaller dtype (--model_args dtype=...), another device or a task with "
                 "shorter prompts"
             )
-        middle = (len(row.members) + 1) // 2
-        return [Group(row.prefix, row.members[:middle]), Group(row.prefix, row.members[middle:])]
+        return [Group(row.prefix, some) for some in (row.members[:middle], row.members[middle:])]
 
     def _room(self, rows: Sequence[Group]) -> tuple[int, int, int, int]:
         """Rows of a batch, tokens of their prefix, tokens that may come behind it of each prompt, prompts of a row."""

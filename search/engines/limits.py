@@ -13,13 +13,8 @@ from lpes_eval.errors import UserError
 
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
 HARMLESS = SAMPLING | {
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "use_cache",
-    "max_length",
-    "transformers_version",
-}
+    "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "max_length", "transformers_version"
+}  # fmt: skip
 """Entries of a generation config that leave greedy decoding the most probable token, one after another."""
 NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_beams": 1, "min_length": 0}
 """Further entries, which do so at these values."""

@@ -144,7 +144,7 @@ def plan(search: Search) -> str:
 
 def duration(search: Search) -> str:
     """How long the search may take, by one batch that is answered now."""
-    prompts, taken = search.evaluator.time_a_batch() or (0, 0.0)
+    prompts, taken = search.evaluator.time_two_batches()
     return _render("duration.txt.j2", search, prompts=prompts, taken=taken)
 
 

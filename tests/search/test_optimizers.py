@@ -314,7 +314,7 @@ def test_random_numbers_are_those_of_any_platform_and_version():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Space(L=32, d=0), "at least 2"),
+        (lambda: Space(L=32, d=0), "1 control points do not fit 32 layer"),
         (lambda: Space(L=3, d=3), "4 control points do not fit 3 layer"),
         (lambda: ga(Space(L=32), N_pa=33), "--parents 33"),
         (lambda: ga(Space(L=32), T=-1), "generations=-1"),
