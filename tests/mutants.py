@@ -215,14 +215,14 @@ MUTANTS = (
         "search/evaluator.py",
         "identity.sha256([asked, [objective.docs for objective in self.objectives]])",
         "identity.sha256([])",
-        (f"{SEARCH}/test_evaluator.py::test_a_task_that_was_edited_is_another_fitness",),
+        (f"{SEARCH}/test_identity.py::test_a_task_that_was_edited_is_another_fitness",),
     ),
     Mutant(
         "other weights are another fitness",
         "search/identity.py",
         "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())",
         "pass",
-        (f"{SEARCH}/test_evaluator.py::test_another_weight_is_another_model",),
+        (f"{SEARCH}/test_identity.py::test_another_weight_is_another_model",),
     ),
     Mutant(
         "factors that were not shown to help are not called factors.json",

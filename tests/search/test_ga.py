@@ -276,11 +276,6 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     assert out.count("individuals of the first generation have fitness 0.0000") == 1
 
 
-def test_skipped_layers_are_left_alone(command, tmp_path):
-    assert command(*SEARCH_ONLY, "--skip", "1", "--control_points", "2")[0] == 0
-    assert factors_file.load(found(tmp_path / "out")).per_layer()[0] == 1.0
-
-
 def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(command, monkeypatch):
     monkeypatch.setattr("lm_eval.api.metrics.mean", lambda values: float("nan"))
     monkeypatch.setattr("search.tasks.Objective.aggregation", lambda self, column: lambda values: float("nan"))
