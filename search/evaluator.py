@@ -115,7 +115,7 @@ class Evaluator:
         self._requests = [request for objective in objectives for request in objective.task.instances]
         self.engine, self.slow_because = engines.choose(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
-        self.prompts, self.prompt_tokens = len(self._requests), getattr(self.engine, "prompt_tokens", None)
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
         self.columns: dict[str, tuple[Objective, Column]] = {
             column.name: (objective, column) for objective in objectives for column in objective.columns
         }

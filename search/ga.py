@@ -11,12 +11,12 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import MEASURED, model_name, parse, without_effect
 from search.guards import rank
@@ -128,26 +128,20 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
-    factors = Factors.from_curve(
-        found.curve[0],  # type: ignore[index]
-        found.curve[1],  # type: ignore[index]
-        num_layers=search.evaluator.num_layers,
-        unscaled_layers=range(args.skip),
-        origin={
-            "model": model_name(args),
-            "task": ",".join(args.tasks),
-            "fitness": {"value": best["fitness"], "scores": best["scores"]},
-            "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
-            "seed": args.seed,
-            "packages": search.settings["packages"],
-        },
-    )
-    if name:
-        factors.save(args.output / name)
-        return name
-    name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
+    origin = {
+        "model": model_name(args),
+        "task": ",".join(args.tasks),
+        "fitness": {"value": best["fitness"], "scores": best["scores"]},
+        "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
+        "seed": args.seed,
+        "packages": search.settings["packages"],
+    }
+    factors, other = replace(found, origin=origin), ""
+    if not name:
+        name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
     factors.save(args.output / name)
-    (args.output / other).unlink(missing_ok=True)  # of the same search, before its held-out examples
+    if other:  # of the same search, before its held-out examples
+        (args.output / other).unlink(missing_ok=True)
     return name
 
 

@@ -170,9 +170,9 @@ MUTANTS = (
     ),
     Mutant(
         "equal factors are put into the model like any others",
-        "search/engines/exact.py",
-        "rope.apply(self.model, factors)",
-        "rope.apply(self.model, factors if len({*factors}) > 1 else 1.0)",
+        "search/engines/harness.py",
+        "rope.apply(self.lm.model, factors)",
+        "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
         (f"{SEARCH}/test_evaluator.py::test_pi_is_measured_under_its_factor_and_not_as_the_plain_model",),
     ),
     Mutant(

@@ -29,6 +29,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
+from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
 from search.engines.prefixes import Group, Tokens, share
@@ -74,7 +75,7 @@ class _Lane:
     answer: Tokens = ()
 
 
-class ExactEngine:
+class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
@@ -85,23 +86,17 @@ class ExactEngine:
 
     Attributes:
         count: what answering has cost so far.
-        prompt_tokens: tokens of all prompts together.
         longest: tokens of the longest prompt and the longest answer it may get.
     """
 
     def __init__(
         self, lm: HFLM, requests: Sequence[Any], *, share_prefixes: bool = True, tokens_per_batch: int = 65_536
     ) -> None:
-        self.lm, self.model = lm, lm.model
-        self.count = Count()
-        self.unended: set[int] = set()
-        self.tokens_per_batch = tokens_per_batch
-        self.num_layers = len(rope.find_decoder(lm.model).layers)
+        super().__init__(lm, requests)
+        self.model, self.count, self.tokens_per_batch = lm.model, Count(), tokens_per_batch
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
-        self._repeats = [request.repeats or 1 for request in requests]
-        self.cut: list[bool] = []
         self._prompts = [self._prepare(*request.args) for request in requests]
         prompts = [prompt.tokens for prompt in self._prompts]
         self.prompt_tokens = sum(map(len, prompts))
@@ -114,16 +109,11 @@ class ExactEngine:
         asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
         room = room_for_prompt(self.lm, asked["max_gen_toks"])
         kept = encode(self.lm, context, truncation=self.lm.truncation)[-room:]  # as HFLM
-        self.cut.append(len(kept) < len(encode(self.lm, context)))
         end = self.lm.tok_decode(self.lm.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(list(asked["until"]), eos=end)
         tokens_of = self.lm.tokenizer.encode
         stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
         return Prompt(tuple(kept), until, stops, asked["max_gen_toks"])
-
-    def set_factors(self, factors: Sequence[float]) -> None:
-        """Answer with these factors from now on, one a layer."""
-        rope.apply(self.model, factors)
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
         """Answer all requests, batch by batch: each request's number and its responses.
@@ -150,7 +140,7 @@ class ExactEngine:
                 continue
             yield {
                 i: [postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)]
-                * self._repeats[i]
+                * (self._requests[i].repeats or 1)
                 for i, tokens in answers.items()
             }
 

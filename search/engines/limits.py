@@ -57,7 +57,8 @@ def is_cut(lm: Any, request: Any) -> bool:
         return False
     if request.request_type == "generate_until":
         room = room_for_prompt(lm, normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"])
-        return len(encode(lm, request.args[0])) > room
+        whole = len(encode(lm, request.args[0]))
+        return whole > min(room, len(encode(lm, request.args[0], truncation=True)) if lm.truncation else whole)
     if request.request_type == "loglikelihood":
         context, continuation = request.args
         pair = lm._encode_pair(context, continuation) if context else ([0], lm.tok_encode(continuation))

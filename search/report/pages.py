@@ -64,11 +64,8 @@ class Outcome:
         held_out = self.held_out
         if held_out is None or not self.fitter:
             return self.fitter
-        compared = [
-            direction(held_out.comparisons[task.name, PLAIN].mean, task.sign)
-            for task in held_out.tasks
-            if (task.name, PLAIN) in held_out.comparisons
-        ]
+        pairs = [(task, held_out.comparisons.get((task.name, PLAIN))) for task in held_out.tasks]
+        compared = [direction(paired.mean, task.sign) for task, paired in pairs if paired]
         if not compared:  # corpus metrics: nothing to pair
             return held_out.measured[FOUND].fitness > held_out.measured[PLAIN].fitness and not held_out.worsened
         return 1 in compared and -1 not in compared and not held_out.worsened
@@ -76,8 +73,7 @@ class Outcome:
 
 def direction(difference: Difference, sign: int) -> int:
     """1 where the interval shows an improvement, -1 where it shows a loss, 0 where it shows neither."""
-    low, high = sorted((sign * difference.low, sign * difference.high))
-    return (low > 0) - (high < 0)
+    return sign * ((difference.low > 0) - (difference.high < 0))
 
 
 def seconds(value: float) -> str:
