@@ -128,7 +128,7 @@ class Search:
         """Of the uniform factors that were measured in full, the fittest; None where there is none but 1."""
         measured = [e for e in self.journal.entries.values() if "examples" in e and e.get("factor", 1) != 1]
         best = max(measured, key=lambda entry: entry["fitness"], default=None)
-        return best and self.uniform(best["factor"])
+        return self.uniform(best["factor"]) if best else None
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""

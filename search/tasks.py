@@ -225,7 +225,7 @@ def _build(
     if getattr(task, "MULTIMODAL", False):
         raise UserError(f"{task.task_name} shows pictures or plays sound, which an lpes model does not take")
     if asked("gen_kwargs") and task.OUTPUT_TYPE == "generate_until":
-        task.set_config(key="generation_kwargs", value=dict(asked("gen_kwargs")), update=True)
+        task.set_config(key="generation_kwargs", value={**prompting["gen_kwargs"]}, update=True)
     if (shots := task.get_config("num_fewshot")) != 0 and asked("num_fewshot") is not None:
         task.set_config(key="num_fewshot", value=asked("num_fewshot"))
     elif shots is None:

@@ -173,7 +173,7 @@ MUTANTS = (
         "search/engines/harness.py",
         "rope.apply(self.lm.model, factors)",
         "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
-        (f"{SEARCH}/test_evaluator.py::test_pi_is_measured_under_its_factor_and_not_as_the_plain_model",),
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
     ),
     Mutant(
         "no held-out example can be drawn for a search",

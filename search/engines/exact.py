@@ -18,6 +18,7 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,12 +33,15 @@ from lpes_eval.errors import UserError
 from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
-from search.engines.prefixes import Group, Tokens, share
+
+Tokens = tuple[int, ...]
 
 LOOKS = 8
 """Batches, at the least, of prompts that are asked in an order: whoever gives one may stop after any batch."""
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
+SHORTEST_PREFIX = 16
+"""Tokens that prompts must have in common before it is worth splitting them."""
 
 
 @dataclass
@@ -52,6 +56,14 @@ class Count:
     forwards: int = 0
     prefilled: int = 0
     shared: int = 0
+
+
+@dataclass
+class Group:
+    """Prompts (by their number) that begin with the same tokens, and go through the model in one row."""
+
+    prefix: Tokens
+    members: list[int]
 
 
 @dataclass
@@ -294,3 +306,24 @@ class ExactEngine(HarnessEngine):
         return answer[-1] in self._ends or any(
             stop in decode(answer[-window:]) for stop, window in self._prompts[i].stops
         )
+
+
+def share(prompts: Sequence[Tokens]) -> list[Group]:
+    """Group prompts whose common beginning is at least half of each; in sorted order these are neighbours.
+
+    A prefix never is a whole prompt: the last token is what the model is asked about.
+    """
+    groups: list[Group] = []
+    for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+        beginning = prompts[i][:-1]
+        if groups:
+            last = groups[-1]
+            pairs = zip(last.prefix, beginning, strict=False)
+            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            longest = max(len(prompts[j]) for j in (i, *last.members))
+            if common >= max(SHORTEST_PREFIX, longest / 2):
+                last.prefix = beginning[:common]
+                last.members.append(i)
+                continue
+        groups.append(Group(beginning, [i]))
+    return groups

@@ -85,7 +85,7 @@ class Optimizer:
     ) -> None:
         if generations < 0:
             raise UserError(f"generations={generations}: expected at least 0")
-        self.config = config or self.Config()
+        self.config: Any = config or self.Config()
         self.space, self.start = space, start or space.start()
         self.generation, self.generations, self.told = 0, generations, 0
         self.history: Mapping[int, Mapping[str, Any]] = {}

@@ -77,17 +77,6 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
 
 
-def test_pi_is_measured_under_its_factor_and_not_as_the_plain_model(toy_lm, task_folder):
-    tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    evaluator = Evaluator(toy_lm, tasks)
-    plain = evaluator(Factors.from_uniform(1.0))
-    pi = evaluator(Factors.from_uniform(1.9))
-    assert rope.applied(toy_lm.model) == [1.9] * 3
-    expected = [by_the_harness(toy_lm, [1.9] * 3, "toy", task_folder, f"hits@{p}") for p in (0, 50, 100)]
-    assert list(pi.examples.values()) == expected
-    assert pi.examples != plain.examples
-
-
 def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, task_folder):
     parts = load_tasks(
         toy_lm, ["toy_choice", "toy_plain"], metrics=["acc", "misses"], weights=[3, 1], include_path=task_folder
