@@ -24,12 +24,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +42,7 @@ from lpes_eval.methods.tables import Table
 
 _NAME = "lpes_eval_methods"
 _ATTRIBUTE = "_method_attention"
-_TOKENS = itertools.count()
+"""On an attention module: the method and the layer's number. On a cache: what the method remembers, by layer."""
 
 
 def claim(model: nn.Module, method: str) -> None:
@@ -102,8 +100,8 @@ class Interception(InModel):
 
     name: str
     padding: Tensor | None = None
-    _entered: tuple[dict[str, Any], Table, NewAlone | None] | None = None  # what the attention that runs was given
-    _left = False  # its attention function has been called
+    _entered: tuple[dict[str, Any], Table, NewAlone | None] | tuple[()] | None = None
+    """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
 
     def attend(self, call: Call) -> Tensor:
@@ -132,8 +130,7 @@ class Interception(InModel):
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._caches: WeakSet[Cache] = WeakSet()
-        self._token = next(_TOKENS)  # what tells this method's caches from others'; plain, so that caches can be copied
+        self._stamp = rope.Stamp()
         self.partial: dict[int, bool] = {}
         training = model.training
         model.eval()
@@ -154,10 +151,7 @@ class Interception(InModel):
             handle.remove()
         for h in list(self._attentions):
             self._release(h)
-        for cache in list(self._caches):
-            cache.__dict__.pop(_ATTRIBUTE, None)
-            rope.retire(cache, "by a method that has been taken out of the model since")
-        self._caches.clear()
+        self._stamp.retire("by a method that has been taken out of the model since")
 
     def project(self, call: Call, **changes: Any) -> tuple[Tensor, Tensor]:
         """The queries and keys that the layer's attention would compute, were ``changes`` among what it is given."""
@@ -169,14 +163,6 @@ class Interception(InModel):
         finally:
             self._projecting = False
         raise AssertionError("an attention module that did not call its attention function")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy of the model takes along: all but the caches, of which it has met none."""
-        return self.__dict__ | {"_caches": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the copy."""
-        self.__dict__.update(state, _caches=WeakSet())
 
     # -- hooks; none is a closure, so a copy of the model has its own
 
@@ -209,7 +195,7 @@ class Interception(InModel):
 
     def _enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         given = dict(zip(_arguments(attention), args, strict=False)) | kwargs
-        table, self._entered, self._left = given.get("position_embeddings"), None, False
+        table, self._entered = given.get("position_embeddings"), None
         if _ATTRIBUTE not in attention.__dict__ or table is None:  # a layer without positions
             return None
         if not isinstance(table, Table):
@@ -228,29 +214,28 @@ class Interception(InModel):
         """The attention function of layer ``h``, as transformers calls it."""
         if self._projecting:
             raise _Projected(query, key)
-        if self._left:
+        if self._entered == ():
             raise _unsupported(self._model, "its layers call the attention function more than once")
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self._configs[h]._attn_implementation, eager)
         if self._entered is None:
             return function(module, query, key, value, mask, **options)
-        (given, table, cache), self._entered, self._left = self._entered, None, True
+        (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
         call = Call(self, h, module, given, table, cache, state, query, key, value, mask, options, function)
         return self._attend(call), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
         held = int(cache.get_seq_length(h))
-        token, states = cache.__dict__.get(_ATTRIBUTE, (None, {}))
-        if token != self._token:
+        if getattr(cache, rope.STAMP, None) is not self._stamp:
             if held > 0:
                 raise CacheError(
                     f"the key-value cache holds {held} positions whose keys {self.name} has not rotated; start with an "
                     "empty cache"
                 )
-            states = {}
-            cache.__dict__[_ATTRIBUTE] = (self._token, states)
-            self._caches.add(cache)
+            self._stamp.put(cache)
+            cache.__dict__[_ATTRIBUTE] = {}
+        states = cache.__dict__[_ATTRIBUTE]
         if held == 0:
             states[h] = {}
         return states[h]

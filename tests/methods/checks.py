@@ -1,10 +1,35 @@
-"""What the tests of several methods share: small inputs, generation, a run of lm-eval, and slow references."""
+"""What the tests of several methods share: families, small inputs, generation, runs of lm-eval, and slow references."""
 
+import contextlib
 import math
 
 import lm_eval
 import torch
 
+from lpes_eval import methods
+
+FAMILIES = (
+    "llama",
+    "cohere",  # neighbours paired
+    "cohere2",  # layers without positions, which get the tables all the same
+    "flint",  # a learnt sink for each head
+    "gemma2",  # soft capping
+    "gemma3_text",  # two rotary tables
+    "glm",  # neighbours paired in a half of each head
+    "gpt_neox",  # a cache by another name
+    "gpt_oss",  # attention sinks, and a table of half the width
+    "granite_swa",  # layers without positions, which get none
+    "mistral",
+    "mixtral",
+    "nemotron",
+    "olmo2",
+    "phi",  # a part of the head rotated
+    "phi3",  # one projection for queries, keys and values
+    "qwen2",
+    "qwen3",  # queries and keys normalised
+    "smollm3",
+    "stablelm",  # a part of the head rotated
+)
 LENGTH, PADDING = 20, 5
 TASK = "kv_retrieval"
 
@@ -18,15 +43,39 @@ def inputs(rows=2, length=LENGTH, padding=PADDING):
 
 
 @torch.no_grad()
+def logits(model, **given):
+    return model(**({} if "input_ids" in given else inputs()) | given).logits
+
+
+@torch.no_grad()
 def generated(model, given=None, **options):
-    """Greedy generation of five tokens, with the logits of each."""
+    """The logits of five greedy steps, (5, B, V)."""
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None} | options
-    return model.generate(**(given or inputs()), return_dict_in_generate=True, output_logits=True, **options)
+    return torch.stack(
+        model.generate(**(given or inputs()), return_dict_in_generate=True, output_logits=True, **options).logits
+    )
 
 
-def distance(a, b):
-    """The largest difference between two generations' logits."""
-    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
+def apart(a, b):
+    """The largest difference."""
+    return (a - b).abs().max().item()
+
+
+def put(name, model):
+    """A method in a model, with settings under which it makes a difference to a few random tokens."""
+    kind = methods.load(name)
+    settings = {
+        "ms_poe": {"min": 2, "max": 20, "skip": 1, "threshold": 1.5},
+        "positional_channel": {"channel": 5, "scale": -3, "layers": "0:2"},
+    }.get(name) or kind.benchmark_settings(model)
+    for router in settings.values() if name == "moice" else ():
+        spread(router).requires_grad_(False)
+    return kind.apply(model, **settings)
+
+
+def prompt_ends_at(method, column):
+    """Say so to a method that wants to know."""
+    return method.prompt_ends_at(column) if hasattr(method, "prompt_ends_at") else contextlib.nullcontext()
 
 
 def evaluate(model, task_manager, arguments="", limit=2, **metadata):
@@ -46,6 +95,19 @@ def evaluate(model, task_manager, arguments="", limit=2, **metadata):
 def answers(results):
     """Every answer of a run."""
     return [(sample["doc_id"], sample["arguments"], sample["resps"]) for sample in results["samples"][TASK]]
+
+
+def likelihoods(lm, requests):
+    """Log-likelihoods as the harness asks for them: of (context, continuation), in batches."""
+    pairs = [(("", ""), context, continuation) for context, continuation in requests]
+    return [score for score, _ in lm._loglikelihood_tokens(pairs, disable_tqdm=True)]
+
+
+def likelihood_alone(lm, context, continuation):
+    """The same of one request, without a batch."""
+    with torch.no_grad(), prompt_ends_at(lm.method, len(context) - 1):
+        found = lm.model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]
+    return found.log_softmax(-1)[range(len(continuation)), continuation].sum().item()
 
 
 def slow_weights(q, w1, w2, w3, k):

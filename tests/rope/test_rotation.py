@@ -87,11 +87,11 @@ def counted_calls(rotary, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 40])
-def test_a_forward_computes_all_tables_in_the_call_that_makes_the_models_own(model, ids, length, monkeypatch):
+def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, ids, length, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     calls = counted_calls(model.model.rotary_emb, monkeypatch)
     logits(model, ids[:1, :length])
-    assert calls == [(1 + 4, length)]  # the model's own and four layers'
+    assert calls == [(1, length), (1 + 4, length)]  # the true positions and four layers'
 
 
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])

@@ -57,7 +57,7 @@ class Mixture(Interception):
                 "python -m lpes_eval.methods.moice.train"
             )
         if not isinstance(self.router, Router):
-            self.file = routers.find(self.router)
+            self.file = routers.file_of(self.router)
             self.router = routers.read(self.file)
 
     def check(self, model: Any) -> None:
