@@ -14,8 +14,8 @@ from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel, UserError
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
-OTHERWISE = {"minimax", "zamba2"}
-"""Families whose own answers with a cache differ from those without one, or nearly so."""
+NEARLY = {"zamba2"}
+"""Families in which a method's answers with a cache differ from those without one by 0.002 in a logit."""
 OTHERS = sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED) - set(FAMILIES))
 ROTATING = [name for name in methods.names() if name not in ("lpes", "pi")]
 
@@ -30,28 +30,44 @@ def llama():
     return tiny_model(tiny_config("llama"))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def marks(model):
+    """The attributes of every module, and how many entries its dictionaries (hooks among them) have."""
+    return [
+        {key: len(value) if isinstance(value, dict) else None for key, value in vars(module).items()}
+        for module in model.modules()
+    ]
+
+
+def differences(model, method=None):
+    """How far answers without a cache, and those of each row alone, are from those of a padded batch with one."""
+    ids, end = inputs()["input_ids"], LENGTH - 1
+    with prompt_ends_at(method, end):
+        batch, anew, scored = generated(model), generated(model, use_cache=False), logits(model, use_cache=False)
+    alone = [generated(model, {"input_ids": row}) for row in (ids[:1, PADDING:], ids[1:])]
+    # Gemma 4 cuts its tables when it generates; and what is padded has other positions where nobody counts them
+    without_a_cache = max(apart(batch, anew), apart(batch[0, 1], scored[1, end]))
+    return without_a_cache, apart(batch, torch.cat(alone, dim=1))
+
+
 @pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def test_it_answers_the_same_with_a_cache_without_one_and_row_by_row_or_says_why_not(family, name):
-    model, named = built(family), family in FAMILIES
-    given = inputs(padding=PADDING if named else 0)
-    plain, answer, attributes = logits(model, **given), generated(model, given), [set(vars(m)) for m in model.modules()]
+    model = built(family)
+    plain, before = logits(model), marks(model)
     try:
         method = put(name, model)
     except UnsupportedModel as refusal:
         assert str(refusal).startswith(f"{model.config.model_type}: ")
-        assert not named or (family in WITHOUT_ONE_BASE and name in ("attention_buckets", "moice"))
+        assert family in OTHERS or (family in WITHOUT_ONE_BASE and name in ("attention_buckets", "moice"))
         pytest.skip(str(refusal))
-    with prompt_ends_at(method, LENGTH - 1):
-        cached, anew = generated(model, given), generated(model, given, use_cache=False)
-    assert apart(cached, answer) > 1e-3
-    assert family in OTHERWISE or apart(cached, anew) < (1e-4 if named else 1e-3)
-    if named:
-        rows = [{"input_ids": given["input_ids"][:1, PADDING:]}, {"input_ids": given["input_ids"][1:]}]
-        assert apart(cached, torch.cat([generated(model, row) for row in rows], dim=1)) < 1e-4
+    assert apart(logits(model), plain) > 1e-4
+    found = differences(model, method)
     method.detach()
-    assert torch.equal(logits(model, **given), plain)
-    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert torch.equal(logits(model), plain)
+    assert marks(model) == before
+    most = 1e-4 if family in FAMILIES else 3e-3 if family in NEARLY else 1e-3
+    for difference, of_plain in zip(found, differences(model), strict=True):
+        assert difference < most or (family in OTHERS and of_plain > 1e-4)  # some answer otherwise as plain models
 
 
 @pytest.mark.parametrize("name", methods.names())
