@@ -122,9 +122,9 @@ def slow_weights(q, w1, w2, w3, k):
     return [math.exp(scores[i]) / total if i in best else 0.0 for i in range(len(scores))]
 
 
-def turn(model, x, factor=1.0):
+def turn(model, x, factor=1.0, base=None):
     """Queries or keys (..., T, D) of a Llama rotated at position / factor, number by number."""
-    width, theta, out = x.shape[-1], model.config.rope_parameters["rope_theta"], x.clone()
+    width, theta, out = x.shape[-1], base or model.config.rope_parameters["rope_theta"], x.clone()
     for position in range(x.shape[-2]):
         for i in range(width // 2):
             angle = position / factor * theta ** (-2 * i / width)
@@ -132,6 +132,12 @@ def turn(model, x, factor=1.0):
             out[..., position, i] = a * math.cos(angle) - b * math.sin(angle)
             out[..., position, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)
     return out
+
+
+def causal(query, key, value):
+    """Attention of one head, all (T, D)."""
+    scores = query @ key.T / math.sqrt(query.shape[-1])
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf).softmax(-1) @ value
 
 
 def slow_llama(model, tokens, attend):

@@ -9,7 +9,19 @@ import torch
 
 import lpes_eval
 from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
-from checks import FAMILIES, LENGTH, PADDING, apart, generated, inputs, logits, prompt_ends_at, put
+from checks import (
+    FAMILIES,
+    LENGTH,
+    PADDING,
+    apart,
+    generated,
+    inputs,
+    likelihood_alone,
+    likelihoods,
+    logits,
+    prompt_ends_at,
+    put,
+)  # fmt: skip
 from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel, UserError
 
@@ -124,6 +136,27 @@ def test_layer_factors_and_methods_exclude_each_other(llama, name):
     assert torch.equal(logits(llama), expected)
     there.detach()
     lpes_eval.apply(llama, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ms_poe", {"min": 2, "max": 20, "skip": 0, "threshold": 2}),
+        ("positional_channel", {"channel": 19, "scale": -20}),
+    ],
+)
+def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name, settings):
+    lm = methods.load(name)(batch_size=3, **settings)
+    texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
+    cuts = zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
+    requests = [(text[:cut], text[cut:end]) for text, cut, end in cuts]
+    requests.append(([*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
+    requests.append((texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
+    found = likelihoods(lm, requests)
+    assert found == pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-3)
+    assert abs(found[0] - found[-1]) > 1e-3
+    lm.method.detach()
+    assert found != pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-2)
 
 
 REFUSED = {

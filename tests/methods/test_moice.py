@@ -1,7 +1,5 @@
 """MoICE inside a model: against its definition, and against the plain model where the two must be the same."""
 
-import cmath
-import math
 import shutil
 from dataclasses import replace
 
@@ -11,15 +9,26 @@ from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import answers, apart, evaluate, generated, inputs, likelihoods, logits, slow_weights, spread
+from checks import (
+    answers,
+    apart,
+    causal,
+    evaluate,
+    generated,
+    inputs,
+    likelihoods,
+    logits,
+    slow_llama,
+    slow_weights,
+    spread,
+    turn,
+)  # fmt: skip
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
 from lpes_eval.methods.attention import GrowingLayer
 from lpes_eval.methods.moice import MoICE, new_router, router
 from lpes_eval.methods.moice.router import Router
-
-FAMILIES = ("llama", "qwen2", "mistral", "phi", "stablelm")  # the last two rotate a part of each head
 
 
 def build(family="llama", **changes):
@@ -37,72 +46,28 @@ class First(Router):
         return torch.nn.functional.one_hot(torch.tensor(0), len(self.config.bases)).expand(*query.shape[:-1], -1)
 
 
-# -- against the definition
+@pytest.mark.parametrize("top_k", [7, 3])
+def test_logits_are_those_of_a_slow_implementation(top_k):
+    model, tokens = build(), inputs()["input_ids"][1]
+    made = make_router(model, top_k=top_k)
 
-
-def slow_attention(q, k, v, bases, width, weights_of):
-    """MoICE of one layer and one row, number by number: lists q (H, T, D), k and v (K, T, D) -> (T, H * D)."""
-    size, groups, half = len(q[0][0]), len(q) // len(k), width // 2
-
-    def rotate(x, position, base):
-        pairs = [complex(x[i], x[i + half]) * cmath.exp(1j * position * base ** (-2 * i / width)) for i in range(half)]
-        return [p.real for p in pairs] + [p.imag for p in pairs] + x[width:]
-
-    out = []
-    for t in range(len(q[0])):
-        row = []
-        for h in range(len(q)):
-            keys, values = k[h // groups], v[h // groups]
-            weights = weights_of(rotate(q[h][t], t, bases[0]))
-            mixed = [0.0] * size
-            for weight, base in zip(weights, bases, strict=True):
-                query = rotate(q[h][t], t, base)
-                scores = [
-                    sum(a * b for a, b in zip(query, rotate(keys[s], s, base), strict=True)) / math.sqrt(size)
-                    for s in range(t + 1)
-                ]
-                exponentials = [math.exp(score - max(scores)) for score in scores]
-                for s, e in enumerate(exponentials):
-                    for d in range(size):
-                        mixed[d] += weight * e / sum(exponentials) * values[s][d]
-            row += mixed
-        out.append(row)
-    return out
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("k", [7, 3])
-def test_every_layers_attention_equals_the_definition_number_by_number(family, k):
-    model = build(family)
-    made = make_router(model, top_k=k)
-    MoICE.apply(model, router=made)
-    seen, size = {}, model.config.hidden_size // model.config.num_attention_heads
-
-    def keep(key, of_input=False):
-        def hook(module, args, output):
-            seen[key] = (args[0] if of_input else output)[0].double()
-
-        return hook
-
-    for h, layer in enumerate(model.model.layers):
-        attention = layer.self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
-            getattr(attention, name).register_forward_hook(keep((h, name)))
-        out = getattr(attention, "o_proj", None) or attention.dense
-        out.register_forward_hook(keep((h, "out"), of_input=True))
-    logits(model, input_ids=inputs()["input_ids"][1:, :6])
-    width = int(size * (model.config.rope_parameters.get("partial_rotary_factor") or 1))
-    for h in range(model.config.num_hidden_layers):
-        q, key, v = (
-            seen[h, name].unflatten(-1, (-1, size)).transpose(0, 1).tolist() for name in ("q_proj", "k_proj", "v_proj")
-        )
+    def attend(h, hidden, project):
+        q, k, v = (project(name, hidden) for name in "qkv")
         w1, w2, w3 = (w[h].double().tolist() for w in (made.w1, made.w2, made.w3))
-        expected = slow_attention(q, key, v, made.config.bases, width, lambda x: slow_weights(x, w1, w2, w3, k))  # noqa: B023
-        found = seen[h, "out"]
-        assert (found - torch.tensor(expected, dtype=torch.float64)).abs().max() < 2e-5 * found.abs().max()
+        out, group = [], len(q) // len(k)
+        for head in range(len(q)):
+            by_base = [[turn(model, x, base=base) for x in (q[head], k[head // group])] for base in made.config.bases]
+            weights = torch.tensor([slow_weights(query, w1, w2, w3, top_k) for query in by_base[0][0].tolist()]).T
+            attended = (causal(query, key, v[head // group]) for query, key in by_base)
+            out.append(sum(w[:, None] * a for w, a in zip(weights, attended, strict=True)))
+        return torch.stack(out)
+
+    expected = slow_llama(model, tokens, attend)
+    MoICE.apply(model, router=made)
+    assert apart(logits(model, input_ids=tokens[None])[0], expected) < 1e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "phi", "stablelm"])
 def test_the_first_base_alone_is_the_plain_model(family):
     model = build(family)
     plain = logits(model)

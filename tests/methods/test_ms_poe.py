@@ -7,21 +7,7 @@ import torch
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from checks import (
-    LENGTH,
-    PADDING,
-    TASK,
-    answers,
-    apart,
-    evaluate,
-    generated,
-    inputs,
-    likelihood_alone,
-    likelihoods,
-    logits,
-    slow_llama,
-    turn,
-)
+from checks import LENGTH, PADDING, TASK, answers, apart, causal, evaluate, generated, inputs, logits, slow_llama, turn
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
 
@@ -56,13 +42,8 @@ def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.
                 else:  # the code: ratios = min + (max - min) * arange(H) / H; ratio of head i = ratios[head_order][i]
                     factors[i] = least + (greatest - least) * head_order[i] / heads
             chosen[h] = factors
-        out = []
-        for head in range(heads):
-            query, key = turn(model, q[head], factors[head]), turn(model, k[head // group], factors[head])
-            scores = query @ key.T / math.sqrt(width)
-            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
-            out.append(scores.softmax(-1) @ v[head // group])
-        return torch.stack(out)
+        shared = [(q[head], k[head // group], v[head // group], factors[head]) for head in range(heads)]
+        return torch.stack([causal(turn(model, a, s), turn(model, b, s), c) for a, b, c, s in shared])
 
     return slow_llama(model, tokens, attend), chosen
 
@@ -158,23 +139,8 @@ def test_a_prompt_in_pieces_is_refused_where_its_end_is_known(llama):
 # -- the model type
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return MsPoE(min=2, max=20, skip=0, threshold=2, batch_size=3)
-
-
-def test_likelihoods_rank_heads_on_the_last_token_of_the_context(lm):
-    texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
-    cuts = zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
-    requests = [(text[:cut], text[cut:end]) for text, cut, end in cuts]
-    requests.append(([*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
-    requests.append((texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
-    found = likelihoods(lm, requests)
-    assert found == pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-3)
-    assert abs(found[0] - likelihood_alone(lm, *requests[-1])) > 1e-3
-
-
-def test_generation_ranks_heads_on_the_last_token_of_the_prompt(lm, task_manager):
+def test_generation_ranks_heads_on_the_last_token_of_the_prompt(task_manager):
+    lm = MsPoE(min=2, max=20, skip=0, threshold=2, batch_size=3)
     found = evaluate(lm, task_manager, positions=[20])
     sample = found["samples"][TASK][0]
     tokens = torch.tensor([lm.tok_encode(sample["arguments"][0][0])])

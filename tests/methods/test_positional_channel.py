@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, apart, inputs, likelihood_alone, likelihoods, logits, slow_llama, turn
+from checks import LENGTH, apart, inputs, logits, slow_llama, turn
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
@@ -48,16 +48,6 @@ def test_logits_are_those_of_a_slow_implementation(end):
     assert apart(found, expected) < 1e-4
     assert torch.equal(found[:end], plain[:end])  # nothing before the prompt's last token is changed
     assert apart(found[end:], plain[end:]) > 1e-2
-
-
-def test_likelihoods_scale_from_the_last_token_of_the_context_on():
-    lm = PositionalChannel(channel=19, scale=-20, batch_size=3)
-    texts = torch.randint(20, 700, (4, 60), generator=torch.Generator().manual_seed(0)).tolist()
-    requests = [(text[:cut], text[cut:]) for text, cut in zip(texts, (40, 20, 59, 5), strict=True)]
-    found = likelihoods(lm, requests)
-    assert found == pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-3)
-    lm.method.detach()
-    assert found != pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-2)
 
 
 def test_the_search_finds_the_channels_that_rise_or_fall_smoothly_in_most_layers():
