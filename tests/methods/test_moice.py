@@ -9,26 +9,14 @@ from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import (
-    answers,
-    apart,
-    causal,
-    evaluate,
-    generated,
-    inputs,
-    likelihoods,
-    logits,
-    slow_llama,
-    slow_weights,
-    spread,
-    turn,
-)  # fmt: skip
+from checks import answers, apart, evaluate, generated, inputs, likelihoods, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
 from lpes_eval.methods.attention import GrowingLayer
 from lpes_eval.methods.moice import MoICE, new_router, router
 from lpes_eval.methods.moice.router import Router
+from slow import causal, slow_llama, slow_weights, turn
 
 
 def build(family="llama", **changes):

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checks import slow_weights, spread
+from checks import spread
 from lpes_eval.errors import UserError
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
+from slow import slow_weights
 
 
 def config(**changes):

@@ -7,9 +7,10 @@ import torch
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, PADDING, TASK, answers, apart, causal, evaluate, generated, inputs, logits, slow_llama, turn
+from checks import LENGTH, PADDING, TASK, answers, apart, evaluate, generated, inputs, logits
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
+from slow import causal, slow_llama, turn
 
 SETTINGS = {"threshold": 1.5}
 """Over a few random tokens no attention is three times its mean; the factors and the layers are the paper's."""

@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, apart, inputs, logits, slow_llama, turn
+from checks import LENGTH, apart, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
+from slow import slow_llama, turn
 
 
 def slow_scaling(model, tokens, end, channel, scale, layers):
