@@ -22,8 +22,6 @@ A method is a subclass whose ``attend`` turns one ``Call`` into the attention's 
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +33,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
+from lpes_eval.decoder import arguments
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel
@@ -63,7 +62,7 @@ def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
     decoder = rope.find_decoder(model)
     found: dict[int, list[nn.Module]] = {}
     for h, layer in enumerate(decoder.layers):
-        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in _arguments(m)]
+        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in arguments(m)]
         found[h] = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
     one = {h: modules[0] for h, modules in found.items() if modules}
     if decoder.own:
@@ -149,8 +148,7 @@ class Interception(InModel):
         self._model.__dict__.pop(rope.METHOD, None)
         for handle in self._handles:
             handle.remove()
-        for h in list(self._attentions):
-            self._release(h)
+        self._release(*self._attentions)
         self._stamp.retire("by a method that has been taken out of the model since")
 
     def project(self, call: Call, **changes: Any) -> tuple[Tensor, Tensor]:
@@ -178,10 +176,11 @@ class Interception(InModel):
             attention.__dict__[_ATTRIBUTE] = (self, h)
             self._handles.append(attention.register_forward_pre_hook(self._enter, with_kwargs=True))
 
-    def _release(self, h: int) -> None:
-        attention = self._attentions.pop(h)
-        attention.config = self._configs[h]
-        attention.__dict__.pop(_ATTRIBUTE, None)
+    def _release(self, *layers: int) -> None:
+        for h in layers:
+            attention = self._attentions.pop(h)
+            attention.config = self._configs[h]
+            attention.__dict__.pop(_ATTRIBUTE, None)
 
     def _note_padding(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
@@ -189,12 +188,11 @@ class Interception(InModel):
 
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
         if not isinstance(output, tuple):
-            reason = f"its rotary tables are complex numbers, which {self.name} cannot use"
-            raise _unsupported(self._model, reason)
+            raise _unsupported(self._model, f"its rotary tables are complex numbers, which {self.name} cannot use")
         return Table.of(rotary, args, kwargs, output)
 
     def _enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        given = dict(zip(_arguments(attention), args, strict=False)) | kwargs
+        given = dict(zip(arguments(attention), args, strict=False)) | kwargs
         table, self._entered = given.get("position_embeddings"), None
         if _ATTRIBUTE not in attention.__dict__ or table is None:  # a layer without positions
             return None
@@ -259,18 +257,16 @@ class Interception(InModel):
         self._hook()
         self._attend: Callable[[Call], Tensor] = self._learn
         model(input_ids=tokens, use_cache=False)
-        for h in set(self._attentions) - set(self.partial):
-            self._release(h)
+        self._release(*(set(self._attentions) - set(self.partial)))
         if not self.partial:
             raise _unsupported(model, f"none of the layers for {self.name} rotates queries and keys")
         self._attend = self.plainly
-        same = False
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
-            same = _close(last_token_from_cache(), expected)
-        if not same:
-            cannot = f"which {self.name} cannot follow"
-            raise _unsupported(model, f"its attention uses what is cached in a way of its own, {cannot}")
-        self._attend = self.attend
+            if _close(last_token_from_cache(), expected):
+                self._attend = self.attend
+        if self._attend == self.plainly:
+            reason = "its attention uses what is cached in a way of its own"
+            raise _unsupported(model, f"{reason}, which {self.name} cannot follow")
 
     def _learn(self, call: Call) -> Tensor:
         """The attention of the model as it is; finds out whether the layer rotates whole heads, a part, or nothing."""
@@ -282,23 +278,13 @@ class Interception(InModel):
         else:
             del self.partial[call.layer]
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
-                reason = "the way in which its attention rotates queries and keys could not be reproduced"
+                reason = "its attention rotates queries and keys in a way that could not be reproduced"
                 raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
         return call.compute(*own, call.value)
 
 
 def _unsupported(model: Any, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{getattr(model.config, 'model_type', type(model).__name__)}: {reason}")
-
-
-def _arguments(module: Any) -> tuple[str, ...]:
-    """The names of the arguments of a module's forward."""
-    return _names(type(module).forward)
-
-
-@functools.cache
-def _names(forward: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

@@ -54,10 +54,8 @@ class LayerFactors(InModel):
             with self._named():
                 rope.apply(model, self.parsed)
         elif rope.applied(model) is not None:
-            raise UserError(
-                "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
-                "or give factors="
-            )
+            way_out = "take them back for the plain model (lpes_eval.remove), or give factors="
+            raise UserError(f"pretrained: the model has layer factors in it; {way_out}")
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
@@ -146,8 +144,10 @@ class LPES(MethodLM):
         try:
             super().check(skeleton)
         except FactorsError as error:
-            default = "; it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
-            raise FactorsError(f"{error}{default if self._by_default else ''}") from None
+            if not self._by_default:
+                raise
+            way_out = "it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
+            raise FactorsError(f"{error}; {way_out}") from None
 
 
 Method = LPES
