@@ -239,25 +239,24 @@ def _is(value: Any, *types: type) -> bool:
 
 def _fields(data: Any) -> dict[str, Any]:
     """A decoded file's fields as the arguments of ``Factors``."""
-    own = tuple(one.name for one in fields(Factors))
-    given = _object(data, "at the top", ("format", "version", *own))
+    given = _object(data, "at the top", ("format", "version", *(one.name for one in fields(Factors))))
     for name, expected in (("format", FORMAT), ("version", VERSION)):
         found = given.pop(name, expected)
         _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
     for name, value in given.items():
         _require(value is not None, name, value, "a value; leave the field out where there is none")
     if "curve" in given:
-        curve, expected = given["curve"], "an object with 'kind' and 'points'"
-        _require(isinstance(curve, Mapping) and set(curve) == {"kind", "points"}, "curve", curve, expected)
+        curve = given["curve"]
+        right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
+        _require(right, "curve", curve, "an object with 'kind' and 'points'")
         given["curve"] = (curve["kind"], curve["points"])
     return given
 
 
 def _object(value: Any, where: str, known: Collection[str]) -> dict[str, Any]:
     _require(isinstance(value, Mapping), where, value, "an object")
-    for name in value:
-        if name not in known:
-            raise FactorsError(f"{where}: unknown field {files.shown(name)}; known fields are {', '.join(known)}")
+    if unknown := [name for name in value if name not in known]:
+        raise FactorsError(f"{where}: unknown field {files.shown(unknown[0])}; known fields are {', '.join(known)}")
     return dict(value)
 
 

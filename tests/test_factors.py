@@ -88,10 +88,8 @@ BAD: dict[str, tuple[object, str]] = {
 
 
 def write(path: Path, content: object) -> Path:
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
@@ -254,18 +252,7 @@ def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
         assert parse(path) == load(path) == Factors.from_uniform(1.3)
     assert parse("reference") == load(Path(module.__file__).parent / "reference" / "base" / "factors.json")
     arrays = np.ones((2, 2)), np.array(["1.0", "x"]), np.array([1.0, np.nan]), np.array([True])
-    for wrong in (
-        True,
-        {"uniform": 1.5},
-        object(),
-        "nan",
-        "-1",
-        "inf",
-        b"ab",
-        bytearray(b"ab"),
-        memoryview(b"a"),
-        *arrays,
-    ):
+    for wrong in (True, {"uniform": 1.5}, object(), "nan", "-1", "inf", b"ab", memoryview(b"ab"), *arrays):
         with pytest.raises(FactorsError, match="expected"):
             parse(wrong)
 

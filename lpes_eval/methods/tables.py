@@ -61,7 +61,6 @@ class Table(tuple[Tensor, Tensor]):
 
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
-
         rotary: Any = self.rotary
 
         def at(base: float) -> Pair:

@@ -9,7 +9,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import answers, apart, evaluate, generated, inputs, likelihoods, logits, spread
+from checks import answers, apart, evaluate, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
@@ -95,26 +95,27 @@ def test_a_growing_layer_does_what_transformers_layer_does():
         return torch.randn(rows, 6, length, 4, generator=rng), torch.randn(rows, 2, length, 3, generator=rng)
 
     grown, expected = GrowingLayer(), DynamicLayer()
-    moved = 0
-    for length in (5, 1, 90, *[1] * 150):
-        added = new(3, length)
-        before = grown.keys.data_ptr() if grown.is_initialized else 0
+
+    def both_take(rows, length):
+        added = new(rows, length)
         for ours, theirs in zip(grown.update(*added), expected.update(*added), strict=True):
             assert torch.equal(ours, theirs)
-        moved += grown.keys.data_ptr() != before
-    assert moved < 6  # a few times in 153 updates
-    for change in (
-        lambda layer: layer.crop(-3),
-        lambda layer: layer.batch_select_indices(torch.tensor([2, 0])),
-        lambda layer: layer.batch_repeat_interleave(2),
-        lambda layer: layer.reset(),
+
+    places = []
+    for length in (5, 1, 90, *[1] * 150):
+        both_take(3, length)
+        places.append(grown.keys.data_ptr())
+    assert len(set(places)) < 6  # moved a few times in 153 updates
+    for name, given in (
+        ("crop", [-3]),
+        ("batch_select_indices", [torch.tensor([2, 0])]),
+        ("batch_repeat_interleave", [2]),
+        ("reset", []),
     ):
-        change(grown)
-        change(expected)
+        for layer in (grown, expected):
+            getattr(layer, name)(*given)
         for _ in range(2):
-            added = new(4 if grown.keys is None else grown.keys.shape[0], 1)
-            for ours, theirs in zip(grown.update(*added), expected.update(*added), strict=True):
-                assert torch.equal(ours, theirs)
+            both_take(4 if grown.keys is None else len(grown.keys), 1)
 
 
 def test_a_cache_grows_in_place_and_holds_keys_for_every_base_and_values_once():
@@ -143,19 +144,13 @@ def routed(tmp_path_factory):
     return path
 
 
-def test_with_equal_bases_it_answers_and_scores_as_hf_and_another_router_otherwise(routed, task_manager):
+def test_with_equal_bases_it_answers_as_hf_and_another_router_otherwise(routed, task_manager):
     hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
     ours = MoICE(router=str(routed / "same.safetensors"), batch_size=4)
     other = MoICE(router=str(routed / "other"), batch_size=4)
     plain, equal, changed = (answers(evaluate(lm, task_manager)) for lm in (hf, ours, other))
     assert equal == plain
     assert changed != plain
-    rows = torch.randint(20, 700, (5, 60), generator=torch.Generator().manual_seed(0)).tolist()
-    cuts = zip(rows, (30, 5, 40, 9, 59), (60, 9, 50, 60, 60), strict=True)
-    requests = [(row[:cut], row[cut:end]) for row, cut, end in cuts]
-    plain, equal, changed = (likelihoods(lm, requests) for lm in (hf, ours, other))
-    assert equal == pytest.approx(plain, abs=1e-3)
-    assert changed != pytest.approx(plain, abs=1e-3)
     assert other.cache_key != ours.cache_key
 
 
