@@ -62,13 +62,12 @@ class Mixture(Interception):
 
     def check(self, model: Any) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
-        own_base(model, self.name)
+        self._theta = own_base(model, self.name)
         super().check(model)
         routers.check(self.router.config, self.file, routers.describe(model.config))
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, and the router on its device."""
-        self._theta = own_base(model, self.name)
         self.router.to(next(model.parameters()).device)
         super().put(model)
 

@@ -191,16 +191,14 @@ def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) 
     Raises:
         UserError: other sizes, or other weights where both checksums are known; names both models.
     """
-    if config.shape != model.shape:
-        made_for, found = config.shape, model.shape
-    elif None not in (config.weights_sha256, model.weights_sha256) and config.weights_sha256 != model.weights_sha256:
+    made_for, found = config.shape, model.shape
+    if made_for == found and None not in (config.weights_sha256, model.weights_sha256):
         made_for, found = (f"weights {str(each.weights_sha256)[:12]}" for each in (config, model))
-    else:
-        return
-    raise UserError(
-        f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
-        f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
-    )
+    if made_for != found:
+        raise UserError(
+            f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
+            f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
+        )
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
@@ -209,10 +207,9 @@ def describe(config: Any, **options: Any) -> RouterConfig:
     Its name and its weights' checksum are those of the folder that the configuration was read from. ``options`` are
     further fields of :class:`RouterConfig`.
     """
-    text = config.get_text_config(decoder=True)
+    text, name = config.get_text_config(decoder=True), getattr(config, "_name_or_path", None) or None
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    name = getattr(config, "_name_or_path", None) or None
     options = {"model": name, "weights_sha256": weights_digest(name) if name is not None else None} | options
     return RouterConfig(text.num_hidden_layers, heads, size, **options)
 
