@@ -17,9 +17,7 @@ FEW_QUESTIONS = 50
 """Below this many, the report says which of its numbers so few questions do not carry."""
 
 
-def compare(
-    a: Results, b: Results, *, confidence: float = 0.95, prompts_may_differ: bool = False, replicates: int = 10_000
-) -> tables.Report:
+def compare(a: Results, b: Results, *, confidence: float = 0.95, prompts_may_differ: bool = False) -> tables.Report:
     """Compare two runs, question by question.
 
     Args:
@@ -27,7 +25,6 @@ def compare(
         b: the second; positive differences are in its favour where higher is better.
         confidence: coverage of the intervals.
         prompts_may_differ: compare the same examples in other prompts, such as with and without a chat template.
-        replicates: bootstrap samples of questions.
 
     Returns:
         A section for each metric of each task that both runs have; Holm's adjustment runs over the rows of all.
@@ -55,13 +52,8 @@ def compare(
             if metric.by_question is None or other.by_question is None:
                 notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
                 continue
-            rows = compare_paired(
-                metric.matrix(labels),
-                other.matrix(labels),
-                higher_is_better=metric.higher_is_better,
-                confidence=confidence,
-                replicates=replicates,
-            )
+            scores, better = (metric.matrix(labels), other.matrix(labels)), metric.higher_is_better
+            rows = compare_paired(*scores, higher_is_better=better, confidence=confidence)
             of_all = {"mean": rows.mean, "worst": rows.worst, "spread": rows.spread} if len(labels) > 1 else {}
             found.append((name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all))
     if not found:

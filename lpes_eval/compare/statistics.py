@@ -253,9 +253,7 @@ class Change:
     p: float
 
 
-def rerun_changes(
-    old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True, seed: int = SEED
-) -> tuple[Change, ...]:
+def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
     For a mere rerun (same model, hardware or library noise) it does not matter which of the two is called the baseline,
@@ -279,7 +277,7 @@ def rerun_changes(
     def exchanged() -> tuple[Array, Array]:
         """The position means of both runs after each exchange, shape (exchanges, positions)."""
         draws = max(20_000, math.ceil(20 / level))  # at least twenty beyond the threshold
-        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, seed) / (2 * questions)
+        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, SEED) / (2 * questions)
         return middle - half, middle + half
 
     def change_of(quantity: Callable[..., Array], sign: float) -> Change:
