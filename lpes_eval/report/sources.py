@@ -1,0 +1,168 @@
+"""What a page is made of: runs of lm-eval, which of them can be paired, and searches, read from their folders as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lpes_eval import factors
+from lpes_eval.compare import results
+from lpes_eval.compare.compare import compare
+from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
+from lpes_eval.compare.tables import Report
+from lpes_eval.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of lm-eval under the name that it has on the page, and its place among the runs, which is its colour."""
+
+    name: str
+    results: Results
+    place: int
+
+    @cached_property
+    def raw(self) -> Mapping[str, Any]:
+        """The results JSON itself."""
+        data: Mapping[str, Any] = json.loads(self.results.path.read_text(encoding="utf-8"))
+        return data
+
+    @property
+    def per_layer(self) -> list[float]:
+        """One factor a layer; empty where the model has none, or does not say."""
+        given = (self.raw.get("config") or {}).get("factors")
+        return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One metric of one task, on the same examples, in all the runs that have it."""
+
+    title: str
+    runs: Mapping[Run, Metric]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs on the same examples of these tasks, and what `compare` says of them."""
+
+    a: Run
+    b: Run
+    report: Report
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search, finished or not: its settings, the journal's entries in their order, and the factors found so far."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]]
+    found: factors.Factors | None
+    finished: bool
+
+    @property
+    def individuals(self) -> list[Mapping[str, Any]]:
+        """The entries that an optimiser asked for."""
+        return [entry for entry in self.entries if entry.get("generation") is not None]
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """The control points, where the curve is not one free factor a layer."""
+        curve = self.found.curve if self.found else None
+        return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+
+
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
+    """Read each path as the folder of a search, if a journal is in it, or else as results of lm-eval.
+
+    Raises:
+        DataError: neither the one nor the other.
+    """
+    runs: list[Run] = []
+    searches: list[Search] = []
+    names: list[str] = []
+    for path in map(Path, paths):
+        name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
+        if name == "results":  # as lm-eval names its file and README.md the folder of folders
+            name = path.resolve().parent.name
+        names.append(name)
+        shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
+        if (path / "journal.jsonl").is_file():
+            searches.append(_search(shown, path))
+        else:
+            runs.append(Run(shown, results.read(path), len(runs)))
+    return runs, searches
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Group the runs' scores: what may stand in one picture."""
+    groups: list[tuple[str, results.Task, list[Run]]] = []
+    for run in runs:
+        for name, task in run.results.tasks.items():
+            for known, first, members in groups:
+                if known == name and mismatch(first, task, prompts_may_differ=True) is None:
+                    members.append(run)
+                    break
+            else:
+                groups.append((name, task, [run]))
+    found = []
+    for name, first, members in groups:
+        size = [f"{first.data[key]} {key.removeprefix('num_')}" for key in sorted(first.data) if key.startswith("num_")]
+        for key in first.metrics:
+            having = {
+                run: run.results.tasks[name].metrics[key] for run in members if key in run.results.tasks[name].metrics
+            }
+            found.append(Panel(", ".join([name, *size, key.removesuffix(",none")]), having))
+    return found
+
+
+def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+    """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
+    found, notes = [], []
+    for i, b in enumerate(runs[1:], 1):
+        why = []
+        for a in runs[:i]:
+            in_both = [name for name in a.results.tasks if name in b.results.tasks]
+            reasons = {name: _reason(a.results.tasks[name], b.results.tasks[name]) for name in in_both}
+            asked = {name: task for name, task in a.results.tasks.items() if reasons.get(name, "absent") is None}
+            why += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
+            if asked:
+                try:
+                    found.append(Pair(a, b, compare(replace(a.results, tasks=asked), b.results)))
+                except UserError as error:
+                    why.append(f"{a.name} and {b.name}: {error}.")
+                    continue
+                break
+        notes += why
+    return found, notes
+
+
+def _reason(a: results.Task, b: results.Task) -> str | None:
+    unlogged = None in (a.documents, b.documents)
+    return "no samples were logged (lm_eval --log_samples)" if unlogged else mismatch(a, b)
+
+
+def _search(name: str, folder: Path) -> Search:
+    way_out = "take the folder of a search, as python -m search.ga writes it"
+    journal = folder / "journal.jsonl"
+    with well_formed(folder / "settings.json", "not the settings of a search", way_out):
+        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    with well_formed(journal, "not the journal of a search", way_out):
+        # While the search runs, the last line may not be whole yet. A key's last line counts.
+        by_key = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
+        for entry in by_key.values():
+            if entry.get("generation") is not None:
+                float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), dict(entry["scores"])
+    files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
+    finished = (folder / "report.json").is_file()
+    return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    return (line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
