@@ -64,9 +64,7 @@ class Picture:
         """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
         file = BytesIO()
         with _style({"svg.fonttype": "none"}):
-            self.figure.savefig(
-                file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-            )
+            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         ElementTree.register_namespace("", SVG[1:-1])
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
         root = ElementTree.fromstring(file.getvalue())
@@ -99,37 +97,33 @@ def draw(
 
 def positions(panel: Panel) -> Picture:
     """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
-    tips, counts = {}, set()
+    tips, counts, scores, ticks = {}, set(), [], set()
     task, _, metric_name = panel.title.rpartition(", ")
     with _axes("position of the gold item in the context (%)", metric_name) as axes:
         for run, metric in panel.runs.items():
-            at, shift = [float(label.removesuffix(" %")) for label in metric.values], 0.6 * (run.place % 6)
-            at = [x + shift for x in at]  # equal scores do not hide each other
-            color, marker = COLORS[run.place % 6], MARKERS[run.place % 6]
-            ends = [interval(metric, label) for label in metric.values]
-            axes.plot(
-                at, list(metric.values.values()), color=color, marker=marker, label=run.name, gid=f"run{run.place}"
-            )
-            if all(ends):
-                axes.fill_between(at, *zip(*ends, strict=True), color=color, alpha=0.15, linewidth=0)
-                counts.add(len(next(iter((metric.by_question or {}).values()))))
-            tips[f"run{run.place}"] = [
+            values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
+            asked = [float(label.removesuffix(" %")) for label in metric.values]
+            at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
+            color, marker, gid = COLORS[run.place % 6], MARKERS[run.place % 6], f"run{run.place}"
+            axes.plot(at, values, color=color, marker=marker, label=run.name, gid=gid)
+            known = [end for end in ends if end]
+            if len(known) == len(values):
+                axes.fill_between(at, *zip(*known, strict=True), color=color, alpha=0.15, linewidth=0)
+                counts.update(map(len, (metric.by_question or {}).values()))
+            tips[gid] = [
                 f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
-                for (label, value), end in zip(metric.values.items(), ends, strict=True)
+                for label, value, end in zip(metric.values, values, ends, strict=True)
             ]
-        axes.set_xticks([float(label.removesuffix(" %")) for label in metric.values])
-        if all(0 <= value <= 1 for metric in panel.runs.values() for value in metric.values.values()):
+            scores += values
+            ticks.update(asked)
+        axes.set_xticks(sorted(ticks))
+        if all(0 <= value <= 1 for value in scores):
             axes.set_ylim(-0.02, 1.02)
-        n = (
-            f"n = {', '.join(map(str, sorted(counts)))} questions; bands: 95 % intervals"
-            if counts
-            else "no samples logged"
-        )
+        n = f"n = {_and(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
         axes.set_title(f"{task}\n{n}", loc="left")
         _legend(axes)
-    return Picture(
-        _file(f"positions {panel.title}"), f"{panel.title}: score by position of the gold item", axes.figure, tips
-    )
+    caption = f"{panel.title}: score by position of the gold item"
+    return Picture(_file(f"positions {panel.title}"), caption, axes.figure, tips)
 
 
 def differences(pair: Pair) -> Picture:
@@ -149,8 +143,8 @@ def differences(pair: Pair) -> Picture:
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_yticks(at, names)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        questions = sorted({section.questions for section in pair.report.sections})
-        axes.set_title(f"n = {', '.join(map(str, questions))} questions; bars: 95 % intervals, paired", loc="left", x=0)
+        n = _and({section.questions or 0 for section in pair.report.sections})
+        axes.set_title(f"n = {n} questions; bars: 95 % intervals, paired", loc="left", x=0)
     tips = [
         f"{name}: {row['a']:.3f} → {row['b']:.3f}, {row['difference']:+.3f} "
         f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
@@ -162,7 +156,9 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines = [(run.name, run.per_layer, [], run.place) for run in runs if run.per_layer]
+    lines: list[tuple[str, list[float], list[tuple[float, float]], int]] = [
+        (run.name, run.per_layer, [], run.place) for run in runs if run.per_layer
+    ]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
             lines.append((search.name, search.found.per_layer(), search.points, place))
@@ -210,55 +206,38 @@ def progress(search: Search) -> Picture | None:
                 axes.plot(xs, best, drawstyle="steps-post", color=COLORS[number], alpha=0.6)
         for entry in search.entries:
             if entry.get("origin") == "baseline":
-                axes.axhline(
-                    entry["fitness"],
-                    color=INK,
-                    linewidth=0.8,
-                    linestyle=":",
-                    label=f"plain model, {entry['prompts']} prompts",
-                )
+                label = f"plain model, {entry['prompts']} prompts"
+                axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
         state = "" if search.finished else ", not finished"
         axes.set_title(f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s{state}", loc="left")
         _legend(axes)
-    return Picture(
-        _file(f"search {search.name}"), f"Search {search.name}: fitness of every individual", axes.figure, tips
-    )
+    caption = f"Search {search.name}: fitness of every individual"
+    return Picture(_file(f"search {search.name}"), caption, axes.figure, tips)
 
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
     measured = [entry for entry in search.individuals if "stopped_after" not in entry]
     most = max((entry["prompts"] for entry in measured), default=0)
-    points = [
-        (
-            sum(scores) / len(scores),
-            min(scores),
-            sum(guard["over"] for guard in entry.get("guards", {}).values()),
-            entry,
-        )
-        for entry in measured
-        for scores in [list(entry["scores"].values())]
-        if entry["prompts"] == most and len(scores) > 1
-    ]
-    if len(points) < 2 or any(entry["fitness"] < 0 for *_, entry in points):  # lower is better: no common direction
+    measured = [entry for entry in measured if entry["prompts"] == most and len(entry["scores"]) > 1]
+    if len(measured) < 2 or any(entry["fitness"] < 0 for entry in measured):  # lower is better: no common direction
         return None
     tips = {}
     with _axes("mean over tasks and positions", "worst of them") as axes:
-        for name, harmful, face in (("harm", True, "none"), ("fine", False, COLORS[1])):
-            some = [(mean, worst, entry) for mean, worst, harm, entry in points if bool(harm) == harmful]
-            label = "worsens a guard" if harmful else "individual"
+        for harmful, label, color in ((True, "worsens a guard", COLORS[2]), (False, "individual", COLORS[1])):
+            some = [entry for entry in measured if harmful == any(g["over"] for g in entry.get("guards", {}).values())]
+            points = [(math.fsum(found) / len(found), min(found)) for e in some for found in [e["scores"].values()]]
             if some:
-                xs, ys, entries = zip(*some, strict=True)
-                axes.plot(xs, ys, "o", color=COLORS[2 if harmful else 1], mfc=face, label=label, gid=name)
-                tips[name] = [
-                    f"mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}" for mean, worst, entry in some
+                face = "none" if harmful else color
+                axes.plot(*zip(*points, strict=True), "o", color=color, mfc=face, label=label, gid=label)
+                tips[label] = [
+                    f"mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
+                    for (mean, worst), entry in zip(points, some, strict=True)
                 ]
-        fine = [(mean, worst) for mean, worst, harm, _ in points if not harm]
-        front = sorted({p for p in fine if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in fine)})
-        axes.plot(
-            *zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other"
-        ) if front else None
-        axes.set_title(f"{len(points)} individuals on {most} search prompts each", loc="left")
+        front = sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)})
+        if front:
+            axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
+        axes.set_title(f"{len(measured)} individuals on {most} search prompts each", loc="left")
         _legend(axes)
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return Picture(_file(f"tradeoff {search.name}"), caption, axes.figure, tips)
@@ -297,6 +276,10 @@ def _factors(entry: Mapping[str, Any]) -> str:
     return " ".join(f"{y:g}" for _, y in entry["points"]) if entry.get("points") else f"{entry.get('factor', '')}"
 
 
+def _and(counts: set[int]) -> str:
+    return ", ".join(map(str, sorted(counts)))
+
+
 def _file(title: str) -> str:
     return re.sub(r"[^\w.-]+", "-", title).strip("-")
 
@@ -309,7 +292,8 @@ def _legend(axes: Any) -> None:
 def _style(more: Mapping[str, Any] = {}) -> Iterator[None]:
     from matplotlib import rc_context
 
-    with rc_context(STYLE | dict(more)):
+    style: dict[Any, Any] = {**STYLE, **more}
+    with rc_context(style):
         yield
 
 

@@ -39,9 +39,8 @@ class Flips:
             a, b = (run.results.tasks[task].metrics[key] for run in (pair.a, pair.b))
             assert a.by_question is not None
             assert b.by_question is not None
-            lines_a, lines_b = (
-                read_samples(run.results.path, task)[key.rpartition(",")[2]] for run in (pair.a, pair.b)
-            )
+            logged = [read_samples(run.results.path, task) for run in (pair.a, pair.b)]
+            lines_a, lines_b = (samples[key.rpartition(",")[2]] for samples in logged)
             for number, label in enumerate(a.by_question):
                 if label not in b.by_question:
                     continue

@@ -1,4 +1,4 @@
-"""``lpes-eval report RESULTS... [SEARCH_FOLDER...] -o report.html``: one page of runs, searches, and answers that flipped."""
+"""``lpes-eval report PATH... -o report.html``: one page of runs, searches, and the answers that flipped."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval report``."""
     size = write(arguments.paths, arguments.output, arguments.figures)
-    print(
-        f"{arguments.output}: {size / 1e6:.1f} MB" + (f"; figures in {arguments.figures}" if arguments.figures else "")
-    )
+    also = f"; figures in {arguments.figures}" if arguments.figures else ""
+    print(f"{arguments.output}: {size / 1e6:.1f} MB{also}")
     return 0
 
 
@@ -144,17 +143,19 @@ def _search(search: Search) -> dict[str, Any]:
     full = [entry for entry in individuals if "stopped_after" not in entry]
     most = max((entry["prompts"] for entry in full), default=0)
     best = max((entry for entry in full if entry["prompts"] == most), key=lambda e: e["fitness"], default=None)
+    prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
+    how, found = search.settings.get("search") or {}, search.found
     return {
         "name": search.name,
         "finished": search.finished,
         "facts": {
             "folder": search.folder,
-            "optimiser": (search.settings.get("search") or {}).get("optimizer"),
-            "curve": (search.settings.get("search") or {}).get("curve"),
+            "optimiser": how.get("optimizer"),
+            "curve": how.get("curve"),
             "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
-            "cost": f"{sum(e['prompts'] for e in individuals):,} prompts, {sum(e['seconds'] for e in individuals):,.0f} s",
+            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
             "fittest": best and f"{best['fitness']:.4f} on {most} prompts",
-            "factors": search.found and " ".join(f"{s:.3g}" for s in search.found.per_layer(search.found.num_layers)),
+            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
         },
     }
 

@@ -1,4 +1,4 @@
-"""What a page is made of: runs of lm-eval, which of them can be paired, and searches, read from their folders as data."""
+"""What a page is made of: runs of lm-eval, which of them can be paired, and searches, their folders read as data."""
 
 from __future__ import annotations
 
@@ -115,10 +115,9 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for name, first, members in groups:
         size = [f"{first.data[key]} {key.removeprefix('num_')}" for key in sorted(first.data) if key.startswith("num_")]
         for key in first.metrics:
-            having = {
-                run: run.results.tasks[name].metrics[key] for run in members if key in run.results.tasks[name].metrics
-            }
-            found.append(Panel(", ".join([name, *size, key.removesuffix(",none")]), having))
+            metrics = {run: run.results.tasks[name].metrics.get(key) for run in members}
+            title = ", ".join([name, *size, key.removesuffix(",none")])
+            found.append(Panel(title, {run: metric for run, metric in metrics.items() if metric}))
     return found
 
 

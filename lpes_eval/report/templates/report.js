@@ -27,7 +27,7 @@
     return element;
   };
   const segment = (kind, label, text) =>
-    make("div", {className: `segment ${kind}`}, make("span", {className: "kind"}, label), text);
+    make("div", {className: `segment ${kind}`}, make("span", {className: "kind"}, label), text.replace(/^\n+|\s+$/g, ""));
 
   function prompt(sample) {
     const box = make("div", {className: "prompt"});
