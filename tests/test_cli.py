@@ -24,8 +24,8 @@ def test_help_names_every_subcommand(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    assert len(cli.SUBCOMMANDS) == 3
-    for command in ("factors", "compare", "regress", "search"):
+    assert len(cli.SUBCOMMANDS) == 4
+    for command in ("factors", "compare", "regress", "report", "search"):
         assert f"\n    {command} " in printed
 
 

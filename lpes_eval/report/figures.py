@@ -86,18 +86,20 @@ def draw(
     runs: Sequence[Run], panels: Sequence[Panel], pairs: Sequence[Pair], searches: Sequence[Search]
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by the section of the page they belong to."""
-    found = {
+    of_searches = [picture for search in searches for picture in (progress(search), tradeoff(search))]
+    return {
         "positions": [positions(panel) for panel in panels if _by_position(panel)],
         "differences": [differences(pair) for pair in pairs],
-        "factors": [layers(runs, searches)],
-        "searches": [picture for search in searches for picture in (progress(search), tradeoff(search))],
+        "factors": [picture for picture in [layers(runs, searches)] if picture],
+        "searches": [picture for picture in of_searches if picture],
     }
-    return {section: [one for one in pictures if one] for section, pictures in found.items()}
 
 
 def positions(panel: Panel) -> Picture:
     """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
-    tips, counts, scores, ticks = {}, set(), [], set()
+    tips: dict[str, list[str]] = {}
+    counts, ticks = set[int](), set[float]()
+    scores: list[float] = []
     task, _, metric_name = panel.title.rpartition(", ")
     with _axes("position of the gold item in the context (%)", metric_name) as axes:
         for run, metric in panel.runs.items():

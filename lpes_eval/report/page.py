@@ -144,14 +144,14 @@ def _search(search: Search) -> dict[str, Any]:
     most = max((entry["prompts"] for entry in full), default=0)
     best = max((entry for entry in full if entry["prompts"] == most), key=lambda e: e["fitness"], default=None)
     prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
-    how, found = search.settings.get("search") or {}, search.found
+    found = search.found
     return {
         "name": search.name,
         "finished": search.finished,
         "facts": {
             "folder": search.folder,
-            "optimiser": how.get("optimizer"),
-            "curve": how.get("curve"),
+            "optimiser": search.settings.get("optimizer"),
+            "curve": search.settings.get("curve"),
             "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
             "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
             "fittest": best and f"{best['fitness']:.4f} on {most} prompts",

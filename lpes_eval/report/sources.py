@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: its settings, the journal's entries in their order, and the factors found so far."""
+    """A search, finished or not: its settings, the journal's entries in their order, and the factors found."""
 
     name: str
     folder: Path
@@ -151,7 +151,7 @@ def _search(name: str, folder: Path) -> Search:
     way_out = "take the folder of a search, as python -m search.ga writes it"
     journal = folder / "journal.jsonl"
     with well_formed(folder / "settings.json", "not the settings of a search", way_out):
-        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        settings = dict(json.loads((folder / "settings.json").read_text(encoding="utf-8"))["search"])
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         by_key = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
