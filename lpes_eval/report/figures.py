@@ -219,27 +219,33 @@ def progress(search: Search) -> Picture | None:
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
-    measured = [entry for entry in search.individuals if "stopped_after" not in entry]
-    most = max((entry["prompts"] for entry in measured), default=0)
-    measured = [entry for entry in measured if entry["prompts"] == most and len(entry["scores"]) > 1]
-    if len(measured) < 2 or any(entry["fitness"] < 0 for entry in measured):  # lower is better: no common direction
-        return None
-    tips = {}
+    full = [entry for entry in search.individuals if "stopped_after" not in entry]
+    most = max((entry["prompts"] for entry in full), default=0)
+    asked_most = [entry for entry in search.entries if entry.get("prompts") == most and len(entry["scores"]) > 1]
+    kinds: dict[str, list[Mapping[str, Any]]] = {"plain model": [], "worsens a guard": [], "individual": []}
+    for entry in asked_most:
+        if entry.get("generation") is None:
+            kinds["plain model"] += [entry] if entry.get("origin") == "baseline" else []
+        elif "stopped_after" not in entry:
+            harmful = any(guard["over"] for guard in entry.get("guards", {}).values())
+            kinds["worsens a guard" if harmful else "individual"].append(entry)
+    if len(kinds["worsens a guard"] + kinds["individual"]) < 2 or any(entry["fitness"] < 0 for entry in asked_most):
+        return None  # a fitness below 0 is of a metric where lower is better: no common direction
+    tips, front = {}, []
     with _axes("mean over tasks and positions", "worst of them") as axes:
-        for harmful, label, color in ((True, "worsens a guard", COLORS[2]), (False, "individual", COLORS[1])):
-            some = [entry for entry in measured if harmful == any(g["over"] for g in entry.get("guards", {}).values())]
-            points = [(math.fsum(found) / len(found), min(found)) for e in some for found in [e["scores"].values()]]
-            if some:
-                face = "none" if harmful else color
-                axes.plot(*zip(*points, strict=True), "o", color=color, mfc=face, label=label, gid=label)
-                tips[label] = [
-                    f"mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
-                    for (mean, worst), entry in zip(points, some, strict=True)
-                ]
-        front = sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)})
-        if front:
+        for number, (kind, entries) in zip((0, 2, 1), kinds.items(), strict=True):
+            points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
+            front = sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)})
+            if points:
+                color, face = COLORS[number], "none" if number == 2 else COLORS[number]
+                axes.plot(*zip(*points, strict=True), MARKERS[number], color=color, mfc=face, label=kind, gid=kind)
+            tips[kind] = [
+                f"{kind}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
+                for (mean, worst), entry in zip(points, entries, strict=True)
+            ]
+        if front:  # that of the last kind
             axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
-        axes.set_title(f"{len(measured)} individuals on {most} search prompts each", loc="left")
+        axes.set_title(f"{len(kinds['individual'])} individuals on {most} search prompts each", loc="left")
         _legend(axes)
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return Picture(_file(f"tradeoff {search.name}"), caption, axes.figure, tips)

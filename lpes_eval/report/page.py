@@ -162,8 +162,8 @@ def _search(search: Search) -> dict[str, Any]:
 
 def _provenance(run: Run) -> dict[str, Any]:
     """Where a run's scores came from, and what they cost."""
-    known, raw = run.results.provenance, run.raw
-    seconds = float(raw.get("total_evaluation_time_seconds") or math.nan)
+    known = run.results.provenance
+    seconds = float(run.raw.get("total_evaluation_time_seconds") or math.nan)
     packages = {name: version for name, version in known["packages"].items() if version}
     return {
         "run": run,
@@ -172,7 +172,7 @@ def _provenance(run: Run) -> dict[str, Any]:
             "factors": run.results.factors,
             "results": run.results.path,
             "date": known["date"],
-            "time": None if math.isnan(seconds) else f"{seconds:,.0f} s on {(raw.get('config') or {}).get('device')}",
+            "time": None if math.isnan(seconds) else f"{seconds:,.0f} s",
             "questions": ", ".join(f"{name} {task.examples}" for name, task in run.results.tasks.items()),
             "dtype": known["model"]["dtype"],
             "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
