@@ -245,7 +245,7 @@ def tradeoff(search: Search) -> Picture | None:
             ]
         if front:  # that of the last kind
             axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
-        axes.set_title(f"{len(kinds['individual'])} individuals on {most} search prompts each", loc="left")
+        axes.set_title(f"individuals measured on {most} search prompts", loc="left")
         _legend(axes)
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return Picture(_file(f"tradeoff {search.name}"), caption, axes.figure, tips)
