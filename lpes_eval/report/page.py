@@ -71,7 +71,7 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
         pictures=pictures,
         scores=[_scores(panel) for panel in panels],
         pairs=[_pair(pair, flips) for pair in pairs],
-        notes=notes + ([f"{flips.cut} prompts were left out to keep the page small."] if flips.cut else []),
+        notes=notes + ([f"{flips.left_out} prompts were left out to keep the page small."] if flips.left_out else []),
         flips=flips.data(),
         provenance=[_provenance(run) for run in runs],
     )
@@ -128,13 +128,12 @@ def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, st
 
 def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
     """What `compare` says, and how many answers flipped, for each section."""
-    title = f"{pair.a.name} → {pair.b.name}"
     sections = []
     for section in pair.report.sections:
-        flipped = [one["better"] for one in flips.samples if one["pair"] == title and one["task"] == section.task]
+        flipped = [one["better"] for one in flips.samples if one["pair"] == pair.title and one["task"] == section.task]
         of_all = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
         sections.append({"section": section, "of_all": of_all, "gained": sum(flipped), "lost": flipped.count(False)})
-    return {"title": title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
+    return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
 
 
 def _search(search: Search) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Pair:
     b: Run
     report: Report
 
+    @property
+    def title(self) -> str:
+        """Both runs' names."""
+        return f"{self.a.name} → {self.b.name}"
+
 
 @dataclass(frozen=True)
 class Search:
