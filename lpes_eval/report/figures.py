@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,12 +87,19 @@ def draw(
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by the section of the page they belong to."""
     of_searches = [picture for search in searches for picture in (progress(search), tradeoff(search))]
-    return {
+    found = {
         "positions": [positions(panel) for panel in panels if _by_position(panel)],
         "differences": [differences(pair) for pair in pairs],
         "factors": [picture for picture in [layers(runs, searches)] if picture],
         "searches": [picture for picture in of_searches if picture],
     }
+    names: list[str] = []
+    for pictures in found.values():
+        for i, picture in enumerate(pictures):  # two sets of examples may have one name
+            names.append(picture.name)
+            if (n := names.count(picture.name)) > 1:
+                pictures[i] = replace(picture, name=f"{picture.name}-{n}")
+    return found
 
 
 def positions(panel: Panel) -> Picture:
@@ -107,7 +114,8 @@ def positions(panel: Panel) -> Picture:
             asked = [float(label.removesuffix(" %")) for label in metric.values]
             at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
             color, marker, gid = COLORS[run.place % 6], MARKERS[run.place % 6], f"run{run.place}"
-            axes.plot(at, values, color=color, marker=marker, label=run.name, gid=gid)
+            label, line = (f"{run.name} (published)", "--") if run.is_published else (run.name, "-")
+            axes.plot(at, values, line, color=color, marker=marker, label=label, gid=gid)
             known = [end for end in ends if end]
             if len(known) == len(values):
                 axes.fill_between(at, *zip(*known, strict=True), color=color, alpha=0.15, linewidth=0)
@@ -221,7 +229,9 @@ def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
     full = [entry for entry in search.individuals if "stopped_after" not in entry]
     most = max((entry["prompts"] for entry in full), default=0)
-    asked_most = [entry for entry in search.entries if entry.get("prompts") == most and len(entry["scores"]) > 1]
+    asked_most = [
+        entry for entry in search.entries if entry.get("prompts") == most and len(entry.get("scores", ())) > 1
+    ]
     kinds: dict[str, list[Mapping[str, Any]]] = {"plain model": [], "worsens a guard": [], "individual": []}
     for entry in asked_most:
         if entry.get("generation") is None:

@@ -92,7 +92,7 @@ class Flips:
         return spans
 
 
-def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | None:
+def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | tuple[str, ...]] | None:
     """The prompt's segments and the reference of this package's benchmarks by position; None for any other."""
     if not isinstance(doc, dict) or label == "all":
         return None

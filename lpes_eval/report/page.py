@@ -161,7 +161,7 @@ def _search(search: Search) -> dict[str, Any]:
 
 def _provenance(run: Run) -> dict[str, Any]:
     """Where a run's scores came from, and what they cost."""
-    known = run.results.provenance
+    known = {"packages": {}, "model": {}, **run.results.provenance}
     seconds = float(run.raw.get("total_evaluation_time_seconds") or math.nan)
     packages = {name: version for name, version in known["packages"].items() if version}
     return {
@@ -170,11 +170,11 @@ def _provenance(run: Run) -> dict[str, Any]:
             "model": str(run.results.model),
             "factors": run.results.factors,
             "results": run.results.path,
-            "date": known["date"],
+            "date": known.get("date"),
             "time": None if math.isnan(seconds) else f"{seconds:,.0f} s",
             "questions": ", ".join(f"{name} {task.examples}" for name, task in run.results.tasks.items()),
-            "dtype": known["model"]["dtype"],
+            "dtype": known["model"].get("dtype"),
             "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
-            "command": known["command"],
+            "command": known.get("command"),
         },
     }

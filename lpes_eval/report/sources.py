@@ -15,6 +15,7 @@ from lpes_eval.compare.compare import compare
 from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
 from lpes_eval.compare.tables import Report
 from lpes_eval.errors import UserError
+from lpes_eval.report import published
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +26,16 @@ class Run:
     results: Results
     place: int
 
+    @property
+    def is_published(self) -> bool:
+        """Whether it is a curve of other people's, of other questions than one's own."""
+        return self.results.model.kind == published.KIND
+
     @cached_property
     def raw(self) -> Mapping[str, Any]:
-        """The results JSON itself."""
-        data: Mapping[str, Any] = json.loads(self.results.path.read_text(encoding="utf-8"))
+        """The results JSON itself; empty of what was published in another form."""
+        text = "{}" if self.is_published else self.results.path.read_text(encoding="utf-8")
+        data: Mapping[str, Any] = json.loads(text)
         return data
 
     @property
@@ -84,10 +91,10 @@ class Search:
 
 
 def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
-    """Read each path as the folder of a search, if a journal is in it, or else as results of lm-eval.
+    """Read each path: the folder of a search, if a journal is in it; published answers (CSV); results of lm-eval.
 
     Raises:
-        DataError: neither the one nor the other.
+        DataError: none of these.
     """
     runs: list[Run] = []
     searches: list[Search] = []
@@ -101,34 +108,53 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
         if (path / "journal.jsonl").is_file():
             searches.append(_search(shown, path))
         else:
-            runs.append(Run(shown, results.read(path), len(runs)))
+            read_one = published.read if path.suffix == ".csv" else results.read
+            runs.append(Run(shown, read_one(path), len(runs)))
     return runs, searches
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Group the runs' scores: what may stand in one picture."""
-    groups: list[tuple[str, results.Task, list[Run]]] = []
+    """Group the runs' scores: what may stand in one picture.
+
+    These are scores on the same examples; published ones join those of the same task and length.
+    """
+    groups: list[tuple[str, list[Run]]] = []
     for run in runs:
         for name, task in run.results.tasks.items():
-            for known, first, members in groups:
-                if known == name and mismatch(first, task, prompts_may_differ=True) is None:
+            for known, members in groups:
+                first = members[0].results.tasks.get(name)
+                if (
+                    known == name
+                    and first
+                    and _stand_together(first, task, run.is_published or members[0].is_published)
+                ):
                     members.append(run)
                     break
             else:
-                groups.append((name, task, [run]))
+                groups.append((name, [run]))
     found = []
-    for name, first, members in groups:
-        size = [f"{first.data[key]} {key.removeprefix('num_')}" for key in sorted(first.data) if key.startswith("num_")]
-        for key in first.metrics:
-            metrics = {run: run.results.tasks[name].metrics.get(key) for run in members}
-            title = ", ".join([name, *size, key.removesuffix(",none")])
-            found.append(Panel(title, {run: metric for run, metric in metrics.items() if metric}))
+    for name, members in groups:
+        tasks = {run: run.results.tasks[name] for run in members}
+        for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
+            having = {run: task.metrics[key] for run, task in tasks.items() if key in task.metrics}
+            title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
+            found.append(Panel(title, having))
     return found
+
+
+def _stand_together(a: results.Task, b: results.Task, published: bool) -> bool:
+    return _size(a) == _size(b) if published else mismatch(a, b, prompts_may_differ=True) is None
+
+
+def _size(task: results.Task) -> list[str]:
+    """The length of a task's contexts, as a person says it."""
+    return [f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")]
 
 
 def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
     """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
     found, notes = [], []
+    runs = [run for run in runs if not run.is_published]
     for i, b in enumerate(runs[1:], 1):
         why = []
         for a in runs[:i]:

@@ -10,7 +10,7 @@ import pytest
 
 from lpes_eval import cli
 from lpes_eval.data import kv
-from lpes_eval.report import sources
+from lpes_eval.report import figures, sources
 from lpes_eval.report.figures import interval
 from runs import write_run
 
@@ -153,6 +153,8 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
+    drawn = figures.draw(runs, sources.panels(runs), pairs, [])
+    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
     assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
         ["short a", "short b"],
         ["long a", "long b"],
@@ -178,6 +180,37 @@ def test_intervals_of_accuracies_are_wilsons(tmp_path):
     [run], _ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
     metric = run.results.tasks["toy"].metrics["acc,none"]
     assert interval(metric, "0 %") == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+
+
+def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, report):
+    header = "model,num_documents,gold_index,question,gold_answers,em_first_line,em_full,model_answer"
+    rows = [f'gpt,20,{index},q{q},a,{first},1.0,"a, or\nb"' for index, first in ((0, 1.0), (9, 0.0)) for q in range(4)]
+    csv = tmp_path / "gpt.csv"
+    csv.write_text("\n".join([header, *rows]))
+    own = write_run(
+        tmp_path / "own", BEFORE, group="mdqa_pos", metric="best_subspan_em", metadata={"num_documents": 20}
+    )
+    first_line, whole = sources.panels(sources.read([own.parent, csv])[0])
+    assert [run.name for run in first_line.runs] == ["own", "gpt"]
+    assert [dict(metric.values) for metric in first_line.runs.values()][1] == {"0 %": 1.0, "50 %": 0.0}
+    assert [run.name for run in whole.runs] == ["gpt"]
+    assert "gpt (published)" in report(own, csv).text
+    csv.write_text("\n".join([header, *rows[:-1]]))
+    assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
+
+
+def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, report):
+    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    for path, likelihoods in zip(paths, (("-1.0", "-2.0"), ("-2.0", "-1.0")), strict=True):
+        [samples] = path.parent.glob("samples_*")
+        line = json.loads(samples.read_text()) | {"target": "1"}
+        line["arguments"] = {
+            f"gen_args_{i}": {"arg_0": "Q", "arg_1": choice} for i, choice in enumerate(("cat", "dog"))
+        }
+        line["filtered_resps"] = [[likelihood, "False"] for likelihood in likelihoods]
+        samples.write_text(json.dumps(line))
+    [sample] = report(*paths).data["samples"]
+    assert (sample["answers"], sample["expected"]) == (["cat", "dog"], "dog")
 
 
 # --- searches ---
