@@ -201,6 +201,18 @@ def compare_paired(
     )
 
 
+def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
+    """The smallest true difference of two models' means that such questions would show in 4 of 5 comparisons.
+
+    "Show" is p < 0.05, two-sided: 2.80 standard errors of the paired difference, whose variance over questions is taken
+    from these scores (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). NaN of one question.
+    """
+    first, second = _paired(a, b)
+    questions = len(first)
+    changes = (second - first).mean(axis=1)
+    return 2.80 * float(changes.std(ddof=1)) / math.sqrt(questions) if questions > 1 else math.nan
+
+
 def mcnemar(losses: int, gains: int) -> float:
     """The two-sided exact p-value of McNemar's test (Psychometrika 12, 1947).
 

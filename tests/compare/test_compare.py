@@ -133,6 +133,8 @@ def test_differences_are_those_of_the_paired_answers(two_runs):
     for samples in path_b.parent.glob("samples_*"):  # whose order does not matter
         samples.write_text("".join(reversed(samples.read_text().splitlines(keepends=True))))
     [section] = comparison(path_a, path_b).sections
+    [note] = comparison(path_a, path_b).notes
+    assert note.startswith("toy, acc: a true difference of 0.")
     smallest = min((row.facts for row in section.rows), key=lambda row: row["p"])
     assert smallest["p_holm"] == pytest.approx(min(1.0, 6 * smallest["p"]))
     expected = compare_paired(*(np.column_stack(list(run.values())) for run in (a, b)))

@@ -188,6 +188,15 @@ def test_equally_good_models_of_few_questions_differ_no_more_often_than_p_says()
     assert sum(st.compare_paired(a, b, replicates=50).mean.p <= 0.1 for a, b in pairs) <= 123
 
 
+def test_the_smallest_effect_is_found_in_four_of_five_comparisons():
+    """Of 500 pairs 400 expected; the share may miss by the error of 500 draws and of the estimated variance."""
+    rng = np.random.default_rng(3)
+    scatter = rng.normal(size=(500, 60, 2)) * [0.2, 0.4]
+    effect = np.mean([st.smallest_effect(np.zeros((60, 2)), one) for one in scatter])
+    found = [st.compare_paired(np.zeros((60, 2)), one + effect, replicates=400).mean.p < 0.05 for one in scatter]
+    assert np.mean(found) == pytest.approx(0.8, abs=0.05)
+
+
 def test_intervals_cover_the_truth_as_often_as_they_say():
     accuracies_a, accuracies_b = [0.9, 0.6, 0.75], [0.9, 0.75, 0.8]
     rng = np.random.default_rng(0)
