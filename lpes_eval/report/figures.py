@@ -114,7 +114,7 @@ def positions(panel: Panel) -> Picture:
             asked = [float(label.removesuffix(" %")) for label in metric.values]
             at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
             color, marker, gid = COLORS[run.place % 6], MARKERS[run.place % 6], f"run{run.place}"
-            label, line = (f"{run.name} (published)", "--") if run.is_published else (run.name, "-")
+            label, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
             axes.plot(at, values, line, color=color, marker=marker, label=label, gid=gid)
             known = [end for end in ends if end]
             if len(known) == len(values):
@@ -145,7 +145,7 @@ def differences(pair: Pair) -> Picture:
         named = f"{section.task}, {section.metric}" if several else section.task
         names += [f"{named}, {row.cells[0]}" + " (less is better)" * (row.cells[0] == "spread") for row in section.rows]
     height = 1.0 + 0.19 * len(rows)
-    with _axes(f"{pair.b.name} − {pair.a.name}", "", height) as axes:
+    with _axes(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", height) as axes:
         at = list(range(len(rows)))
         for y, row in zip(at, rows, strict=True):
             axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
@@ -178,7 +178,7 @@ def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     with _axes("layer", "factor") as axes:
         for name, values, points, place in lines:
             color, marker = COLORS[place % 6], MARKERS[place % 6]
-            axes.plot(range(len(values)), values, color=color, marker=marker, label=name, gid=f"layers{place}")
+            axes.plot(range(len(values)), values, color=color, marker=marker, label=_short(name), gid=f"layers{place}")
             tips[f"layers{place}"] = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
             if points:
                 axes.plot(*zip(*points, strict=True), ":", color=color, marker="x", label=f"{name}: control points")
@@ -303,7 +303,13 @@ def _file(title: str) -> str:
 
 
 def _legend(axes: Any) -> None:
-    axes.figure.legend(loc="outside lower left", ncols=2, fontsize=8)
+    lines, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= 28 else 1
+    axes.figure.legend(lines, names, loc="outside lower left", ncols=columns, fontsize=8)
+
+
+def _short(name: str, most: int = 60) -> str:
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
 
 
 @contextmanager

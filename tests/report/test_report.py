@@ -274,9 +274,10 @@ def test_in_a_browser_samples_are_found_filtered_and_opened_and_nothing_runs(tmp
     """20,000 flips: painted within 2 s, under 15 MB; hostile text is shown; nothing overflows at 360 px."""
     playwright = pytest.importorskip("playwright.sync_api")
     n, needle = 20_000, "$x$ {{ 7*7 }} 19999"
-    for name, value in (("a", 0.0), ("b", 1.0)):
-        write_run(tmp_path / name, {None: [value] * n}, text=HOSTILE)
-    report(tmp_path / "a", tmp_path / "b")
+    folders = [tmp_path / f"vendor__model-7b-v1.5-{name}-searched-with-bands-seed-0" for name in ("plain", "factors")]
+    for value, folder in enumerate(folders):
+        write_run(folder, {None: [float(value)] * n}, text=HOSTILE)
+    report(*folders)
     target = tmp_path / "report.html"
     assert target.stat().st_size < 15e6
     with playwright.sync_playwright() as p:
