@@ -69,8 +69,11 @@ class Picture:
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
         root = ElementTree.fromstring(file.getvalue())
         for group in root.iter(f"{SVG}g"):
-            for marker, tip in zip(group.iter(f"{SVG}use"), self.tips.get(group.get("id", ""), ()), strict=False):
+            name = group.get("id", "")
+            for marker, tip in zip(group.iter(f"{SVG}use"), self.tips.get(name, ()), strict=False):
                 ElementTree.SubElement(marker, f"{SVG}title").text = tip
+            if name in self.tips:
+                del group.attrib["id"]
         for name in ("width", "height"):
             del root.attrib[name]
         root.attrib |= {"role": "img", "aria-label": self.caption}
@@ -209,8 +212,8 @@ def progress(search: Search) -> Picture | None:
             number = 0 if early else 1 + full.index(individuals[members[0]]["prompts"]) % 5
             xs, ys = [at[i][0] for i in members], [individuals[i]["fitness"] for i in members]
             face = "none" if early else COLORS[number]
-            axes.plot(xs, ys, MARKERS[number], color=COLORS[number], mfc=face, ms=4, label=kind, gid=f"kind{number}")
-            tips[f"kind{number}"] = [_told(i, individuals[i], *at[i]) for i in members]
+            axes.plot(xs, ys, MARKERS[number], color=COLORS[number], mfc=face, ms=4, label=kind, gid=kind)
+            tips[kind] = [_told(i, individuals[i], *at[i]) for i in members]
             if not early:
                 best = [max(ys[: k + 1]) for k in range(len(ys))]
                 axes.plot(xs, best, drawstyle="steps-post", color=COLORS[number], alpha=0.6)

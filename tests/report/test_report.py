@@ -143,6 +143,7 @@ def test_a_page_asks_for_nothing_outside_itself(tmp_path, report):
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
+    assert not any(" " in one for one in ids)
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
@@ -290,6 +291,8 @@ def test_in_a_browser_samples_are_found_filtered_and_opened_and_nothing_runs(tmp
         page.goto(target.as_uri())
         page.wait_for_selector("#list details")
         assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
+        page.hover("svg use[data-tip]")
+        assert page.inner_text("#tip").startswith("toy, all: 0.000 → 1.000, +1.000 (+1.000 to +1.000)")
         page.fill("input[name=text]", needle.upper())
         assert page.text_content("#count") == "1 of 20000: 1 better, 0 worse"
         page.focus("#list summary")
