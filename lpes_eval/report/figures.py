@@ -91,7 +91,7 @@ def draw(
     """All figures that these have something to show in, by the section of the page they belong to."""
     of_searches = [picture for search in searches for picture in (progress(search), tradeoff(search))]
     found = {
-        "positions": [positions(panel) for panel in panels if _by_position(panel)],
+        "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
         "factors": [picture for picture in [layers(runs, searches)] if picture],
         "searches": [picture for picture in of_searches if picture],
@@ -146,7 +146,8 @@ def differences(pair: Pair) -> Picture:
         rows += [row.facts for row in section.rows]
         several = sum(section.task == other.task for other in pair.report.sections) > 1
         named = f"{section.task}, {section.metric}" if several else section.task
-        names += [f"{named}, {row.cells[0]}" + " (less is better)" * (row.cells[0] == "spread") for row in section.rows]
+        of = {"all": named, "spread": f"{named}, spread (less is better)"}
+        names += [of.get(row.cells[0], f"{named}, {row.cells[0]}") for row in section.rows]
     height = 1.0 + 0.19 * len(rows)
     with _axes(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", height) as axes:
         at = list(range(len(rows)))
@@ -278,10 +279,6 @@ def interval(metric: Metric, label: str) -> tuple[float, float] | None:
     mean = math.fsum(scores) / n
     half = float(norm.ppf(0.975)) * math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n * (n - 1)))
     return mean - half, mean + half
-
-
-def _by_position(panel: Panel) -> bool:
-    return all("all" not in metric.values for metric in panel.runs.values())
 
 
 def _told(number: int, entry: Mapping[str, Any], asked: int, seconds: float) -> str:

@@ -69,7 +69,7 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
         runs=runs,
         searches=[_search(search) for search in searches],
         pictures=pictures,
-        scores=[_scores(panel) for panel in panels],
+        scores=_scores(panels, runs),
         pairs=[_pair(pair, flips) for pair in pairs],
         notes=notes + ([f"{flips.left_out} prompts were left out to keep the page small."] if flips.left_out else []),
         flips=flips.data(),
@@ -101,24 +101,33 @@ def render(**values: Any) -> str:
     return text
 
 
-def _scores(panel: Panel) -> dict[str, Any]:
-    """A table of a panel: a row for each run, a column for each position and the mean."""
+def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
     from lpes_eval.compare.statistics import mean_over_positions
     from lpes_eval.report.figures import interval
 
-    labels = list(dict.fromkeys(label for metric in panel.runs.values() for label in metric.values))
-    rows = []
-    for one, metric in panel.runs.items():
-        cells = [_cell(metric.values.get(label), interval(metric, label)) for label in labels]
-        if len(labels) > 1:
+    tables, others = [], []
+    for panel in panels:
+        asked = {len(scores) for m in panel.runs.values() for scores in (m.by_question or {}).values()}
+        questions = ", ".join(map(str, sorted(asked)))
+        if not panel.by_position:
+            having = [panel.runs.get(one) for one in runs]
+            cells = [_cell(m.values["all"], interval(m, "all")) if m else _cell(None, None) for m in having]
+            others.append({"run": None, "name": panel.title, "cells": cells, "questions": questions})
+            continue
+        labels = list(dict.fromkeys(label for metric in panel.runs.values() for label in metric.values))
+        rows = []
+        for one, metric in panel.runs.items():
+            cells = [_cell(metric.values.get(label), interval(metric, label)) for label in labels]
             mean, ends = math.fsum(metric.values.values()) / len(metric.values), None
             if metric.by_question:
                 half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr
                 ends = (mean - half, mean + half)
-            cells.append(_cell(mean, ends))
-        asked = len(next(iter(metric.by_question.values()))) if metric.by_question else None
-        rows.append({"run": one, "cells": cells, "questions": asked})
-    return {"title": panel.title, "labels": [*labels, *(["mean"] if len(labels) > 1 else [])], "rows": rows}
+            rows.append({"run": one, "cells": [*cells, _cell(mean, ends)], "questions": questions})
+        tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
+    if others:
+        tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
+    return tables
 
 
 def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:
@@ -127,12 +136,16 @@ def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, st
 
 
 def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
-    """What `compare` says, and how many answers flipped, for each section."""
-    sections = []
+    """What `compare` says, and beside the first metric of each task how many answers flipped."""
+    sections: list[dict[str, Any]] = []
     for section in pair.report.sections:
-        flipped = [one["better"] for one in flips.samples if one["pair"] == pair.title and one["task"] == section.task]
-        of_all = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
-        sections.append({"section": section, "of_all": of_all, "gained": sum(flipped), "lost": flipped.count(False)})
+        rows = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
+        flipped = None
+        if section.task not in [one["section"].task for one in sections]:
+            samples = [one for one in flips.samples if (one["pair"], one["task"]) == (pair.title, section.task)]
+            better = sum(one["better"] for one in samples)
+            flipped = (better, len(samples) - better)
+        sections.append({"section": section, "rows": rows, "flipped": flipped})
     return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
 
 

@@ -52,6 +52,11 @@ class Panel:
     title: str
     runs: Mapping[Run, Metric]
 
+    @property
+    def by_position(self) -> bool:
+        """Whether it has a score at each position."""
+        return all("all" not in metric.values for metric in self.runs.values())
+
 
 @dataclass(frozen=True)
 class Pair:

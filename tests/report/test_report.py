@@ -164,7 +164,7 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
 
 
 def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
-    alone = report(write_run(tmp_path / "a", {None: [0.5, 1.0]}))
+    alone = report(write_run(tmp_path / "a", {None: [0.5, 1.0]}), write_run(tmp_path / "z", {None: [0.5]}, group="y"))
     assert alone.data["samples"] == []
     assert "0.750" in alone.text
     assert "by position" not in alone.text.lower()
@@ -292,7 +292,7 @@ def test_in_a_browser_samples_are_found_filtered_and_opened_and_nothing_runs(tmp
         page.wait_for_selector("#list details")
         assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
         page.hover("svg use[data-tip]")
-        assert page.inner_text("#tip").startswith("toy, all: 0.000 → 1.000, +1.000 (+1.000 to +1.000)")
+        assert page.inner_text("#tip").startswith("toy: 0.000 → 1.000, +1.000 (+1.000 to +1.000)")
         page.fill("input[name=text]", needle.upper())
         assert page.text_content("#count") == "1 of 20000: 1 better, 0 worse"
         page.focus("#list summary")
