@@ -85,184 +85,197 @@ class Picture:
         return text.replace(INK, "currentColor")
 
 
+class _Drawing:
+    """A figure while it is drawn, and what its marks say."""
+
+    def __init__(self, x: str, y: str, height: float = 3.2) -> None:
+        from matplotlib.figure import Figure
+
+        with _style():
+            self.axes = Figure(figsize=(5.2, height), layout="constrained").add_subplot()
+            self.axes.set_xlabel(x)
+            self.axes.set_ylabel(y)
+        self.tips: dict[str, Sequence[str]] = {}
+
+    def marks(
+        self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
+    ) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+        if xs:
+            gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
+            face = "none" if how.pop("hollow", False) else color
+            with _style():
+                self.axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
+            self.tips[gid] = tips
+
+    def picture(self, name: str, caption: str, title: str = "") -> Picture:
+        """The figure with its title, and a legend of what has a name."""
+        with _style():
+            self.axes.set_title(title, loc="left", x=0)
+            lines, names = self.axes.get_legend_handles_labels()
+            columns = 2 if max(map(len, names), default=0) <= 28 else 1
+            if names:
+                self.axes.figure.legend(lines, names, loc="outside lower left", ncols=columns, fontsize=8)
+        return Picture(re.sub(r"[^\w.-]+", "-", name).strip("-"), caption, self.axes.figure, self.tips)
+
+
 def draw(
     runs: Sequence[Run], panels: Sequence[Panel], pairs: Sequence[Pair], searches: Sequence[Search]
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by the section of the page they belong to."""
-    of_searches = [picture for search in searches for picture in (progress(search), tradeoff(search))]
-    found = {
+    found: dict[str, list[Picture | None]] = {
         "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
-        "factors": [picture for picture in [layers(runs, searches)] if picture],
-        "searches": [picture for picture in of_searches if picture],
+        "factors": [layers(runs, searches)],
+        "searches": [picture for search in searches for picture in (progress(search), tradeoff(search))],
     }
     names: list[str] = []
-    for pictures in found.values():
-        for i, picture in enumerate(pictures):  # two sets of examples may have one name
+    drawn: dict[str, list[Picture]] = {section: [] for section in found}
+    for section, pictures in found.items():
+        for picture in filter(None, pictures):
             names.append(picture.name)
-            if (n := names.count(picture.name)) > 1:
-                pictures[i] = replace(picture, name=f"{picture.name}-{n}")
-    return found
+            n = names.count(picture.name)  # two sets of examples may have one name
+            drawn[section].append(replace(picture, name=f"{picture.name}-{n}") if n > 1 else picture)
+    return drawn
 
 
 def positions(panel: Panel) -> Picture:
     """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
-    tips: dict[str, list[str]] = {}
-    counts, ticks = set[int](), set[float]()
-    scores: list[float] = []
     task, _, metric_name = panel.title.rpartition(", ")
-    with _axes("position of the gold item in the context (%)", metric_name) as axes:
-        for run, metric in panel.runs.items():
-            values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
-            asked = [float(label.removesuffix(" %")) for label in metric.values]
-            at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
-            color, marker, gid = COLORS[run.place % 6], MARKERS[run.place % 6], f"run{run.place}"
-            label, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
-            axes.plot(at, values, line, color=color, marker=marker, label=label, gid=gid)
-            known = [end for end in ends if end]
-            if len(known) == len(values):
-                axes.fill_between(at, *zip(*known, strict=True), color=color, alpha=0.15, linewidth=0)
-                counts.update(map(len, (metric.by_question or {}).values()))
-            tips[gid] = [
-                f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
-                for label, value, end in zip(metric.values, values, ends, strict=True)
-            ]
-            scores += values
-            ticks.update(asked)
-        axes.set_xticks(sorted(ticks))
-        if all(0 <= value <= 1 for value in scores):
-            axes.set_ylim(-0.02, 1.02)
-        n = f"n = {_and(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
-        axes.set_title(f"{task}\n{n}", loc="left")
-        _legend(axes)
+    drawing = _Drawing("position of the gold item in the context (%)", metric_name)
+    counts, ticks, scores = set[int](), set[float](), list[float]()
+    for run, metric in panel.runs.items():
+        values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
+        asked = [float(label.removesuffix(" %")) for label in metric.values]
+        at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
+        tips = [
+            f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
+            for label, value, end in zip(metric.values, values, ends, strict=True)
+        ]
+        name, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
+        drawing.marks(name, at, values, tips, run.place, linestyle=line)
+        known = [end for end in ends if end]
+        if len(known) == len(values):
+            low, high = zip(*known, strict=True)
+            drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
+            counts.update(map(len, (metric.by_question or {}).values()))
+        scores += values
+        ticks.update(asked)
+    drawing.axes.set_xticks(sorted(ticks))
+    if all(0 <= value <= 1 for value in scores):
+        drawing.axes.set_ylim(-0.02, 1.02)
+    n = f"n = {_and(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
     caption = f"{panel.title}: score by position of the gold item"
-    return Picture(_file(f"positions {panel.title}"), caption, axes.figure, tips)
+    return drawing.picture(f"positions {panel.title}", caption, f"{task}\n{n}")
 
 
 def differences(pair: Pair) -> Picture:
     """Paired differences, a row for each score."""
-    rows, names = [], []
+    rows: list[Mapping[str, Any]] = []
+    names: list[str] = []
     for section in pair.report.sections:
         rows += [row.facts for row in section.rows]
         several = sum(section.task == other.task for other in pair.report.sections) > 1
         named = f"{section.task}, {section.metric}" if several else section.task
         of = {"all": named, "spread": f"{named}, spread (less is better)"}
         names += [of.get(row.cells[0], f"{named}, {row.cells[0]}") for row in section.rows]
-    height = 1.0 + 0.19 * len(rows)
-    with _axes(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", height) as axes:
-        at = list(range(len(rows)))
-        for y, row in zip(at, rows, strict=True):
-            axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
-        axes.plot([row["difference"] for row in rows], at, "o", color=COLORS[1], gid="rows")
-        axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(at, names)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        n = _and({section.questions or 0 for section in pair.report.sections})
-        axes.set_title(f"n = {n} questions; bars: 95 % intervals, paired", loc="left", x=0)
     tips = [
         f"{name}: {row['a']:.3f} → {row['b']:.3f}, {row['difference']:+.3f} "
         f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
         for name, row in zip(names, rows, strict=True)
     ]
+    drawing = _Drawing(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", 1.0 + 0.19 * len(rows))
+    for y, row in enumerate(rows):
+        drawing.axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
+    drawing.marks("", [row["difference"] for row in rows], range(len(rows)), tips, 1, linestyle="")
+    drawing.axes.axvline(0, color=INK, linewidth=0.8)
+    drawing.axes.set_yticks(range(len(rows)), names)
+    drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
+    n = _and({section.questions or 0 for section in pair.report.sections})
     caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
-    return Picture(_file(f"differences {pair.a.name} {pair.b.name}"), caption, axes.figure, {"rows": tips})
+    title = f"n = {n} questions; bars: 95 % intervals, paired"
+    return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
 
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines: list[tuple[str, list[float], list[tuple[float, float]], int]] = [
-        (run.name, run.per_layer, [], run.place) for run in runs if run.per_layer
-    ]
+    from matplotlib.ticker import MaxNLocator
+
+    drawing = _Drawing("layer", "factor")
+    lines = [(run.name, run.per_layer, run.place) for run in runs if run.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
-            lines.append((search.name, search.found.per_layer(), search.points, place))
+            lines.append((search.name, search.found.per_layer(), place))
+            if search.points:
+                label = f"{_short(search.name)}: control points"
+                drawing.axes.plot(*zip(*search.points, strict=True), ":x", color=COLORS[place % 6], label=label)
     if not lines:
         return None
-    tips = {}
-    with _axes("layer", "factor") as axes:
-        for name, values, points, place in lines:
-            color, marker = COLORS[place % 6], MARKERS[place % 6]
-            axes.plot(range(len(values)), values, color=color, marker=marker, label=_short(name), gid=f"layers{place}")
-            tips[f"layers{place}"] = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
-            if points:
-                axes.plot(*zip(*points, strict=True), ":", color=color, marker="x", label=f"{name}: control points")
-        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _legend(axes)
-    return Picture("factors", "Position scaling factor of each layer; 1 is the plain model", axes.figure, tips)
+    for name, values, place in lines:
+        tips = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
+        drawing.marks(_short(name), range(len(values)), values, tips, place)
+    drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
 def progress(search: Search) -> Picture | None:
     """The search as it went: every individual, and the fittest so far among those asked as many questions."""
-    individuals = search.individuals
-    if not individuals:
+    if not (individuals := search.individuals):
         return None
-    asked, seconds, at = 0, 0.0, []
-    for entry in individuals:
-        asked, seconds = asked + entry["prompts"], seconds + entry["seconds"]
-        at.append((asked, seconds))
-    tips = {}
+    drawing = _Drawing("prompts answered so far", "fitness on the search examples")
     full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
-    kinds: dict[str, list[int]] = {}
-    for i, entry in enumerate(individuals):
-        kind = "given up early" if "stopped_after" in entry else f"measured on {entry['prompts']} prompts"
-        kinds.setdefault(kind, []).append(i)
-    with _axes("prompts answered so far", "fitness on the search examples") as axes:
-        for kind, members in sorted(kinds.items(), key=lambda kind: kind[1][0]):
-            early = kind == "given up early"
-            number = 0 if early else 1 + full.index(individuals[members[0]]["prompts"]) % 5
-            xs, ys = [at[i][0] for i in members], [individuals[i]["fitness"] for i in members]
-            face = "none" if early else COLORS[number]
-            axes.plot(xs, ys, MARKERS[number], color=COLORS[number], mfc=face, ms=4, label=kind, gid=kind)
-            tips[kind] = [_told(i, individuals[i], *at[i]) for i in members]
-            if not early:
-                best = [max(ys[: k + 1]) for k in range(len(ys))]
-                axes.plot(xs, best, drawstyle="steps-post", color=COLORS[number], alpha=0.6)
-        for entry in search.entries:
-            if entry.get("origin") == "baseline":
-                label = f"plain model, {entry['prompts']} prompts"
-                axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
-        state = "" if search.finished else ", not finished"
-        axes.set_title(f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s{state}", loc="left")
-        _legend(axes)
+    asked, seconds = 0, 0.0
+    marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
+    for number, entry in enumerate(individuals, 1):
+        asked, seconds = asked + entry["prompts"], seconds + entry["seconds"]
+        early = "stopped_after" in entry
+        tip = (
+            f"individual {number}, generation {entry['generation']}, {entry.get('origin', '')}: fitness "
+            f"{entry['fitness']:.4f} on {entry['prompts']} prompts{', given up early' if early else ''}; "
+            f"{asked:,} prompts and {seconds:,.0f} s so far; factors {_factors(entry)}"
+        )
+        place = 0 if early else 1 + full.index(entry["prompts"])
+        marks.setdefault(place, []).append((asked, entry["fitness"], tip))
+    for place, some in sorted(marks.items()):
+        xs, ys, tips = zip(*some, strict=True)
+        name = f"measured on {full[place - 1]} prompts" if place else "given up early"
+        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=not place, markersize=4)
+        if place:
+            best = [max(ys[: k + 1]) for k in range(len(ys))]
+            drawing.axes.plot(xs, best, drawstyle="steps-post", color=COLORS[place % 6], alpha=0.6)
+    for entry in search.baselines:
+        label = f"plain model, {entry['prompts']} prompts"
+        drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
+    title = f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s"
     caption = f"Search {search.name}: fitness of every individual"
-    return Picture(_file(f"search {search.name}"), caption, axes.figure, tips)
+    return drawing.picture(f"search {search.name}", caption, title + ("" if search.finished else ", not finished"))
 
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
     full = [entry for entry in search.individuals if "stopped_after" not in entry]
     most = max((entry["prompts"] for entry in full), default=0)
-    asked_most = [
-        entry for entry in search.entries if entry.get("prompts") == most and len(entry.get("scores", ())) > 1
-    ]
-    kinds: dict[str, list[Mapping[str, Any]]] = {"plain model": [], "worsens a guard": [], "individual": []}
-    for entry in asked_most:
-        if entry.get("generation") is None:
-            kinds["plain model"] += [entry] if entry.get("origin") == "baseline" else []
-        elif "stopped_after" not in entry:
-            harmful = any(guard["over"] for guard in entry.get("guards", {}).values())
-            kinds["worsens a guard" if harmful else "individual"].append(entry)
-    if len(kinds["worsens a guard"] + kinds["individual"]) < 2 or any(entry["fitness"] < 0 for entry in asked_most):
+    full = [entry for entry in full if entry["prompts"] == most and len(entry["scores"]) > 1]
+    if len(full) < 2 or any(entry["fitness"] < 0 for entry in full):
         return None  # a fitness below 0 is of a metric where lower is better: no common direction
-    tips, front = {}, []
-    with _axes("mean over tasks and positions", "worst of them") as axes:
-        for number, (kind, entries) in zip((0, 2, 1), kinds.items(), strict=True):
-            points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
-            front = sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)})
-            if points:
-                color, face = COLORS[number], "none" if number == 2 else COLORS[number]
-                axes.plot(*zip(*points, strict=True), MARKERS[number], color=color, mfc=face, label=kind, gid=kind)
-            tips[kind] = [
-                f"{kind}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
-                for (mean, worst), entry in zip(points, entries, strict=True)
-            ]
-        if front:  # that of the last kind
-            axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
-        axes.set_title(f"individuals measured on {most} search prompts", loc="left")
-        _legend(axes)
+    harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
+    plain = [one for one in search.baselines if one["prompts"] == most]
+    fine = [entry for entry in full if entry not in harmful]
+    drawing = _Drawing("mean over tasks and positions", "worst of them")
+    for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
+        points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
+        tips = [
+            f"{name}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
+            for (mean, worst), entry in zip(points, entries, strict=True)
+        ]
+        drawing.marks(
+            name, [x for x, _ in points], [y for _, y in points], tips, place, linestyle="", hollow=place == 2
+        )
+    if front := sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}):
+        drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
-    return Picture(_file(f"tradeoff {search.name}"), caption, axes.figure, tips)
+    return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {most} search prompts")
 
 
 def interval(metric: Metric, label: str) -> tuple[float, float] | None:
@@ -281,31 +294,12 @@ def interval(metric: Metric, label: str) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def _told(number: int, entry: Mapping[str, Any], asked: int, seconds: float) -> str:
-    early = ", given up early" if "stopped_after" in entry else ""
-    return (
-        f"individual {number + 1}, generation {entry['generation']}, {entry.get('origin', '')}: fitness "
-        f"{entry['fitness']:.4f} on {entry['prompts']} prompts{early}; {asked:,} prompts and {seconds:,.0f} s so far; "
-        f"factors {_factors(entry)}"
-    )
-
-
 def _factors(entry: Mapping[str, Any]) -> str:
     return " ".join(f"{y:g}" for _, y in entry["points"]) if entry.get("points") else f"{entry.get('factor', '')}"
 
 
 def _and(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
-
-
-def _file(title: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", title).strip("-")
-
-
-def _legend(axes: Any) -> None:
-    lines, names = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, names)) <= 28 else 1
-    axes.figure.legend(lines, names, loc="outside lower left", ncols=columns, fontsize=8)
 
 
 def _short(name: str, most: int = 60) -> str:
@@ -319,14 +313,3 @@ def _style(more: Mapping[str, Any] = {}) -> Iterator[None]:
     style: dict[Any, Any] = {**STYLE, **more}
     with rc_context(style):
         yield
-
-
-@contextmanager
-def _axes(x: str, y: str, height: float = 3.2) -> Iterator[Any]:
-    from matplotlib.figure import Figure
-
-    with _style():
-        axes = Figure(figsize=(5.2, height), layout="constrained").add_subplot()
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        yield axes

@@ -89,6 +89,11 @@ class Search:
         return [entry for entry in self.entries if entry.get("generation") is not None]
 
     @property
+    def baselines(self) -> list[Mapping[str, Any]]:
+        """The entries of the plain model."""
+        return [entry for entry in self.entries if entry.get("origin") == "baseline"]
+
+    @property
     def points(self) -> list[tuple[float, float]]:
         """The control points, where the curve is not one free factor a layer."""
         curve = self.found.curve if self.found else None
@@ -192,8 +197,8 @@ def _search(name: str, folder: Path) -> Search:
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         by_key = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
         for entry in by_key.values():
-            if entry.get("generation") is not None:
-                float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), dict(entry["scores"])
+            if entry.get("generation") is not None or entry.get("origin") == "baseline":
+                float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     finished = (folder / "report.json").is_file()
     return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)

@@ -219,15 +219,7 @@ def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, repor
 
 def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     lines = [
-        {
-            "key": "p",
-            "generation": None,
-            "origin": "baseline",
-            "fitness": 0.5,
-            "scores": {},
-            "seconds": 1,
-            "prompts": 40,
-        },
+        individual(0, 0.5, key="plain", generation=None, origin="baseline"),
         individual(0, 0.6),
         individual(1, 0.4, stopped_after=12, prompts=12),
         individual(2, 0.7, guards={"ends": {"over": 0.1}}),
