@@ -2,8 +2,8 @@
 
 =================  =================================================================================================
 ``settings.json``  what the search is: whoever goes on with it must bring the same
-``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun; a key's last line
-                   counts
+``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun, with a checksum
+                   of its own; a key's last line counts
 ``.lock``          held while a process works here; the system frees it however the process ends
 =================  =================================================================================================
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
+from lpes_eval.errors import DataError, UserError
+from lpes_eval.files import parse, read_json, seal, unseal, write_atomically
 
 UNFINISHED = re.compile(
     r"\.((settings|arguments|factors|best_effort|held_out_samples|report)\.json|summary\.md)\..*\.part"
@@ -63,10 +63,10 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
+            self._check_settings()
             for path in self.folder.iterdir():
                 if UNFINISHED.fullmatch(path.name):
                     path.unlink()
-            self._check_settings()
             self._read()
             self._file = self._path.open("ab")
             _sync_folder(self.folder)
@@ -96,11 +96,11 @@ class Journal:
         Returns:
             The entry as it will be read again, so that a resumed search computes with the same values.
         """
-        line = json.dumps({"key": key, **entry}, allow_nan=False, default=lambda number: number.item())  # numpy
-        self._file.write(line.encode() + b"\n")
+        sealed = seal({"key": key, **entry})
+        self._file.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries[key] = json.loads(line)
+        self.entries[key] = unseal(sealed, key)
         return self.entries[key]
 
     def _check_settings(self) -> None:
@@ -108,13 +108,14 @@ class Journal:
         if not path.exists():
             if self._path.exists():
                 raise UserError(f"{self.folder}: holds a journal but no settings.json; take another folder")
-            if others := sorted(path.name for path in self.folder.iterdir() if path.name != ".lock"):
+            names = sorted(path.name for path in self.folder.iterdir())
+            if others := [name for name in names if name != ".lock" and not UNFINISHED.fullmatch(name)]:
                 raise UserError(f"{self.folder}: holds {others[0]} but no search; take an empty folder or a new name")
             write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
             return
         try:
-            found = json.loads(path.read_bytes())
-        except ValueError:
+            found = read_json(path)
+        except DataError:
             raise UserError(f"{path}: is damaged, so what it is a search for is unknown; take another folder") from None
         if changes := _differences(found, self.settings):
             raise UserError(
@@ -128,9 +129,9 @@ class Journal:
         *lines, torn = self._path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line)
+                entry = unseal(parse(line, str(self._path)), str(self._path))
                 self.entries[entry["key"]] = entry
-            except (ValueError, KeyError, TypeError):
+            except (DataError, LookupError):
                 if number == len(lines) and not torn:
                     torn = line + b"\n"
                     break

@@ -156,7 +156,7 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
     """
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     try:
-        bases = tuple(float(part) for part in parts)
+        bases = () if "_" in str(given) else tuple(float(part) for part in parts)  # Python reads 1_5 as 15
     except (TypeError, ValueError):
         bases = ()
     if not bases or not all(1 < base < float("inf") for base in bases):

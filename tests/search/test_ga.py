@@ -35,10 +35,9 @@ def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*flags, output=tmp_path / "out"):
-        argv = [*flags]
+        argv = [*flags, "--include_path", task_folder]
         if "--resume" not in flags:
-            argv += [] if "--tasks" in flags else ["--tasks", "toy"]
-            argv += ["--include_path", task_folder, "--output", str(output)]
+            argv += ["--output", str(output), *([] if "--tasks" in flags else ["--tasks", "toy"])]
         status = ga.main(argv)
         printed = capsys.readouterr()
         return status, printed.out, printed.err
@@ -154,7 +153,7 @@ def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measu
         scores = list(entry["scores"].values())
         return {"mean": sum(scores) / len(scores), "worst": min(scores), "1,0,0": scores[0]}[choice]
 
-    assert command("--resume", str(tmp_path / "out"), "--choose", choice, output=None)[0] == 0
+    assert command("--resume", str(tmp_path / "out"), "--choose", choice)[0] == 0
     new = [entry for entry in journal(tmp_path / "out") if entry not in before]
     assert {entry["origin"] for entry in new} <= {"held out"}
     plain = next(entry for entry in before if entry["origin"] == "baseline")
@@ -163,7 +162,7 @@ def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measu
     assert factors_file.load(found(tmp_path / "out")).digest() == best["key"]
 
 
-def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, monkeypatch):
+def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, task_folder, monkeypatch):
     flags = [*SEARCH_ONLY, "--no_cache"]
     assert command(*flags, output=tmp_path / "undisturbed")[0] == 0
     evaluate, calls = run.Search.evaluate, []
@@ -177,7 +176,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
     monkeypatch.setattr(run.Search, "evaluate", interrupted)
     status, _, err = command(*flags)
     assert status == 130
-    assert f"python -m search.ga --resume {tmp_path / 'out'}" in err
+    assert f"python -m search.ga --resume {tmp_path / 'out'} --include_path {task_folder}" in err
     assert factors_file.load(tmp_path / "out" / "best_effort.json").num_layers == 3  # the best until then
     assert command("--resume", str(tmp_path / "out"))[0] == 0
     assert calls[5] == calls[6]  # the one that was interrupted, and no other, is measured again
