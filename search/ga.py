@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
