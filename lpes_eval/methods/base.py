@@ -168,7 +168,7 @@ def real(name: str, given: Any) -> float:
         if isinstance(given, bool) or "_" in str(given):  # Python reads 1_5 as 15
             raise TypeError
         return float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{name}={given}: expected a number") from None
 
 
