@@ -77,8 +77,10 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Free the folder; there is nothing left to write."""
-        self._file.close()
-        self._lock.release()
+        try:
+            self._file.close()  # on a full disk it tries once more to write what is left
+        finally:
+            self._lock.release()
 
     @property
     def individuals(self) -> dict[str, dict[str, Any]]:
