@@ -45,11 +45,10 @@ TOKENS = (b"NaN", b"Infinity", b'"\\ud800"', b"[" * 50_000, b"9" * 5000, b"\xff\
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
     """A file's bytes, changed at one to four places; of an archive, before or after it is packed."""
-    inside = rng.random() < 0.7
     with suppress(Exception):  # of one that is damaged already
-        if inside and data[:2] == b"\x1f\x8b":
+        if data[:2] == b"\x1f\x8b" and rng.random() < 0.7:
             return gzip.compress(damaged(gzip.decompress(data), rng), 1)
-        if inside and data[2:9] == bytes(6) + b"{":  # safetensors: a length, JSON with JSON in it, numbers
+        if data[2:9] == bytes(6) + b"{" and rng.random() < 0.7:  # safetensors: a length, JSON with JSON in it, numbers
             return in_header(data, rng)
     for _ in range(rng.choice((1, 1, 2, 4))):
         change = in_json if rng.random() < 0.6 else in_bytes
