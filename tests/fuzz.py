@@ -207,9 +207,19 @@ def arguments(folder):
 
 @parser
 def data(folder):
+    import zipfile
+
+    import pyarrow
+    from pyarrow import parquet
+
     from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
 
     line = {**zeroscrolls.LINE, "output": "4%"}
+    parquet.write_table(
+        pyarrow.table({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}), folder / "pg.parquet"
+    )
+    with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("space_digest/validation.jsonl", json.dumps(line))
     readers = {
         written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
         written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
@@ -220,7 +230,9 @@ def data(folder):
             path, "sci_fi"
         ),
         written(folder / "zero.jsonl", line, line): lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
+        folder / "space_digest.zip": lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
         written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
+        folder / "pg.parquet": perplexity.read,
     }
     return list(readers), lambda path: readers[path](path)
 
@@ -303,7 +315,7 @@ def run(name: str, inputs: int, first: int = 0) -> SimpleNamespace:
             path.write_bytes(damaged(whole[path], rng))
             began = time.process_time()
             try:
-                with in_time(5 * SECONDS if path.suffix == ".gz" else SECONDS):
+                with in_time(5 * SECONDS if path.suffix in (".gz", ".zip") else SECONDS):
                     read(path)
                 count.read += 1
             except UserError as error:
