@@ -6,6 +6,7 @@
 One function a finding. ``tests/test_replay.py`` runs those that need no model with every run of the tests.
 """
 
+import argparse
 import contextlib
 import gzip
 import io
@@ -22,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).parent))  # the installed ``search``, not the folder of its tests
 sys.path.append(str(Path(__file__).parent / "compare"))
 
 from lpes_eval import cli
@@ -319,8 +318,10 @@ def caches_of_keys(tmp):
     assert len(keys) == 2
 
 
-def main(chosen):
-    failed = 0
+def main():
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("findings", nargs="*", help="their numbers; default: all")
+    chosen, failed = flags.parse_args().findings, 0
     for claim, (replay, _) in FINDINGS.items():
         if chosen and claim.partition(".")[0] not in chosen:
             continue
@@ -336,4 +337,4 @@ def main(chosen):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

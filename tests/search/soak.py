@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
 
 import search.answer_loss  # before processes are forked, which then start at once  # noqa: F401
