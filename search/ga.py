@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
+        if isinstance(error.__cause__, OSError):  # the factors could not be written
+            _say_how_to_go_on(args)
         return 2
     except OSError as error:
         if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is

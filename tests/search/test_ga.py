@@ -1,7 +1,9 @@
 """The command, from its flags to its files, on a toy model."""
 
+import errno
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -181,6 +183,34 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
     assert command("--resume", str(tmp_path / "out"))[0] == 0
     assert calls[5] == calls[6]  # the one that was interrupted, and no other, is measured again
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
+
+
+def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, monkeypatch):
+    assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
+    fsync, left = os.fsync, [12]
+
+    def full(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        status, _, err = command(*SEARCH_ONLY, "--no_cache")
+    assert status == 2
+    first, second = err.splitlines()[-2:]
+    assert "No space left" in first
+    assert "python -m search.ga --resume" in second
+    assert command("--resume", str(tmp_path / "out"))[0] == 0
+    assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
+
+
+def test_code_that_a_folder_names_runs_only_where_it_is_asked_for_again(command, tmp_path, task_folder, monkeypatch):
+    assert command(*SEARCH_ONLY)[0] == 0
+    monkeypatch.setattr(run, "load", lambda *_: pytest.fail("tasks were loaded"))
+    assert ga.main(["--resume", str(tmp_path / "out")]) == 2
+    assert ga.main(["--resume", str(tmp_path / "out"), "--include_path", "elsewhere"]) == 2
 
 
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(command):
