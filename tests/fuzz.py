@@ -344,7 +344,8 @@ def guided(name: str, inputs: int) -> None:
         paths, read = PARSERS[name](folder)
         for path in paths:
             (corpus / path.name).write_bytes(path.read_bytes())
-            read(path)  # which imports the rest of what is watched now
+            with suppress(UserError):
+                read(path)  # which imports the rest of what is watched now
         for watched in gc.get_objects():
             if isinstance(watched, FunctionType) and (watched.__module__ or "").startswith(("lpes_eval", "search")):
                 atheris.instrument_func(watched)

@@ -172,7 +172,7 @@ def users_data_are_read_or_refused(tmp):
     for setting in ({"stride": "x"}, {"stride": 0}, {"longest": "x"}):
         refused(checked, setting)
     refused(perplexity.read, 5)
-    for name in ("~nosuchuser/x", "x" * 300):
+    for name in ("~nosuchuser/x", "x" * 300, "a\0b"):
         refused(source.named_path, "data_dir", name)
     for text in ('{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}", "[" * 10**5, '{"a": NaN}', b"\xff"):
         refused(lambda path: list(files.read_jsonl(path)), written(tmp / "f.jsonl", text))
