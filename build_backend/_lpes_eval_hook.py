@@ -41,10 +41,10 @@ def _extend_after(loader):
 
             plugin.extend(module)
         except Exception as error:  # whatever another version of lm_eval has changed, lm_eval itself must still run
-            import warnings
-
-            message = f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}"
-            warnings.warn(f"{message}. LPES_EVAL_PLUGIN=0 turns all its extensions off.", stacklevel=2)
+            sys.stderr.write(  # a warning would end lm_eval under -W error
+                f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}. lm_eval goes on "
+                "without it; LPES_EVAL_PLUGIN=0 turns all extensions off.\n"
+            )
 
     loader.exec_module = exec_and_extend
 

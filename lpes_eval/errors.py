@@ -4,9 +4,29 @@ Each carries one line that names the file or argument, what was found, what was 
 lines print that line alone and exit with status 2; in a Python program they are ordinary ``ValueError``s.
 """
 
+import re
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+"""What a name must not bring into a terminal, a table or an XML file."""
+LONGEST = 2_000
+"""Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
+
+
+def plain(text: str) -> str:
+    """The text in one line, without control characters."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
 
 class UserError(ValueError):
-    """Something in the input that the user can put right."""
+    """Something in the input that the user can put right.
+
+    Whatever was found and is quoted, the message is one line without control characters, of bounded length.
+    """
+
+    def __str__(self) -> str:
+        """The message as it is shown."""
+        text = plain(super().__str__())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 class FactorsError(UserError):

@@ -14,7 +14,7 @@ def _reader(kind: type, expected: str = "", fits: Callable[[Any], bool] = lambda
 
     def read(text: str) -> Any:
         try:
-            value = kind(text)
+            value = kind("" if "_" in text else text)  # Python reads 1_5 as 15
             if math.isfinite(value) and fits(value):
                 return value
         except (ValueError, OverflowError):

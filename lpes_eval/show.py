@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lpes_eval import factors
-from lpes_eval.compare.tables import plain
-from lpes_eval.errors import FactorsError
+from lpes_eval.errors import FactorsError, plain
 from lpes_eval.flags import at_least
 
 

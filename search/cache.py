@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.files import write_atomically
+from lpes_eval.files import seal, unseal, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +34,17 @@ class FitnessCache:
         return self._folder / key[:2] / f"{key}.json"
 
     def get(self, context: str, name: str) -> dict[str, Any] | None:
-        """What is known about factors ``name`` (their digest); a file that cannot be read counts as not there."""
+        """What is known about factors ``name`` (their digest); a damaged file counts as not there."""
+        path = self._path(context, name)
         try:
-            entry = json.loads(self._path(context, name).read_bytes())
-        except (OSError, ValueError):
+            entry = unseal(json.loads(path.read_bytes()), str(path))
+        except (OSError, ValueError, RecursionError):
             return None
-        if not isinstance(entry, dict) or (entry.get("context"), entry.get("factors")) != (context, name):
-            return None
-        return entry
+        return entry if (entry.get("context"), entry.get("factors")) == (context, name) else None
 
     def put(self, context: str, name: str, entry: Mapping[str, Any]) -> None:
         """Keep an entry; where the folder cannot be written to, say so once and keep nothing."""
-        text = json.dumps({"context": context, "factors": name, **entry}, default=lambda number: number.item())  # numpy
+        text = json.dumps(seal({"context": context, "factors": name, **entry}))
         try:
             write_atomically(self._path(context, name), text + "\n")
         except OSError as error:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from functools import reduce
 from operator import add, or_
@@ -18,12 +19,14 @@ from typing import Any, NoReturn
 
 from lpes_eval import factors as factors_file
 from lpes_eval.curves import KINDS
-from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.errors import DataError, FactorsError, UserError
+from lpes_eval.files import read_json, unseal
 from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
 from search import optimizers
 from search.optimizers.base import Optimizer
 from search.space import Y_HIGH, Y_LOW, Space
 
+AGAIN = "give the search's own command again instead of --resume"
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
 DIVERSE = "diverse"
@@ -252,20 +255,59 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     flags = given(sys.argv[1:] if argv is None else argv)
     args = defaults(flags.get("preset", "default"))
     if folder := flags.get("resume"):
-        if flags.keys() - {"resume", "preset", "choose"}:
-            raise UserError(f"--resume takes all settings from {folder}; leave all other flags but --choose out")
-        path = folder / "arguments.json"
         try:
-            kept = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise UserError(f"{folder}: holds no search to go on with (arguments.json is missing)") from None
-        except ValueError:
-            kept = None
-        if not isinstance(kept, dict):
-            raise UserError(f"{path}: damaged; give the search's own command again instead of --resume")
-        flags = {**kept, "output": folder, "choose": flags.get("choose") or kept.get("choose")}
+            vars(args).update(_kept(folder, flags), output=folder)
+            return complete(args)
+        except UserError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{folder / 'arguments.json'}: not a search's ({error}); {AGAIN}") from None
     vars(args).update(flags)
     return complete(args)
+
+
+def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of the search in a folder; ``flags`` are those given with ``--resume``."""
+    path = folder / "arguments.json"
+    if not path.exists():
+        raise UserError(f"{folder}: holds no search to go on with (arguments.json is missing)")
+    try:
+        kept = unseal(read_json(path), str(path))
+    except DataError as error:
+        raise UserError(f"{error}; {AGAIN}") from None
+    code = loads_code(kept)
+    if flags.keys() - {"resume", "preset", "choose", *code}:
+        raise UserError(f"--resume takes all settings from {folder}; leave all other flags but --choose out")
+    if any(flags.get(name) != kept[name] for name in code):
+        raise UserError(
+            f"{folder}: going on runs code that its arguments.json names; if you trust it, say so: "
+            f"{resume_command(folder, kept)}"
+        )
+    return kept | {"choose": flags.get("choose") or kept.get("choose")}
+
+
+def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Of a search's flags those by which code from elsewhere runs, each as it is typed: a folder may be anybody's."""
+    named = {"tasks": kept["tasks"], "guard": [guard["task"] for guard in kept["guard"]]}
+    typed = {
+        "include_path": [kept["include_path"]] * bool(kept["include_path"]),
+        "confirm_run_unsafe_code": [""] * bool(kept["confirm_run_unsafe_code"]),
+        "model_args": [json.dumps(kept["model_args"])] * bool(kept["model_args"].get("trust_remote_code")),
+        "tasks": [",".join(kept["tasks"])],
+        "guard": [f"{guard['task']}:{guard['metric'] or ''}:{guard['max_drop']}" for guard in kept["guard"]],
+    }
+    for flag, names in named.items():
+        if not any(name.endswith(".yaml") or Path(name).expanduser().is_dir() for name in names):
+            del typed[flag]
+    return {flag: values for flag, values in typed.items() if values}
+
+
+def resume_command(folder: Path, kept: Mapping[str, Any]) -> str:
+    """The command that goes on with the search in a folder, whose flags are ``kept``."""
+    words = ["python", "-m", "search.ga", "--resume", str(folder)]
+    for flag, values in loads_code(kept).items():
+        words += [word for value in values for word in (f"--{flag}", value) if word]
+    return shlex.join(words)
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:

@@ -6,19 +6,18 @@ search has not seen. Everything is kept in one folder, from which a search that 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
-from search.config import MEASURED, model_name, parse, without_effect
+from lpes_eval.files import seal, write_atomically
+from search.config import MEASURED, model_name, parse, resume_command, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out
 from search.journal import Journal
@@ -34,37 +33,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars would tear up the display
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
-    folder: Path | None = None
+    args: argparse.Namespace | None = None
     try:
         argv = sys.argv[1:] if argv is None else argv
         args = parse(argv)
-        folder = args.output
         if idle := without_effect(argv, args):
             print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
         with reader_may_leave():
             run(load(args))
             return 0
-        _say_how_to_go_on(folder)
+        _say_how_to_go_on(args)
         return 1
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
+        if isinstance(error.__cause__, OSError):  # the factors could not be written
+            _say_how_to_go_on(args)
         return 2
     except OSError as error:
         if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
             raise
-        print(f"search: error: {error.filename or folder}: {error.strerror}", file=sys.stderr)
-        _say_how_to_go_on(folder)
+        print(f"search: error: {error.filename or (args and args.output)}: {error.strerror}", file=sys.stderr)
+        _say_how_to_go_on(args)
         return 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
-        _say_how_to_go_on(folder)
+        _say_how_to_go_on(args)
         return 130
 
 
-def _say_how_to_go_on(folder: Path | None) -> None:
-    if folder is not None and (folder / "arguments.json").exists():
-        command = shlex.join(["python", "-m", "search.ga", "--resume", str(folder)])
-        print(f"What was evaluated is kept; go on with: {command}", file=sys.stderr)
+def _say_how_to_go_on(args: argparse.Namespace | None) -> None:
+    if args is not None and (args.output / "arguments.json").exists():
+        print(f"What was evaluated is kept; go on with: {resume_command(args.output, vars(args))}", file=sys.stderr)
 
 
 def run(search: Search) -> Outcome | None:
@@ -77,7 +76,7 @@ def run(search: Search) -> Outcome | None:
     with Journal(args.output, search.settings) as journal:
         search.journal = journal
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
-        write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
+        write_atomically(args.output / "arguments.json", json.dumps(seal(kept), indent=2) + "\n")
         for note in journal.notes:
             print(f"note: {note}", flush=True)
         plain = search.measure(PLAIN, search.uniform(1.0))

@@ -2,8 +2,8 @@
 
 =================  =================================================================================================
 ``settings.json``  what the search is: whoever goes on with it must bring the same
-``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun; a key's last line
-                   counts
+``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun, with a checksum
+                   of its own; a key's last line counts
 ``.lock``          held while a process works here; the system frees it however the process ends
 =================  =================================================================================================
 
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
+from lpes_eval.errors import DataError, UserError
+from lpes_eval.files import parse, read_json, seal, unseal, write_atomically
 
 
 class Journal:
@@ -66,8 +66,10 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         """Free the folder; there is nothing left to write."""
-        self._file.close()
-        self._lock.release()
+        try:
+            self._file.close()  # on a full disk it tries once more to write what is left
+        finally:
+            self._lock.release()
 
     @property
     def individuals(self) -> dict[str, dict[str, Any]]:
@@ -85,11 +87,11 @@ class Journal:
         Returns:
             The entry as it will be read again, so that a resumed search computes with the same values.
         """
-        line = json.dumps({"key": key, **entry}, allow_nan=False, default=lambda number: number.item())  # numpy
-        self._file.write(line.encode() + b"\n")
+        sealed = seal({"key": key, **entry})
+        self._file.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries[key] = json.loads(line)
+        self.entries[key] = unseal(sealed, key)
         return self.entries[key]
 
     def _check_settings(self) -> None:
@@ -103,8 +105,8 @@ class Journal:
             write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
             return
         try:
-            found = json.loads(path.read_bytes())
-        except ValueError:
+            found = read_json(path)
+        except DataError:
             raise UserError(f"{path}: is damaged, so what it is a search for is unknown; take another folder") from None
         if changes := _differences(found, self.settings):
             raise UserError(
@@ -118,9 +120,9 @@ class Journal:
         *lines, torn = self._path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line)
+                entry = unseal(parse(line, str(self._path)), str(self._path))
                 self.entries[entry["key"]] = entry
-            except (ValueError, KeyError, TypeError):
+            except (DataError, LookupError):
                 if number == len(lines) and not torn:
                     torn = line + b"\n"
                     break

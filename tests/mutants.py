@@ -211,6 +211,27 @@ MUTANTS = (
         (f"{SEARCH}/test_ga.py::test_other_settings_in_the_same_folder_are_refused_with_the_difference",),
     ),
     Mutant(
+        "what was damaged or edited is not believed",
+        "lpes_eval/files.py",
+        "if not kept or data.get(CHECKSUM) != _checksum(kept):",
+        "if not kept:",
+        ("tests/test_replay.py", f"{SEARCH}/test_faults.py"),
+    ),
+    Mutant(
+        "code that a search's folder names runs only where it is asked for again",
+        "search/config.py",
+        "if any(flags.get(name) != kept[name] for name in code):",
+        "if False:",
+        (f"{SEARCH}/test_ga.py::test_code_that_a_folder_names_runs_only_where_it_is_asked_for_again",),
+    ),
+    Mutant(
+        "logits that are no numbers are not an answer",
+        "search/engines/exact.py",
+        "            raise no_number(self.model)",
+        "            pass",
+        (f"{SEARCH}/test_faults.py::test_an_individual_under_which_the_logits_are_nan_is_named",),
+    ),
+    Mutant(
         "other examples are another fitness",
         "search/evaluator.py",
         "identity.sha256([asked, [objective.docs for objective in self.objectives]])",

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, plain
 from lpes_eval.files import write_atomically
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
-"""What a name must not bring into a terminal, a table or an XML file."""
 FORMS = {"json": "JSON, every number in full", "markdown": "Markdown", "junit": "JUnit XML, a test case for each row"}
 Rows = Sequence[Sequence[str]]
 
@@ -147,11 +145,6 @@ def publish(report: Report, arguments: argparse.Namespace, *, text: bool = True)
             text = text and target != "-"
     if text:
         write("-", report.to_text())
-
-
-def plain(text: str) -> str:
-    """The text in one line, without control characters."""
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def markdown(text: str) -> str:

@@ -93,8 +93,10 @@ def _read_parquet(path: Path) -> list[Text]:
 
     try:
         columns = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
-    except (OSError, ArrowException) as error:
+    except (OSError, ValueError, ArrowException) as error:  # ValueError: text that is not UTF-8
         raise DataError(f"{path}: cannot be read as PG-19's parquet file ({str(error).splitlines()[0]})") from None
+    if None in columns["short_book_title"] + columns["text"]:
+        raise DataError(f"{path}: a book has no title or no text")
     return list(map(Text, columns["short_book_title"], columns["text"]))
 
 

@@ -60,7 +60,7 @@ def named_path(setting: str, name: Any) -> Path:
     """
     try:
         path = Path(str(name)).expanduser()
-        path.exists()
+        path.exists(), path.resolve()
     except (RuntimeError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{setting}={str(name)[:80]}: {reason}; expected a name that exists") from None
@@ -87,7 +87,7 @@ def is_shipped(name: str) -> bool:
     from lpes_eval import reference
 
     home = Path(reference.__file__).resolve().parent
-    return name in reference.NAMES or home in Path(name).expanduser().resolve().parents
+    return name in reference.NAMES or home in named_path("pretrained", name).resolve().parents
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from lpes_eval import methods
-from lpes_eval.errors import UserError
+from lpes_eval.errors import FactorsError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +184,8 @@ def extend(module: ModuleType) -> None:
 
 def _check_early(args: Any) -> None:
     """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
+    if typed := re.search(r"\b(factors?|bases)=[\d.]*\d_\d[\d_.]*(?![^,\s])", " ".join(sys.argv)):
+        raise FactorsError(f"{typed[0]}: lm_eval reads this without the _; expected a number such as 1.5")
     arguments = getattr(args, "model_args", None)
     arguments = arguments if isinstance(arguments, dict) else {}
     if getattr(args, "model", None) in methods.names() and arguments.get("factors") is not None:

@@ -163,10 +163,10 @@ def _check_device(device: Any) -> None:
 def real(name: str, given: Any) -> float:
     """A number that the user gave for the argument ``name``; ``UserError`` for something else."""
     try:
-        if isinstance(given, bool):
+        if isinstance(given, bool) or "_" in str(given):  # Python reads 1_5 as 15
             raise TypeError
         return float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{name}={given}: expected a number") from None
 
 

@@ -147,8 +147,8 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
     """
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     try:
-        bases = tuple(float(part) for part in parts)
-    except (TypeError, ValueError):
+        bases = () if "_" in str(given) else tuple(float(part) for part in parts)  # Python reads 1_5 as 15
+    except (TypeError, ValueError, OverflowError):
         bases = ()
     if not bases or not all(1 < base < float("inf") for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")

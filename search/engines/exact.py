@@ -32,7 +32,7 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
-from search.engines.limits import encode, room_for_prompt
+from search.engines.limits import encode, no_number, room_for_prompt
 
 Tokens = tuple[int, ...]
 
@@ -287,7 +287,9 @@ class ExactEngine(HarnessEngine):
             use_cache=True,
             logits_to_keep=kept,
         ).logits
-        best: list[list[int]] = logits[:, -kept:].argmax(-1).tolist()
+        highest, best = (each.tolist() for each in logits[:, -kept:].max(-1))
+        if any(math.isnan(value) for row, lanes in zip(highest, asked, strict=True) for value in row[-len(lanes) :]):
+            raise no_number(self.model)
         return [row[-len(lanes) :] for row, lanes in zip(best, asked, strict=True)]
 
     def _mask(self, prefix: torch.Tensor, lane: torch.Tensor, n: torch.Tensor, buffer: Buffer) -> torch.Tensor:

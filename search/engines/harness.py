@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lpes_eval import rope
-from search.engines.limits import is_cut
+from search.engines.limits import is_cut, no_number
 
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
@@ -66,6 +66,8 @@ class HarnessEngine:
         for request_type, repeated in by_type.items():
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):
+                if any(part != part for part in (response if isinstance(response, tuple) else [response])):
+                    raise no_number(self.lm.model)
                 responses[i].append(response)
                 if request_type == "generate_until":
                     most = normalize_gen_kwargs(self._requests[i].args[1], self.lm.max_gen_toks)["max_gen_toks"]

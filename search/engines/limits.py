@@ -9,6 +9,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from lpes_eval import rope
 from lpes_eval.errors import UserError
 
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
@@ -49,6 +50,15 @@ def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     if dynamic := kinds & {"dynamic", "longrope"}:
         return f"its {dynamic.pop()} positions depend on how far decoding has come"
     return None
+
+
+def no_number(model: Any) -> UserError:
+    """The error of a model whose logits are NaN under the factors now in force."""
+    factors = ", ".join(f"{s:g}" for s in rope.applied(model) or ())
+    return UserError(
+        f"under factors {factors} the model's logits are not numbers (NaN); take a wider dtype "
+        "(--model_args dtype=float32), and see whether the plain model answers at all"
+    )
 
 
 def is_cut(lm: Any, request: Any) -> bool:

@@ -1,7 +1,9 @@
 """The command, from its flags to its files, on a toy model."""
 
+import errno
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -35,10 +37,9 @@ def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*flags, output=tmp_path / "out"):
-        argv = [*flags]
+        argv = [*flags, "--include_path", task_folder]
         if "--resume" not in flags:
-            argv += [] if "--tasks" in flags else ["--tasks", "toy"]
-            argv += ["--include_path", task_folder, "--output", str(output)]
+            argv += ["--output", str(output), *([] if "--tasks" in flags else ["--tasks", "toy"])]
         status = ga.main(argv)
         printed = capsys.readouterr()
         return status, printed.out, printed.err
@@ -154,7 +155,7 @@ def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measu
         scores = list(entry["scores"].values())
         return {"mean": sum(scores) / len(scores), "worst": min(scores), "1,0,0": scores[0]}[choice]
 
-    assert command("--resume", str(tmp_path / "out"), "--choose", choice, output=None)[0] == 0
+    assert command("--resume", str(tmp_path / "out"), "--choose", choice)[0] == 0
     new = [entry for entry in journal(tmp_path / "out") if entry not in before]
     assert {entry["origin"] for entry in new} <= {"held out"}
     plain = next(entry for entry in before if entry["origin"] == "baseline")
@@ -163,7 +164,7 @@ def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measu
     assert factors_file.load(found(tmp_path / "out")).digest() == best["key"]
 
 
-def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, monkeypatch):
+def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, task_folder, monkeypatch):
     flags = [*SEARCH_ONLY, "--no_cache"]
     assert command(*flags, output=tmp_path / "undisturbed")[0] == 0
     evaluate, calls = run.Search.evaluate, []
@@ -177,11 +178,39 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
     monkeypatch.setattr(run.Search, "evaluate", interrupted)
     status, _, err = command(*flags)
     assert status == 130
-    assert f"python -m search.ga --resume {tmp_path / 'out'}" in err
+    assert f"python -m search.ga --resume {tmp_path / 'out'} --include_path {task_folder}" in err
     assert factors_file.load(tmp_path / "out" / "best_effort.json").num_layers == 3  # the best until then
     assert command("--resume", str(tmp_path / "out"))[0] == 0
     assert calls[5] == calls[6]  # the one that was interrupted, and no other, is measured again
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
+
+
+def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, monkeypatch):
+    assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
+    fsync, left = os.fsync, [12]
+
+    def full(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        status, _, err = command(*SEARCH_ONLY, "--no_cache")
+    assert status == 2
+    first, second = err.splitlines()[-2:]
+    assert "No space left" in first
+    assert "python -m search.ga --resume" in second
+    assert command("--resume", str(tmp_path / "out"))[0] == 0
+    assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
+
+
+def test_code_that_a_folder_names_runs_only_where_it_is_asked_for_again(command, tmp_path, task_folder, monkeypatch):
+    assert command(*SEARCH_ONLY)[0] == 0
+    monkeypatch.setattr(run, "load", lambda *_: pytest.fail("tasks were loaded"))
+    assert ga.main(["--resume", str(tmp_path / "out")]) == 2
+    assert ga.main(["--resume", str(tmp_path / "out"), "--include_path", "elsewhere"]) == 2
 
 
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(command):

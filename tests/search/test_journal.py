@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lpes_eval.errors import UserError
+from lpes_eval.files import unseal
 from search.journal import Journal
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_search.py"))]
@@ -122,7 +123,7 @@ def test_changed_settings_are_refused_and_every_difference_is_named(tmp_path):
 def test_an_entry_is_on_the_disk_when_record_returns(tmp_path):
     with Journal(tmp_path, {}) as journal:
         journal.record("k", {"fitness": 0.1})
-        assert json.loads((tmp_path / "journal.jsonl").read_text()) == {"key": "k", "fitness": 0.1}
+        assert unseal(json.loads((tmp_path / "journal.jsonl").read_text()), "") == {"key": "k", "fitness": 0.1}
 
 
 def test_damage_in_the_middle_of_a_journal_is_named_by_its_line(tmp_path):

@@ -2,17 +2,28 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors
+from search import optimizers
 from search.journal import Journal
-from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.run import Search
 from search.space import Space
 
 L = 8
+SETTINGS = {
+    "ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers": 3},
+    "random": {"mutations": 6, "crossovers": 3},
+    "cma_es": {"mutations": 6, "crossovers": 3},
+    "gradient": {"learning_rate": 0.05, "epoch_samples": 4, "gradient_batch": 2},
+    "bands": {},
+}
+
+
+def loss(factors):
+    return sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(factors))
 
 
 class Toy(Search):
@@ -20,20 +31,38 @@ class Toy(Search):
 
     def evaluate(self, individual):
         time.sleep(0.001)
-        fitness = -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(self.factors(individual).per_layer()))
-        return {"fitness": fitness, "examples": {}, "seconds": 0.0, "prompts": 1}
+        return {"fitness": -loss(self.factors(individual).per_layer()), "examples": {}, "seconds": 0.0, "prompts": 1}
 
 
-def main(folder, seed):
-    config = GeneticConfig(population=12, parents=4, mutations=6, crossovers=3)
-    ga = GeneticAlgorithm(Space(L), config, generations=8, seed=seed)
-    args = SimpleNamespace(curve="bezier", skip=0, budget=None)
-    search = Toy(args, None, SimpleNamespace(num_layers=L, part=lambda share: None), ga, {"seed": seed})
+def model():
+    """What gradient descent asks for the formula's gradient."""
+    from search.answer_loss import AnswerLoss  # which imports torch
+
+    class Slope(AnswerLoss):
+        def __init__(self):
+            self.num_layers = L
+
+        def choose(self, uniform, other):
+            return 0, int(10 * other)
+
+        def __call__(self, factors, numbers):
+            return loss(factors), [2 * (s - 1.3 - h / 20) for h, s in enumerate(factors)]
+
+    return Slope()
+
+
+def main(folder, seed=0, name="ga"):
+    kind, free = optimizers.load(name), name in ("bands", "gradient")
+    space = Space.free(L, grid=name != "gradient") if free else Space(L)
+    config = kind.Config(**SETTINGS[name])
+    optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
+    args = SimpleNamespace(curve="free" if free else "bezier", skip=0, budget=None)
+    search = Toy(args, None, SimpleNamespace(num_layers=L, part=lambda share: None), optimizer, {"seed": seed})
     with Journal(folder, search.settings) as search.journal:
         print("at work", flush=True)
         best, entry = search.run(lambda individual, entry, new: None)
-    origin = {"fitness": entry["fitness"], "seed": seed}
-    Factors.from_curve("bezier", best.points, num_layers=L, origin=origin).save(Path(folder) / "factors.json")
+    factors = replace(search.factors(best), origin={"fitness": entry["fitness"], "seed": seed})
+    factors.save(Path(folder) / "factors.json")
 
 
 if __name__ == "__main__":

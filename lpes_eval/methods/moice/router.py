@@ -65,7 +65,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         object.__setattr__(self, "bases", parse_bases("bases", self.bases))
-        if not all(isinstance(size, int) and size > 0 for size in (self.layers, self.heads, self.head_dim)):
+        if not all(type(size) is int and size > 0 for size in (self.layers, self.heads, self.head_dim)):
             raise UserError(f"a router for {self.shape}: expected whole numbers above 0")
         if not (isinstance(self.top_k, int) and 1 <= self.top_k <= len(self.bases)):
             raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
@@ -76,6 +76,13 @@ class RouterConfig:
     def shape(self) -> str:
         """The sizes in words, for messages."""
         return f"{self.layers} layers of {self.heads} heads of size {self.head_dim}"
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, int, int]]:
+        """The shapes of a router's tensors, by name."""
+        count = len(self.bases)
+        seen = self.layers, self.head_dim, count
+        return {"w1": seen, "w2": (self.layers, count, count), "w3": seen}
 
     def to_json(self) -> str:
         """As it stands in the file."""
@@ -93,14 +100,10 @@ class Router(nn.Module):
         self.config = config
         self.seen: list[Tensor] | None = None  # a list: every forward appends its scores, for the balance loss
         generator = torch.Generator().manual_seed(seed)
-        layers, size, count = config.layers, config.head_dim, len(config.bases)
-
-        def normal(*shape: int) -> nn.Parameter:
-            return nn.Parameter(INIT_STD * torch.randn(shape, generator=generator, dtype=torch.float32))
-
-        self.w1 = normal(layers, size, count)
-        self.w2 = normal(layers, count, count)
-        self.w3 = normal(layers, size, count)
+        self.w1, self.w2, self.w3 = (
+            nn.Parameter(INIT_STD * torch.randn(shape, generator=generator, dtype=torch.float32))
+            for shape in config.tensors.values()
+        )
 
     def forward(self, layer: int, query: Tensor) -> Tensor:
         """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
@@ -160,16 +163,17 @@ def read(path: str | Path) -> Router:
         data = json.loads(metadata[METADATA])
         if (version := data.pop("version")) != VERSION:
             raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
-        router = Router(RouterConfig(**data))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        config = RouterConfig(**data)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{file}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
-    for name, weight in router.named_parameters():
+    for name, shape in config.tensors.items():  # before a router of these sizes is made, which may be any
         found = tuple(tensors[name].shape) if name in tensors else "none"
-        if found != tuple(weight.shape):
-            raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
+        if found != shape:
+            raise UserError(f"{file}: tensor {name!r}: found {found}, expected {shape}")
         if not bool(tensors[name].isfinite().all()):
             raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
-    router.load_state_dict(tensors)
+    router = Router(config)
+    router.load_state_dict({name: tensors[name] for name in config.tensors})
     return router.requires_grad_(False)
 
 

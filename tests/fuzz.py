@@ -1,0 +1,390 @@
+"""Damaged files for every parser: each is read, or refused in one sentence (UserError) within a second.
+
+    python -m tests.fuzz                             # 1,000 inputs for each parser
+    python -m tests.fuzz journal --inputs 100000     # for one
+    python -m tests.fuzz journal --first 4711 --inputs 1
+    python -m tests.fuzz journal --guided            # by what code they reach, with atheris (pip install atheris)
+
+Input number n of a parser is the same at every run: a file as this package writes it, changed at one to four places,
+in its JSON (a value of another type, a field that is gone, doubled or put elsewhere) or in its bytes. What a search
+keeps must be refused or read as it was written. ``tests/test_fuzz.py`` reads some with every run of the tests.
+"""
+
+import argparse
+import gc
+import gzip
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+
+sys.path.append(str(Path(__file__).parent / "compare"))
+
+from lpes_eval.errors import UserError
+from lpes_eval.files import shown
+from runs import write_run
+
+SECONDS = 1.0
+"""Of this process' own time, for an answer; 5 for an archive."""
+VALUES = (
+    None, True, 0, -1, 1.5, 10**400, 1e308, -0.0, "", "0", "1_5", "x" * 10_000, "\x1b[31m\n# ![](x)", "\u0000", "../x",
+    [], {}, [None], {"": {}}, [[[[0]]]], json.loads("[" * 90 + "]" * 90), {"name": []}, "NaN", list(range(1000)),
+)  # fmt: skip
+TOKENS = (b"NaN", b"Infinity", b'"\\ud800"', b"[" * 50_000, b"9" * 5000, b"\xff\xfe", b"\n", b"{}", b'"a":1,', b"\x00")
+
+
+# -- how files are damaged ---------------------------------------------------------------------------------------------
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """A file's bytes, changed at one to four places; of an archive, before or after it is packed."""
+    with suppress(Exception):  # of one that is damaged already
+        if data[:2] == b"\x1f\x8b" and rng.random() < 0.7:
+            return gzip.compress(damaged(gzip.decompress(data), rng), 1)
+        if data[2:9] == bytes(6) + b"{" and rng.random() < 0.7:  # safetensors: a length, JSON with JSON in it, numbers
+            return in_header(data, rng)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        change = in_json if rng.random() < 0.6 else in_bytes
+        data = change(data, rng)
+    return data
+
+
+def in_json(data: bytes, rng: random.Random) -> bytes:
+    """The file, or one of its lines, with another value somewhere; bytes that are no JSON are changed as bytes."""
+    lines = data.split(b"\n") if data.startswith(b'{"') and b"\n{" in data else [data]
+    at = rng.randrange(len(lines))
+    try:
+        value = json.loads(lines[at])
+        places = list(places_in(value))
+        holder, key = rng.choice(places)
+    except (ValueError, RecursionError, IndexError):
+        return in_bytes(data, rng)
+    kind = rng.randrange(5)
+    if kind == 0:
+        del holder[key]
+    elif kind == 1:
+        other, name = rng.choice(places)
+        holder[key] = json.loads(json.dumps(other[name]))
+    elif kind == 2 and isinstance(holder, dict):
+        holder[rng.choice(("", "x", "acc@50", "a\nb", key.upper()))] = holder.pop(key)
+    elif kind == 3 and isinstance(holder[key], int | float | str):
+        holder[key] = nearby(holder[key], rng)
+    else:
+        holder[key] = rng.choice(VALUES)
+    lines[at] = json.dumps(value).encode()
+    return b"\n".join(lines)
+
+
+def in_header(data: bytes, rng: random.Random) -> bytes:
+    """A safetensors file with another header, whose length is right."""
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    [(name, text)] = header["__metadata__"].items()
+    header["__metadata__"][name] = in_json(text.encode(), rng).decode(errors="replace")
+    packed = json.dumps(header).encode() if rng.random() < 0.6 else in_json(data[8:size], rng)
+    return len(packed).to_bytes(8, "little") + packed + data[size:]
+
+
+def places_in(value) -> Iterator[tuple]:
+    """Every place of a JSON value, as its holder and its key or number there."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places_in(value[key])
+
+
+def nearby(value, rng: random.Random):
+    """A value of the same type, or nearly."""
+    if isinstance(value, str):
+        return rng.choice((value[:-1], value * 2, value + "\n", value.swapcase(), value[::-1], [value], f" {value}"))
+    return rng.choice((-value, value + 1, value // 3, value * 10**9, value != 0, shown(value, 99), [value]))
+
+
+def in_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Bytes that are flipped, cut out, doubled or put in, or an end that is torn off."""
+    a, b = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    b = min(b, a + rng.choice((1, 1, 8, 64, 10**6)))
+    kind = rng.randrange(5)
+    if kind == 0 and a < len(data):
+        return data[:a] + bytes([data[a] ^ (1 << rng.randrange(8))]) + data[a + 1 :]
+    if kind == 1:
+        return data[:a] + data[b:]
+    if kind == 2:
+        return data[:b] + data[a:]
+    if kind == 3:
+        return data[:a] + rng.choice(TOKENS) + data[a:]
+    return data[:a]
+
+
+# -- what reads them ---------------------------------------------------------------------------------------------------
+
+PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {}
+"""Parser -> a function that fills an empty folder; it returns the files to damage, and what reads one of them."""
+
+
+def parser(function):
+    PARSERS[function.__name__] = function
+    return function
+
+
+def written(path: Path, *values) -> Path:
+    lines = "\n".join(json.dumps(value) for value in values).encode()
+    path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines + b"\n")
+    return path
+
+
+@parser
+def factors(folder):
+    from lpes_eval.factors import Factors, load
+
+    origin = {"model": {"name": "m", "revision": "r"}, "task": "t", "fitness": 0.5, "seed": 1, "packages": {"a": "1"}}
+    for name, made in {
+        "list": Factors.from_list([1.0, 1.5, 1.2], origin=origin),
+        "bezier": Factors.from_curve("bezier", [(0, 1.0), (9, 1.5), (31, 1.2)], num_layers=32, unscaled_layers=(0,)),
+        "step": Factors.from_curve("step", [(0, 1.0), (4, 1.5)]),
+        "uniform": Factors.from_uniform(1.5, num_layers=4),
+    }.items():
+        made.save(folder / f"{name}.json")
+    return list(folder.iterdir()), lambda path: load(path).digest(32)
+
+
+@parser
+def journal(folder):
+    from search.journal import Journal
+
+    settings = {"search": {"seed": 0, "start": [1.0]}, "packages": {"torch": "2"}}
+    with Journal(folder, settings) as kept:
+        for n in range(3):
+            kept.record(f"k{n}", {"generation": n, "fitness": n / 3, "scores": {"a": n / 3}, "examples": {"a": [1]}})
+        before = kept.entries
+
+    def read(path):
+        with Journal(folder, settings) as found:
+            assert all(before[key] == entry for key, entry in found.entries.items())
+
+    return [folder / "journal.jsonl", folder / "settings.json"], read
+
+
+@parser
+def cache(folder):
+    from search.cache import FitnessCache
+
+    kept = FitnessCache(folder)
+    kept.put("context", "name", {"examples": {"acc": [1.0, 0.0]}, "ended": [1, 0]})
+    before = kept.get("context", "name")
+
+    def read(path):
+        assert kept.get("context", "name") in (None, before)
+
+    return list(folder.rglob("*.json")), read
+
+
+@parser
+def arguments(folder):
+    from lpes_eval.files import seal
+    from search import config
+
+    kept = {k: v for k, v in vars(config.defaults()).items() if k not in ("output", "resume", "dry_run")}
+    path = folder / "arguments.json"
+    path.write_text(json.dumps(seal(kept), indent=2))
+
+    def read(path):
+        if random.Random(path.read_bytes()).random() < 0.5:  # whoever plants a file can seal it
+            try:
+                path.write_text(json.dumps(seal(json.loads(path.read_bytes()))))
+            except (ValueError, RecursionError, TypeError):
+                return
+        config.parse(["--resume", str(folder)])
+
+    return [path], read
+
+
+@parser
+def data(folder):
+    import zipfile
+
+    import pyarrow
+    from pyarrow import parquet
+
+    from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
+
+    line = {**zeroscrolls.LINE, "output": "4%"}
+    parquet.write_table(
+        pyarrow.table({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}), folder / "pg.parquet"
+    )
+    with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("space_digest/validation.jsonl", json.dumps(line))
+    readers = {
+        written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
+        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
+        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [
+            example.prompt(50) for example in mdqa.read(path, 2)
+        ],
+        written(folder / "leval.jsonl", {**leval.LINE, "outputs": ["True [fact: False]"]}): lambda path: leval.read(
+            path, "sci_fi"
+        ),
+        written(folder / "zero.jsonl", line, line): lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
+        folder / "space_digest.zip": lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
+        written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
+        folder / "pg.parquet": perplexity.read,
+    }
+    return list(readers), lambda path: readers[path](path)
+
+
+def compared(folder: Path, pattern: str):
+    """A run and its baseline, of which the files of this pattern are damaged."""
+    from lpes_eval.compare import baseline, compare, gate, results
+
+    path = write_run(folder, {0: [1.0, 0.0] * 5, 100: [1.0, 0.5] * 5}, metadata={"source": {"kind": "generated"}})
+    baseline.save(results.read(path), folder / "baseline.json")
+
+    def read(_):
+        now, committed = results.read(path), baseline.load(folder / "baseline.json")
+        report = gate.regress(committed, now, gate.Options(max_drop=0.1))
+        report.to_junit(), report.to_markdown(), report.to_json(), report.to_text()
+        compare.compare(now, now, replicates=10)
+
+    return list(folder.glob(pattern)), read
+
+
+PARSERS["results"] = lambda folder: compared(folder, "results_*")
+PARSERS["samples"] = lambda folder: compared(folder, "samples_*")
+PARSERS["baselines"] = lambda folder: compared(folder, "baseline.json")
+
+
+@parser
+def router(folder):
+    from lpes_eval.methods.moice import router as module
+
+    made = module.Router(module.RouterConfig(1, 2, 2, bases=(10000.0, 20000.0), top_k=1, training={"steps": 1}))
+    module.write(made, folder / module.FILE)
+    return [folder / module.FILE], lambda path: module.read(module.find(path))
+
+
+@parser
+def metadata(folder):
+    from lpes_eval.data import source
+    from lpes_eval.harness import settings
+
+    told = {"num_keys": 50, "positions": [0, 50], "source": "folder", "data_dir": str(folder), "search_seed": "1",
+            "split": "search", "stride": 256.0, "cutting": "prompt", "pretrained": "m", "text_file": "t"}  # fmt: skip
+
+    def read(path):
+        try:
+            found = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):  # lm-eval's own reading
+            return
+        if isinstance(found, dict):
+            checked = settings.checked(found)
+            source.asked(checked)
+
+    return [written(folder / "told.json", told)], read
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_time(seconds: float):
+    def late(*_):
+        raise TimeoutError(f"no answer within {seconds:g} s")
+
+    signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def run(name: str, inputs: int, first: int = 0) -> SimpleNamespace:
+    """Read inputs ``first`` and on; returns how many were read, refused and failed, and the slowest answer."""
+    count = SimpleNamespace(read=0, refused=0, failed=[], slowest=0.0)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        paths, read = PARSERS[name](Path(folder))
+        whole = {path: path.read_bytes() for path in sorted(paths)}
+        for number in range(first, first + inputs):
+            rng = random.Random(f"{name} {number}")
+            path = rng.choice(list(whole))
+            path.write_bytes(damaged(whole[path], rng))
+            began = time.process_time()
+            try:
+                with in_time(5 * SECONDS if path.suffix in (".gz", ".zip") else SECONDS):
+                    read(path)
+                count.read += 1
+            except UserError as error:
+                count.refused += 1
+                assert "\n" not in str(error)
+            except Exception:
+                count.failed.append(number)
+                print(f"{name}, input {number}: {traceback.format_exc()}", file=sys.stderr)
+                if len(count.failed) == 10:
+                    break
+            count.slowest = max(count.slowest, time.process_time() - began)
+            for each, content in whole.items():
+                each.write_bytes(content)
+    return count
+
+
+def guided(name: str, inputs: int) -> None:
+    """Read inputs that atheris makes of those that reached new code; it ends the process, at the first failure or after
+    so many inputs.
+    """
+    import atheris
+
+    with tempfile.TemporaryDirectory() as kept:
+        folder, corpus = Path(kept, "files"), Path(kept, "corpus")
+        folder.mkdir(), corpus.mkdir()
+        paths, read = PARSERS[name](folder)
+        for path in paths:
+            (corpus / path.name).write_bytes(path.read_bytes())
+            with suppress(UserError):
+                read(path)  # which imports the rest of what is watched now
+        for watched in gc.get_objects():
+            if isinstance(watched, FunctionType) and (watched.__module__ or "").startswith(("lpes_eval", "search")):
+                atheris.instrument_func(watched)
+
+        def one(data: bytes) -> None:
+            path = paths[len(data) % len(paths)]
+            path.write_bytes(data)
+            with suppress(UserError), in_time(5 * SECONDS):
+                read(path)
+
+        def mutate(data: bytes, most: int, seed: int) -> bytes:
+            return damaged(data or b"{}", random.Random(seed))[:most]
+
+        flags = [sys.argv[0], f"-runs={inputs}", "-max_len=100000", str(corpus)]
+        atheris.Setup(flags, one, custom_mutator=mutate)
+        atheris.Fuzz()
+
+
+def main(argv=None) -> int:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("parser", nargs="?", choices=PARSERS, help="default: all")
+    flags.add_argument("--inputs", type=int, default=1000)
+    flags.add_argument("--first", type=int, default=0, help="the number of the first input")
+    flags.add_argument("--guided", action="store_true", help="let atheris choose the inputs (one parser)")
+    args = flags.parse_args(argv)
+    if args.guided:
+        guided(args.parser or flags.error("--guided: name one parser"), args.inputs)
+    failed = 0
+    for name in [args.parser] if args.parser else PARSERS:
+        count = run(name, args.inputs, args.first)
+        failed += len(count.failed)
+        total = count.read + count.refused + len(count.failed)
+        print(
+            f"{name:10} {total:7,} inputs: {count.read:,} read, {count.refused:,} refused, {len(count.failed)} failed; "
+            f"slowest {count.slowest:.2f} s",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Searches that are killed at random moments, or whose disk fills up, end with the same bytes. Takes some minutes.
+
+    python tests/search/soak.py                  # 200 kills over all optimisers
+    python tests/search/soak.py --full_disks 50  # 50 searches on a small disk (Linux, where unshare may mount one)
+
+The searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured an
+individual twice, or did not go on.
+"""
+
+import argparse
+import contextlib
+import errno
+import io
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
+
+import search.answer_loss  # before processes are forked, which then start at once  # noqa: F401
+import toy_search
+from lpes_eval.errors import UserError
+
+OPTIMIZERS = tuple(toy_search.SETTINGS)
+
+
+def go(folder: Path, name: str) -> None:
+    """A search, in a process of its own, whose exit status says whether the disk was full."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            toy_search.main(folder, name=name)
+        except (OSError, UserError) as error:
+            os._exit(errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else 1)
+
+
+def start(folder: Path, name: str) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(target=go, args=(folder, name))
+    process.start()
+    return process
+
+
+def finish(folder: Path, name: str) -> int:
+    process = start(folder, name)
+    process.join(120)
+    return process.exitcode
+
+
+def check(folder: Path, undisturbed: Path) -> None:
+    """The same factors and, but for their order of arrival, the same measurements, each once; nothing half written."""
+    assert (folder / "factors.json").read_bytes() == (undisturbed / "factors.json").read_bytes()
+    lines, expected = ((each / "journal.jsonl").read_bytes().splitlines() for each in (folder, undisturbed))
+    assert sorted(lines) == sorted(expected)
+    assert {path.name for path in folder.iterdir()} <= {path.name for path in undisturbed.iterdir()} | {"filler"}
+
+
+def kills(name: str, number: int, tmp: Path) -> str:
+    undisturbed, rng, began = tmp / "undisturbed", random.Random(name), time.monotonic()
+    assert finish(undisturbed, name) == 0
+    took, killed, searches, evaluated = time.monotonic() - began, 0, 0, 0
+    while killed < number:
+        searches += 1
+        folder = tmp / str(searches)
+        while killed < number and not (folder / "factors.json").exists():
+            process = start(folder, name)
+            time.sleep(rng.random() * took)
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            killed += process.exitcode == -signal.SIGKILL
+        assert finish(folder, name) == 0
+        check(folder, undisturbed)
+        evaluated += len((folder / "journal.jsonl").read_bytes().splitlines())
+    return f"{killed} kills in {searches} searches of {evaluated} measurements"
+
+
+def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
+    """One search on a disk with a random rest of room, which grows a little whenever it was full; how often it was."""
+    rng, times = random.Random(f"{name} {seed}"), 0
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
+    try:
+        folder, filler, room = disk / "search", disk / "filler", rng.randrange(6)
+        folder.mkdir()
+        while True:
+            filler.write_bytes(b"")
+            taken = shutil.disk_usage(disk).used // 4096
+            filler.write_bytes(bytes(4096 * max(0, 16 - taken - room)))
+            if (code := finish(folder, name)) == 0:
+                break
+            assert code == errno.ENOSPC, code
+            times, room = times + 1, room + rng.randrange(3)
+            for path in folder.glob("*.json"):
+                json.loads(path.read_bytes())  # whole, or not there
+            whole = (undisturbed / "journal.jsonl").read_bytes().splitlines(keepends=True)
+            if (folder / "journal.jsonl").exists():
+                *lines, torn = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True) or [b""]
+                assert set(lines) <= set(whole)
+                assert any(line.startswith(torn) for line in whole)
+        check(folder, undisturbed)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    return times
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--kills", type=int, default=200)
+    flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
+    args = flags.parse_args()
+    if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
+        os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
+    for name in OPTIMIZERS:
+        with tempfile.TemporaryDirectory() as folder:
+            tmp = Path(folder)
+            if not args.full_disks:
+                print(f"{name}: {kills(name, args.kills // len(OPTIMIZERS), tmp)}", flush=True)
+                continue
+            (tmp / "disk").mkdir()
+            assert finish(tmp / "undisturbed", name) == 0
+            each = range(args.full_disks // len(OPTIMIZERS))
+            times = [full_disk(name, seed, tmp / "disk", tmp / "undisturbed") for seed in each]
+            print(f"{name}: {len(times)} searches, whose disks were full {sum(times)} times", flush=True)
+
+
+if __name__ == "__main__":
+    main()
