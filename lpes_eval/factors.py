@@ -42,6 +42,7 @@ _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, Mapping), "a string or an object"),
+    "weights": ((Mapping,), "an object"),
     "task": ((str,), "a string"),
     "fitness": ((int, float, Mapping), "a number or an object"),
     "search": ((Mapping,), "an object"),
@@ -181,11 +182,13 @@ class Factors:
 
 
 def load(path: str | Path) -> Factors:
-    """Read a factors file and check everything about it that does not need the model.
+    """Read a factors file, or ``reference``, and check everything about it that does not need the model.
 
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
+    if path == REFERENCE:
+        return parse(path)
     return _read(path, "load reads a factors file; one number for all layers is Factors.from_uniform(NUMBER)")
 
 
