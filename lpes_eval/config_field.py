@@ -1,6 +1,7 @@
 """Factors in a model's configuration: the field ``lpes_factors``, which ``config.json`` carries from folder to folder.
 
-It holds what a factors file holds. ``lpes_eval.save`` writes it; transformers keeps a field that it does not know.
+It holds what a factors file holds, or whatever else may be given as ``factors``. ``lpes_eval.save`` writes it, and
+transformers keeps a field that it does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from lpes_eval.errors import FactorsError
-from lpes_eval.factors import Factors
+from lpes_eval.factors import Factors, parse
 
 FIELD = "lpes_factors"
 SAMPLED = 1024
@@ -34,9 +35,10 @@ def carried(config: Any) -> Factors | None:
     Raises:
         FactorsError: the field holds no factors, or those of a model of another depth.
     """
-    if (found := getattr(holder(config), FIELD, None)) is None:
+    found = getattr(holder(config), FIELD, None) or getattr(config, FIELD, None)
+    if found is None:
         return None
-    factors = Factors.from_dict(found, f"{FIELD} in config.json")
+    factors = Factors.from_dict(found, f"{FIELD} in config.json") if isinstance(found, Mapping) else parse(found)
     if (depth := getattr(holder(config), "num_hidden_layers", None)) is not None:
         try:
             factors.per_layer(depth)
@@ -48,7 +50,8 @@ def carried(config: Any) -> Factors | None:
 def carry(config: Any, factors: Factors | None) -> None:
     """Have a configuration carry these factors, or none."""
     if config is not None:
-        holder(config).__dict__.pop(FIELD, None)
+        for part in (config, holder(config)):
+            part.__dict__.pop(FIELD, None)
         if factors is not None:
             setattr(holder(config), FIELD, factors.to_dict())
 
