@@ -1,8 +1,9 @@
 """The command ``lpes-eval diagnose MODEL``: does accuracy depend on the position, and is a search likely to help?
 
 First the plain model is asked at every position and two or three lengths. Then one band of layers is scaled at a time,
-on a few questions, and the best band is asked others: so what it gains there is not the luck of the best of many. ``search.evaluator`` measures all of it, on search examples. Everything is kept in one folder, from which a
-diagnosis that was interrupted, or ran out of its ``--budget``, goes on.
+on a few questions, and the best band is asked others: so what it gains there is not the luck of the best of many.
+``search.evaluator`` measures all of it, on search examples. Everything is kept in one folder, from which a diagnosis
+that was interrupted, or ran out of its ``--budget``, goes on.
 """
 
 from __future__ import annotations

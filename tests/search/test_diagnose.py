@@ -97,7 +97,7 @@ def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["reference", "--tasks", "kv_retrieval*"], "is not one task by position"),
+        (["reference", "--tasks", "kv_retrieval_1*"], "is not one task by position"),
         (["reference", "--tasks", "no_such"], "no_such"),
         (["./nowhere"], "no such folder"),
     ],
