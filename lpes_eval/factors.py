@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lpes_eval import curves
+from lpes_eval import curves, hub
 from lpes_eval.errors import FactorsError
 from lpes_eval.files import write_atomically
 
@@ -195,7 +195,8 @@ def load(path: str | Path) -> Factors:
 def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
-    ``reference`` stands for the factors that are shipped with the reference model. A list may also be an array or a
+    ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
+    the Hub (``lpes_eval.hub``). A list may also be an array or a
     tensor of one dimension.
 
     Raises:
@@ -212,6 +213,8 @@ def parse(value: Any) -> Factors:
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
         with suppress(ValueError):
             value = value if "_" in value else float(value)  # Python reads 1_5 as 15
+    if isinstance(value, str) and value.startswith(hub.SCHEME):
+        value = hub.fetch(value)
     if isinstance(value, str | Path):
         return _read(value, "give a factors file, or a number for all layers")
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import re
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import nn
 from lpes_eval.config_field import carried
 from lpes_eval.errors import UnsupportedModel
 from lpes_eval.factors import Factors
+
+logger = logging.getLogger(__name__)
 
 KINDS = (
     "RotaryEmbedding",
@@ -31,10 +34,16 @@ KINDS = (
 
 def register() -> None:
     """Have vLLM apply the factors that a model's configuration carries, when it makes the model."""
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    try:
+        from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    original = BaseModelLoader.create_model
-    if hasattr(original, "__wrapped__"):  # vLLM may load its plug-ins several times
+        original = BaseModelLoader.create_model
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "this version of vLLM is not known (%s): layer factors that a model carries have no effect", error
+        )
+        return
+    if getattr(original, "applies_factors", False):  # vLLM may load its plug-ins several times
         return
 
     @functools.wraps(original)
@@ -44,6 +53,7 @@ def register() -> None:
             apply(model, factors, model_config.hf_text_config.num_hidden_layers)
         return model
 
+    create_model.applies_factors = True  # type: ignore[attr-defined]
     BaseModelLoader.create_model = create_model
 
 

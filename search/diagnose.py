@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
+    add("pretrained", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
     add("--tasks", default="kv_retrieval,mdqa_pos", metavar="TASK,TASK", help="tasks by position (default: both)")
     add("--metadata", type=config._mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
     add("--model_args", type=config._mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     args = build_parser().parse_args(argv)
     if args.output is None:
-        args.output = Path("runs") / f"diagnose-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', args.model).strip('_')}"
+        args.output = Path("runs") / f"diagnose-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', args.pretrained).strip('_')}"
     try:
         with reader_may_leave():
             diagnose(args)
@@ -149,10 +149,10 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
 
     began = time.monotonic()
     settings = config.defaults()
-    settings.model_args = {"pretrained": args.model} | args.model_args
+    settings.model_args = {"pretrained": args.pretrained} | args.model_args
     settings.device, settings.batch_size = args.device, args.batch_size
     args.tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
-    print(f"Loading {args.model}", flush=True)
+    print(f"Loading {args.pretrained}", flush=True)
     lm = load_model(settings)
     found = Diagnosis(args, lm)
     for name in args.tasks:
@@ -296,7 +296,7 @@ def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[flo
 def search_command(found: Diagnosis, name: str) -> str:
     """The command that starts a search on this task."""
     args = found.args
-    flags: dict[str, Any] = {"model_args": {"pretrained": args.model} | args.model_args, "metadata": args.metadata}
+    flags: dict[str, Any] = {"model_args": {"pretrained": args.pretrained} | args.model_args, "metadata": args.metadata}
     texts = {flag: ",".join(f"{key}={value}" for key, value in of.items()) for flag, of in flags.items() if of}
     if args.device:
         texts["device"] = args.device

