@@ -50,44 +50,41 @@ def register() -> None:
     def create_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
         model: nn.Module = original(self, vllm_config, model_config, prefix)
         if (factors := carried(model_config.hf_config)) is not None:
-            apply(model, factors, model_config.hf_text_config.num_hidden_layers)
+            apply(model, factors, model_config.hf_text_config)
         return model
 
     create_model.applies_factors = True  # type: ignore[attr-defined]
     BaseModelLoader.create_model = create_model
 
 
-def apply(model: nn.Module, factors: Factors, num_layers: int) -> None:
-    """Give every decoder layer that is on this machine a rotary module of its own.
+def apply(model: nn.Module, factors: Factors, config: Any) -> None:
+    """Give every decoder layer that is on this machine a rotary module of its own; ``config`` is the text model's.
 
     Raises:
         FactorsError: factors for another number of layers.
         UnsupportedModel: the layers cannot be told, or their rotary modules are of a kind that was not tried.
     """
-    values = factors.per_layer(num_layers)
-    found: dict[str, list[tuple[int, nn.Module]]] = {}
+    values = factors.per_layer(config.num_hidden_layers)
+    found: dict[str, list[tuple[int, Any]]] = {}
     for name, module in model.named_modules():
-        if isinstance(getattr(module, "rotary_emb", None), nn.Module) and (
-            at := re.search(r"(.*)\blayers\.(\d+)\.", name)
-        ):
+        at = re.search(r"(.*)\blayers\.(\d+)(\.|$)", name)
+        if at and isinstance(getattr(module, "rotary_emb", None), nn.Module):
             found.setdefault(at[1], []).append((int(at[2]), module))
-    if len(found) != 1 or max(h for h, _ in next(iter(found.values()))) >= num_layers:
-        where = ", ".join(map(repr, found)) or "no layer"
-        raise UnsupportedModel(f"{type(model).__name__}: rotary modules in {where}; expected one stack of {num_layers}")
+    if len(found) != 1 or getattr(config, "num_kv_shared_layers", None):
+        where = f"{len(found)} stacks of layers that rotate" if len(found) != 1 else "layers that share keys"
+        raise UnsupportedModel(f"{type(model).__name__}: has {where}; layer factors in vLLM take one stack without")
     for h, attention in next(iter(found.values())):
         attention.rotary_emb = scaled(attention.rotary_emb, values[h])
 
 
-def scaled(rotary: nn.Module, factor: float) -> nn.Module:
+def scaled(rotary: Any, factor: float) -> Any:
     """A copy of a rotary module that rotates at positions divided by ``factor``."""
-    kind = type(rotary)
+    kind: Any = type(rotary)
     if kind.__name__ not in KINDS or not kind.__module__.startswith("vllm."):
-        raise UnsupportedModel(
-            f"{kind.__name__}: layer factors were not tried with it in vLLM; it takes {', '.join(KINDS)}"
-        )
+        known = ", ".join(KINDS)
+        raise UnsupportedModel(f"{kind.__name__}: layer factors were not tried with it in vLLM; it takes {known}")
     own = copy.deepcopy(rotary)
-    own._compute_inv_freq = lambda base: kind._compute_inv_freq(own, base) / factor  # type: ignore[attr-defined]
-    table = rotary.cos_sin_cache
-    own.register_buffer("cos_sin_cache", own._compute_cos_sin_cache().to(table), persistent=False)  # type: ignore[operator]
+    own._compute_inv_freq = lambda base: kind._compute_inv_freq(own, base) / factor
+    own.register_buffer("cos_sin_cache", own._compute_cos_sin_cache().to(rotary.cos_sin_cache), persistent=False)
     del own._compute_inv_freq
     return own

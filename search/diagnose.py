@@ -114,8 +114,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="at every position (default: 24)",
     )
-    add("--budget", type=budget, metavar="10m|2h|20000prompts",
-        help="stop measuring after so much, half of it for the table; again with a larger one it goes on")  # fmt: skip
+    add("--budget", type=budget, default=("seconds", 600), metavar="10m|2h|20000prompts",
+        help="stop after so much, half of it for the table; the same command goes on (default: 10m)")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="folder of the diagnosis (default: runs/diagnose-MODEL)")
     return parser
 
@@ -168,7 +168,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
         answered: list[int] = []
 
         def left(share: float) -> bool:
-            unit, most = args.budget or ("seconds", float("inf"))
+            unit, most = args.budget
             found.cut = found.cut or spent[unit]() >= share * most
             return spent[unit]() < share * most
 
@@ -199,8 +199,8 @@ def _load(found: Diagnosis, name: str) -> None:
 
     settings = {**args.model_args, **args.metadata}
     objective, evaluator = build(args.questions, None)
-    setting = getattr(objective.task, "SIZE", None)
-    size = (objective.task.config.metadata or {}).get(setting)
+    setting: Any = getattr(objective.task, "SIZE", None)
+    size: Any = (objective.task.config.metadata or {}).get(setting)
     for number in (size // 2, size, 2 * size) if size and size >= 4 else (size,):
         title = f"{setting}={number}" if number else objective.name
         try:

@@ -114,7 +114,7 @@ def text(found: Diagnosis) -> str:
     parts += [f"Does not fit: {reason}" for reason in said["does_not_fit"]]
     parts += [_verdict(scan) for scan in said["scans"]]
     if said["cut"]:
-        parts.append("The budget ended this before all was measured; the same command with a larger one goes on.")
+        parts.append("The budget ended this before all was measured: the same command goes on.")
     parts.append(f"More: {found.args.output}/diagnosis.json and positions.png")
     return "\n\n".join(parts)
 

@@ -57,7 +57,7 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
     assert command(tmp_path, "--budget", "100prompts") == 0
     assert "budget ended this" in capsys.readouterr().out
     lines = (tmp_path / "journal.jsonl").read_bytes()
-    assert command(tmp_path) == 0
+    assert command(tmp_path, "--budget", "2h") == 0
     text = capsys.readouterr().out
     assert (tmp_path / "journal.jsonl").read_bytes().startswith(lines)
     keys = [json.loads(line)["key"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
@@ -72,7 +72,7 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
 
     measured = len(keys)
-    assert command(tmp_path) == 0
+    assert command(tmp_path, "--budget", "2h") == 0
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == measured
 
 
