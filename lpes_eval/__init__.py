@@ -2,6 +2,7 @@
 
     >>> import lpes_eval
     >>> lpes_eval.apply(model, "factors.json")     # every decoder layer rotates at its own position scale
+    >>> lpes_eval.save(model, "folder")            # lpes_eval.load_model("folder") has them again
     >>> lpes_eval.remove(model)                    # and back, exactly
 
 On the command line, once installed: ``lm_eval --model lpes --model_args factors=factors.json --tasks kv_retrieval``.
@@ -14,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lpes_eval.factors import Factors, load
     from lpes_eval.rope import apply, remove
+    from lpes_eval.saving import load_model, save
 
 __version__ = "0.1.0"
-__all__ = ["Factors", "apply", "load", "remove"]
+__all__ = ["Factors", "apply", "load", "load_model", "remove", "save"]
 
-_HOMES = {"Factors": "factors", "load": "factors", "apply": "rope", "remove": "rope"}
+_HOMES = {
+    "Factors": "factors",
+    "load": "factors",
+    "apply": "rope",
+    "remove": "rope",
+    "load_model": "saving",
+    "save": "saving",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lpes_eval import curves, files
+from lpes_eval import curves, files, hub
 from lpes_eval.errors import DataError, FactorsError
 
 FORMAT = "lpes-factors"
@@ -38,6 +38,7 @@ _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, Mapping), "a string or an object"),
+    "weights": ((Mapping,), "an object"),
     "task": ((str,), "a string"),
     "fitness": ((int, float, Mapping), "a number or an object"),
     "search": ((Mapping,), "an object"),
@@ -177,11 +178,13 @@ class Factors:
 
 
 def load(path: str | Path) -> Factors:
-    """Read a factors file and check everything about it that does not need the model.
+    """Read a factors file, or ``reference``, and check everything about it that does not need the model.
 
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
+    if path == REFERENCE:
+        return parse(path)
     path = Path(os.path.expanduser(path))
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
@@ -197,7 +200,8 @@ def load(path: str | Path) -> Factors:
 def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
-    ``reference`` stands for the factors that are shipped with the reference model. A list may also be an array or a
+    ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
+    the Hub (``lpes_eval.hub``). A list may also be an array or a
     tensor of one dimension.
 
     Raises:
@@ -214,6 +218,8 @@ def parse(value: Any) -> Factors:
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
         with suppress(ValueError):
             value = value if "_" in value else float(value)  # Python reads 1_5 as 15
+    if isinstance(value, str) and value.startswith(hub.SCHEME):
+        value = hub.fetch(value)
     if isinstance(value, str | Path):
         return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -29,6 +30,7 @@ import torch._dynamo  # which every model of transformers imports anyway
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from lpes_eval.config_field import carried, carry, warn_of_other_weights
 from lpes_eval.decoder import REFUSED as REFUSED
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import CacheError, FactorsError, UserError
@@ -41,21 +43,25 @@ BATCHED_LIMIT = 1 << 15
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
+logger = logging.getLogger(__name__)
 _ATTRIBUTE = "_layer_factors"
 _compiling = torch.compiler.is_compiling
 
 
-def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor) -> None:
+def apply(
+    model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor | None = None
+) -> None:
     """Give every decoder layer of ``model`` its own factor, in place of any factors applied before.
 
     Args:
         model: a transformers causal language model with rotary position embeddings, on any device or several, in any
             dtype and with any attention implementation; also one wrapped by PEFT, except for prefix tuning.
         factors: one number a layer, from 0.001 to 1,000,000; or a factors object or file, or one number for all
-            layers; or a float tensor of shape (layers,), through which gradients flow and whose values count at each
-            forward. Only those that it has now are checked: whoever changes them keeps them in that range. Gradient
-            checkpointing must then be non-reentrant (``use_reentrant=False``): the other kind goes backward once a
-            layer, the second time through a graph that the first has freed.
+            layers; or nothing, for those that the model's folder carries (``lpes_eval.save``); or a float tensor of
+            shape (layers,), through which gradients flow and whose values count at each forward. Only those that it has
+            now are checked: whoever changes them keeps them in that range. Gradient checkpointing must then be
+            non-reentrant (``use_reentrant=False``): the other kind goes backward once a layer, the second time through
+            a graph that the first has freed.
 
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers.
@@ -75,30 +81,48 @@ def apply(model: nn.Module, factors: Factors | Sequence[float] | np.ndarray | fl
     tensor = factors if isinstance(factors, Tensor) else None
     if tensor is not None and tensor.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(tensor.shape)}; expected one number a layer")
-    parsed = parse(factors)
+    own = carried(model.config) if factors is None else None
+    if factors is None and own is None:
+        raise FactorsError("factors: none were given, and the model's config.json carries none; give a factors file")
+    parsed = own or parse(factors)
     try:
         values = tuple(parsed.per_layer(len(decoder.layers)))
     except FactorsError as error:
         raise FactorsError(f"{factors}: {error}" if isinstance(factors, str | Path) else str(error)) from None
+    warn_of_other_weights(model, parsed)
     remove(model)
+    carry(model.config, own)
     if torch._dynamo.config.skip_nnmodule_hook_guards:
         # By default torch.compile does not look whether a model has got hooks since, and would go on without factors.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.reset()
-    decoder.module.__dict__[_ATTRIBUTE] = _LayerFactors(decoder, values, tensor)
+    decoder.module.__dict__[_ATTRIBUTE] = _LayerFactors(decoder, values, tensor, parsed.origin)
 
 
 def remove(model: nn.Module) -> None:
-    """Undo ``apply`` exactly: no hook, attribute or changed number is left. Without applied factors, do nothing."""
+    """Undo ``apply`` exactly: no hook, attribute or changed number is left, nor what the model's folder carried.
+
+    Without applied factors, do nothing.
+    """
     for module in model.modules():
         if (layer_factors := module.__dict__.pop(_ATTRIBUTE, None)) is not None:
             layer_factors.detach()
+            carry(getattr(model, "config", None), None)
 
 
 def applied(model: nn.Module) -> list[float] | None:
     """The factors now in force, one a layer, or None."""
-    found = (module.__dict__[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in module.__dict__)
-    return next((list(layer_factors.factors) for layer_factors in found), None)
+    return list(found.factors) if (found := _layer_factors_in(model)) is not None else None
+
+
+def in_force(model: nn.Module) -> Factors | None:
+    """The factors now in force with their origin, or None."""
+    found = _layer_factors_in(model)
+    return Factors(factors=found.factors, origin=found.origin) if found is not None else None
+
+
+def _layer_factors_in(model: nn.Module) -> _LayerFactors | None:
+    return next((module.__dict__[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in module.__dict__), None)
 
 
 def method_in(model: nn.Module) -> str | None:
@@ -113,14 +137,17 @@ class _LayerFactors:
     or a copy of one layer, takes along what is its own. ``tensor`` holds factors that may change and have gradients.
     """
 
-    def __init__(self, decoder: Decoder, values: tuple[float, ...], tensor: Tensor | None) -> None:
-        self._values, self._tensor = values, tensor
+    def __init__(
+        self, decoder: Decoder, values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
+    ) -> None:
+        self._values, self._tensor, self.origin = values, tensor, origin
         self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
         self._owners = decoder.factor_layer
         self._stamp = Stamp(values if tensor is None else None)
         self._handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             decoder.module.register_forward_hook(self._note_cache),
+            decoder.module.register_state_dict_pre_hook(self._warn_of_loss),
         ]
         if tensor is None and set(values) == {1.0}:
             return
@@ -143,6 +170,12 @@ class _LayerFactors:
         for handle in self._handles:
             handle.remove()
         self._stamp.retire("under layer factors that were changed or removed since")
+
+    def _warn_of_loss(self, decoder: nn.Module, prefix: str, keep_vars: bool) -> None:
+        """Say that weights are saved without these factors, unless the model's configuration carries them."""
+        kept = carried(decoder.config) if hasattr(decoder, "config") else None
+        if kept is None or tuple(kept.per_layer(len(self.factors))) != self.factors:
+            logger.warning("layer factors are no weights, so they are not saved with these; lpes_eval.save keeps them")
 
     def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
         """What a rotary module answers in place of its ``output``: all layers' tables, or that of its layer ``h``.

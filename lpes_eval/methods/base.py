@@ -27,6 +27,9 @@ class InModel:
     plain = False
     """Whether it leaves every model as it is, so that any model will do."""
 
+    def read(self, config: Any) -> None:
+        """Take over what the model's configuration says of the method, before anything is loaded."""
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the method cannot run in (``UserError``), as far as that is seen without weights."""
 
@@ -123,6 +126,7 @@ class MethodLM(HFLM):
             raise UserError(
                 f"pretrained={pretrained}: {here} ({reason}); give a model's folder or its name on the Hub"
             ) from None
+        self.method.read(self._config)
         if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
             return
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:

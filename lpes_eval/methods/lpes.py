@@ -13,6 +13,7 @@ from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
+from lpes_eval.config_field import FIELD, carried
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.methods.base import InModel, MethodLM
@@ -23,7 +24,8 @@ class LayerFactors(InModel):
     """Layer factors inside a model (``lpes_eval.apply``).
 
     Attributes:
-        factors: as given: a factors file's path, one number for all layers, a list of one a layer; None for none.
+        factors: as given: a factors file's path, one number for all layers, a list of one a layer; None for those that
+            the model's folder carries (``lpes_eval.save``), if any.
         parsed: what they say.
     """
 
@@ -38,6 +40,11 @@ class LayerFactors(InModel):
         """Whether there are no factors."""
         return self.parsed is None
 
+    def read(self, config: Any) -> None:
+        """Without factors of its own, take those that the model's folder carries."""
+        if self.parsed is None and (found := carried(config)) is not None:
+            self.factors, self.parsed = f"{FIELD} in config.json", found
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model without rotary position embeddings, and one with another number of layers."""
         depth = len(rope.find_decoder(model).layers)
@@ -51,6 +58,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model; without any, refuse one that has some in it."""
         self._model = model
+        self.read(getattr(model, "config", None))
         if self.parsed is not None:
             self.check(model)
             rope.apply(model, self.parsed)
@@ -70,8 +78,9 @@ class LayerFactors(InModel):
 class LPES(MethodLM):
     """``hf`` with layer factors; its arguments are those of ``hf`` and ``factors`` (see ``LayerFactors``).
 
-    Without ``factors`` it answers as ``hf`` does. Without ``pretrained`` it loads the model that the factors name as
-    their origin, or the reference model. Factors are checked before any weight is loaded.
+    Without ``factors`` it takes those that the model's folder carries, and where it has none it answers as ``hf`` does.
+    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model. Factors are
+    checked before any weight is loaded.
     """
 
     title = "Layer factors"

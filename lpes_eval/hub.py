@@ -1,0 +1,33 @@
+"""Factors files on the Hugging Face Hub: ``hf://OWNER/REPO[/FILE][@REVISION]``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lpes_eval.errors import FactorsError
+
+SCHEME = "hf://"
+FILE = "factors.json"
+_ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^@]+))?(?:@(?P<revision>.+))?")
+
+
+def fetch(address: str) -> Path:
+    """The file that an address names, downloaded once; without FILE, ``factors.json``.
+
+    Raises:
+        FactorsError: not such an address, or the Hub does not give the file.
+    """
+    if (found := _ADDRESS.fullmatch(address)) is None:
+        raise FactorsError(
+            f"factors={address}: expected hf://OWNER/REPO, hf://OWNER/REPO/FILE, or one of them@REVISION"
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        path = huggingface_hub.hf_hub_download(found["repo"], found["file"] or FILE, revision=found["revision"])
+    except (OSError, ValueError, EntryNotFoundError) as error:  # of the network, a name, or what the Hub does not have
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FactorsError(f"factors={address}: the Hub does not give this file ({reason}); check the name") from None
+    return Path(path)

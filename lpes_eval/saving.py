@@ -1,0 +1,55 @@
+"""Models with their factors in one folder: ``config.json`` carries them, and whoever loads the folder here has them.
+
+    >>> lpes_eval.save(model, "folder")
+    >>> model = lpes_eval.load_model("folder")     # or lm_eval --model lpes --model_args pretrained=folder
+
+Plain transformers loads the same folder as the plain model, until ``lpes_eval.apply(model)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lpes_eval import reference, rope
+from lpes_eval.config_field import carried, carry, weights
+from lpes_eval.errors import UserError
+
+
+def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
+    """Save a model with the factors in force; the options are those of ``save_pretrained``.
+
+    Raises:
+        UserError: the model has no factors, or only an adapter of it would be saved, which has no place for them.
+    """
+    if (factors := rope.in_force(model)) is None:
+        raise UserError("the model has no layer factors to save; apply some first, or use model.save_pretrained")
+    if getattr(model, "peft_config", None):
+        raise UserError("of a model with an adapter only the adapter is saved; merge it first (merge_and_unload)")
+    if "weights" not in factors.origin and (here := weights(model)) is not None:
+        factors = replace(factors, origin={**factors.origin, "weights": here})
+    carry(model.config, factors)
+    model.save_pretrained(folder, **options)
+
+
+def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
+    """Load a causal language model, with the factors that its folder carries in force.
+
+    Args:
+        name: a model's folder or its name on the Hub; ``reference`` and ``reference-kv`` are those shipped here.
+        **options: those of ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        FactorsError: factors that cannot be read, or for another number of layers; no weights are loaded then.
+    """
+    if name in reference.NAMES:
+        name = reference.path(reference.NAMES[str(name)])
+    where = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
+    factors = carried(options.get("config") or AutoConfig.from_pretrained(name, **where))
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
+    if factors is not None:
+        rope.apply(model)
+    return model

@@ -1,0 +1,90 @@
+"""Layer factors in vLLM: its plug-in, which vLLM loads by itself where this package is installed.
+
+    >>> vllm.LLM("folder")                                                  # of lpes_eval.save, which carries factors
+    >>> vllm.LLM("model", hf_overrides={"lpes_factors": "factors.json"})    # or a list, a number, an object
+
+Every layer's rotary module is replaced by a copy whose table has the layer's frequencies divided by its factor (Eq. 2).
+vLLM shares one module between all layers, so none is changed. Tried with vLLM 0.32 on a CPU, eager and compiled.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import re
+from typing import Any
+
+from torch import nn
+
+from lpes_eval.config_field import carried
+from lpes_eval.errors import UnsupportedModel
+from lpes_eval.factors import Factors
+
+logger = logging.getLogger(__name__)
+
+KINDS = (
+    "RotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+)
+"""vLLM's rotary modules whose whole table follows from ``_compute_inv_freq``."""
+
+
+def register() -> None:
+    """Have vLLM apply the factors that a model's configuration carries, when it makes the model."""
+    try:
+        from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+        original = BaseModelLoader.create_model
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "this version of vLLM is not known (%s): layer factors that a model carries have no effect", error
+        )
+        return
+    if getattr(original, "applies_factors", False):  # vLLM may load its plug-ins several times
+        return
+
+    @functools.wraps(original)
+    def create_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
+        model: nn.Module = original(self, vllm_config, model_config, prefix)
+        if (factors := carried(model_config.hf_config)) is not None:
+            apply(model, factors, model_config.hf_text_config)
+        return model
+
+    create_model.applies_factors = True  # type: ignore[attr-defined]
+    BaseModelLoader.create_model = create_model
+
+
+def apply(model: nn.Module, factors: Factors, config: Any) -> None:
+    """Give every decoder layer that is on this machine a rotary module of its own; ``config`` is the text model's.
+
+    Raises:
+        FactorsError: factors for another number of layers.
+        UnsupportedModel: the layers cannot be told, or their rotary modules are of a kind that was not tried.
+    """
+    values = factors.per_layer(config.num_hidden_layers)
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for name, module in model.named_modules():
+        at = re.search(r"(.*)\blayers\.(\d+)(\.|$)", name)
+        if at and isinstance(getattr(module, "rotary_emb", None), nn.Module):
+            found.setdefault(at[1], []).append((int(at[2]), module))
+    if len(found) != 1 or getattr(config, "num_kv_shared_layers", None):
+        where = f"{len(found)} stacks of layers that rotate" if len(found) != 1 else "layers that share keys"
+        raise UnsupportedModel(f"{type(model).__name__}: has {where}; layer factors in vLLM take one stack without")
+    for h, attention in next(iter(found.values())):
+        attention.rotary_emb = scaled(attention.rotary_emb, values[h])
+
+
+def scaled(rotary: Any, factor: float) -> Any:
+    """A copy of a rotary module that rotates at positions divided by ``factor``."""
+    kind: Any = type(rotary)
+    if kind.__name__ not in KINDS or not kind.__module__.startswith("vllm."):
+        known = ", ".join(KINDS)
+        raise UnsupportedModel(f"{kind.__name__}: layer factors were not tried with it in vLLM; it takes {known}")
+    own = copy.deepcopy(rotary)
+    own._compute_inv_freq = lambda base: kind._compute_inv_freq(own, base) / factor
+    own.register_buffer("cos_sin_cache", own._compute_cos_sin_cache().to(rotary.cos_sin_cache), persistent=False)
+    del own._compute_inv_freq
+    return own

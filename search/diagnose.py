@@ -1,0 +1,321 @@
+"""The command ``lpes-eval diagnose MODEL``: does accuracy depend on the position, and is a search likely to help?
+
+First the plain model is asked at every position and two or three lengths. Then one band of layers is scaled at a time,
+on a few questions, and the best band is asked others: so what it gains there is not the luck of the best of many.
+``search.evaluator`` measures all of it, on search examples. Everything is kept in one folder, from which a diagnosis
+that was interrupted, or ran out of its ``--budget``, goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.compare.tables import reader_may_leave
+from lpes_eval.errors import PromptTooLong, UserError
+from lpes_eval.flags import at_least, budget
+from search import config
+
+if TYPE_CHECKING:
+    from search.evaluator import Cutoff, Evaluator, Measured
+    from search.journal import Journal
+    from search.tasks import Objective
+
+Band = tuple[int, int, float]
+POSITIONS = [0.0, 50.0, 100.0]
+"""Where the gold item stands while bands of layers are scaled, in percent."""
+AT_ONCE = 6
+"""Questions between two looks at the time."""
+SCANNED = 12
+"""Questions on which a band is tried."""
+STEPS = (1.2, 1.5)
+"""What a band's factors are multiplied by."""
+PARTS = (1, 2, 4, 8)
+"""Into how many bands the layers are divided."""
+
+
+@dataclass
+class Length:
+    """The plain model on one task at one length: ``rows`` has a question's scores at every position."""
+
+    objective: Objective
+    evaluator: Evaluator
+    title: str
+    size: int | None
+    rows: list[list[float]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a prompt on average; NaN where they are not known."""
+        return (self.evaluator.prompt_tokens or float("nan")) / self.evaluator.prompts
+
+
+@dataclass
+class Scan:
+    """A task at its own length, with bands of layers scaled.
+
+    Attributes:
+        bands: first and last layer and factor of those tried.
+        best: the one with the best mean, if any has a better one than the plain model.
+        plain: a question's scores at every position without factors, of questions that no band was tried on.
+        scaled: the same with the best band.
+    """
+
+    name: str
+    evaluator: Evaluator
+    bands: list[Band] = field(default_factory=list)
+    best: Band | None = None
+    plain: list[list[float]] = field(default_factory=list)
+    scaled: list[list[float]] = field(default_factory=list)
+    seconds: float = 0.0
+    prompts: int = 0
+
+
+@dataclass
+class Diagnosis:
+    """What was measured; ``refused`` has the lengths that do not fit the window, and why."""
+
+    args: argparse.Namespace
+    lm: Any
+    lengths: list[Length] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    cut: bool = False
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; what ``python -m search.ga`` has too means the same."""
+    parser = argparse.ArgumentParser(
+        prog="lpes-eval diagnose",
+        description="Measure accuracy by position at two or three lengths, scale bands of layers, and say whether a "
+        "search for layer factors is likely to help, what it costs here, and how to start it.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("pretrained", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
+    add("--tasks", default="kv_retrieval,mdqa_pos", metavar="TASK,TASK", help="tasks by position (default: both)")
+    add("--metadata", type=config._mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
+    add("--model_args", type=config._mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
+    add("--apply_chat_template", action="store_true", help="use the model's template")
+    add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
+    add("--batch_size", type=config._size, default="auto", metavar="N|auto", help="prompts in a batch")
+    add(
+        "--questions",
+        type=at_least(2 * SCANNED),
+        default=2 * SCANNED,
+        metavar="N",
+        help="at every position (default: 24)",
+    )
+    add("--budget", type=budget, default=("seconds", 600), metavar="10m|2h|20000prompts",
+        help="stop after so much, half of it for the table; the same command goes on (default: 10m)")  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help="folder of the diagnosis (default: runs/diagnose-MODEL)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    args = build_parser().parse_args(argv)
+    if args.output is None:
+        args.output = Path("runs") / f"diagnose-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', args.pretrained).strip('_')}"
+    try:
+        with reader_may_leave():
+            diagnose(args)
+        return 0
+    except UserError as error:
+        print(f"diagnose: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped. What was measured is kept: the same command goes on.", file=sys.stderr)
+        return 130
+
+
+def diagnose(args: argparse.Namespace) -> Diagnosis:
+    """Measure, and write the report: text, JSON and a picture."""
+    from lpes_eval.config_field import weights
+    from search import identity
+    from search.journal import Journal
+    from search.report import diagnosis
+    from search.run import load_model
+
+    began = time.monotonic()
+    settings = config.defaults()
+    settings.model_args = {"pretrained": args.pretrained} | args.model_args
+    settings.device, settings.batch_size = args.device, args.batch_size
+    args.tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
+    print(f"Loading {args.pretrained}", flush=True)
+    lm = load_model(settings)
+    found = Diagnosis(args, lm)
+    for name in args.tasks:
+        _load(found, name)
+    asked = [length.objective for length in found.lengths] + [scan.evaluator.objectives[0] for scan in found.scans]
+    kept = {
+        "weights": weights(lm.model),
+        "requests": [identity.sha256([request.args for request in one.task.instances]) for one in asked],
+        "packages": identity.packages(),
+    }
+    with Journal(args.output, kept) as journal:
+        spent = {"seconds": lambda: time.monotonic() - began, "prompts": lambda: sum(answered)}
+        answered: list[int] = []
+
+        def left(share: float) -> bool:
+            unit, most = args.budget
+            found.cut = found.cut or spent[unit]() >= share * most
+            return spent[unit]() < share * most
+
+        measure = _Measuring(journal, answered)
+        _ask_the_plain_model(found, measure, left)
+        _try_bands(found, measure, left)
+    diagnosis.write(found)
+    print("\n" + diagnosis.text(found), flush=True)
+    return found
+
+
+def _load(found: Diagnosis, name: str) -> None:
+    """Build a task's requests: at half its length, at its own and at twice it, and for the bands."""
+    from search.evaluator import Evaluator
+    from search.tasks import Prompting, load_tasks
+
+    args, lm = found.args, found.lm
+    prompting = Prompting(apply_chat_template=args.apply_chat_template)
+
+    def build(examples: int, positions: list[float] | None, **size: int) -> tuple[Objective, Evaluator]:
+        one = load_tasks(
+            lm, [name], examples=examples, positions=positions, metadata={**settings, **size}, prompting=prompting,
+            lambdas=[1.0] * len(POSITIONS),
+        )  # fmt: skip
+        if len(one) > 1 or not one[0].by_position:
+            raise UserError(f"--tasks {name}: is not one task by position, such as kv_retrieval or mdqa_pos")
+        return one[0], Evaluator(lm, one)
+
+    settings = {**args.model_args, **args.metadata}
+    objective, evaluator = build(args.questions, None)
+    setting: Any = getattr(objective.task, "SIZE", None)
+    size: Any = (objective.task.config.metadata or {}).get(setting)
+    for number in (size // 2, size, 2 * size) if size and size >= 4 else (size,):
+        title = f"{setting}={number}" if number else objective.name
+        try:
+            questions = args.questions if number != 2 * (size or 0) else SCANNED  # these take longest
+            one = (objective, evaluator) if number == size else build(questions, None, **{setting: number})
+            found.lengths.append(Length(*one, title, number))
+        except PromptTooLong as error:
+            found.refused.append(f"{name}, {title}: {error}")
+    found.scans.append(Scan(name, build(SCANNED + args.questions, POSITIONS)[1]))
+
+
+class _Measuring:
+    """Measures what the journal does not know, and keeps it there."""
+
+    def __init__(self, journal: Journal, answered: list[int]) -> None:
+        self._journal, self._answered = journal, answered
+
+    def __call__(
+        self, name: str, evaluator: Evaluator, factors: list[float], part: list[int] | None, cutoff: Cutoff | None
+    ) -> dict[str, Any]:
+        from search.held_out import every_few_seconds
+
+        if name not in self._journal.entries:
+            print(f"  {name}", flush=True)
+            evaluator.progress = every_few_seconds()
+            measured: Measured = evaluator(factors, cutoff, part)
+            prompts = measured.stopped_after or evaluator.asked(part)
+            self._answered.append(prompts)
+            entry = {"fitness": measured.fitness, "examples": measured.examples}
+            self._journal.record(name, {**entry, "seconds": measured.seconds, "prompts": prompts})
+        return self._journal.entries[name]
+
+
+def _ask_the_plain_model(found: Diagnosis, measure: _Measuring, left: Callable[[float], bool]) -> None:
+    """Some questions at every length, then the next: with little time, all lengths have fewer."""
+    for first in range(0, found.args.questions, AT_ONCE):
+        for length in found.lengths:
+            part = list(range(len(length.evaluator.questions)))[first : first + AT_ONCE]
+            if not part or (first and not left(0.5)):
+                continue
+            name = f"{length.objective.name}, {length.title}: questions {part[0] + 1} to {part[-1] + 1}"
+            entry = measure(name, length.evaluator, [1.0] * length.evaluator.num_layers, part, None)
+            length.rows += _rows(length.evaluator, entry["examples"])
+
+
+def _try_bands(found: Diagnosis, measure: _Measuring, left: Callable[[float], bool]) -> None:
+    """One band of layers by one step, on every task, then the next; at last the best band on other questions."""
+    from search.evaluator import Cutoff
+
+    def ask(scan: Scan, band: Band | None, part: list[int], cutoff: Cutoff | None = None) -> dict[str, Any]:
+        first, last, step = band or (0, -1, 1.0)
+        factors = [step if first <= h <= last else 1.0 for h in range(scan.evaluator.num_layers)]
+        what = f"layers {first} to {last} by {step:g}" if band else "plain"
+        name = f"{scan.name}, questions {part[0] + 1} to {part[-1] + 1}: {what}"
+        entry = measure(name, scan.evaluator, factors, part, cutoff)
+        scan.seconds, scan.prompts = scan.seconds + entry["seconds"], scan.prompts + entry["prompts"]
+        return entry
+
+    parts = {scan.name: list(range(len(scan.evaluator.questions))) for scan in found.scans}
+    to_beat = {scan.name: ask(scan, None, parts[scan.name][:SCANNED]) for scan in found.scans}
+    for first, last in bands_of(found.scans[0].evaluator.num_layers):
+        for band in ((first, last, step) for step in STEPS):
+            for scan in (scan for scan in found.scans if left(0.85)):
+                best = to_beat[scan.name]
+                bounded = scan.evaluator.why_unbounded() is None
+                cutoff = Cutoff(best["fitness"], best["examples"]) if bounded else None
+                entry = ask(scan, band, parts[scan.name][:SCANNED], cutoff)
+                scan.bands.append(band)
+                if entry["examples"] and entry["fitness"] > best["fitness"] + 1e-9:
+                    scan.best, to_beat[scan.name] = band, entry
+    for scan in found.scans:
+        if scan.best is not None and (others := parts[scan.name][SCANNED:]) and left(1.0):
+            scan.plain = _rows(scan.evaluator, ask(scan, None, others)["examples"])
+            scan.scaled = _rows(scan.evaluator, ask(scan, scan.best, others)["examples"])
+
+
+def bands_of(num_layers: int) -> list[tuple[int, int]]:
+    """The whole stack, its halves, quarters and eighths: (first, last) layer of each."""
+    found = [
+        (round(i * num_layers / n), round((i + 1) * num_layers / n) - 1)
+        for n in (min(n, num_layers) for n in PARTS)
+        for i in range(n)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[float]]:
+    """A question's scores at every position, for those that were asked."""
+    rows = zip(*(examples[name] for name in evaluator.columns), strict=True)
+    return [list(row) for row in rows if None not in row]
+
+
+def search_command(found: Diagnosis, name: str) -> str:
+    """The command that starts a search on this task."""
+    args = found.args
+    flags: dict[str, Any] = {"model_args": {"pretrained": args.pretrained} | args.model_args, "metadata": args.metadata}
+    texts = {flag: ",".join(f"{key}={value}" for key, value in of.items()) for flag, of in flags.items() if of}
+    if args.device:
+        texts["device"] = args.device
+    command = ["python", "-m", "search.ga", "--tasks", name]
+    command += [word for flag, text in texts.items() for word in (f"--{flag}", text)]
+    return shlex.join(command + ["--apply_chat_template"] * args.apply_chat_template)
+
+
+def search_seconds(found: Diagnosis, scan: Scan) -> float:
+    """How long such a search takes at the pace of the scan, held-out evaluation included."""
+    from search.run import make_optimizer
+
+    settings = config.complete(config.defaults())
+    optimizer = make_optimizer(settings, scan.evaluator)
+    searched = (optimizer.expected_effort + 2) * settings.examples * len(settings.positions)
+    positions = next(len(length.rows[0]) for length in found.lengths if length.objective.name == scan.name)
+    prompts = searched + 3 * settings.held_out_examples * positions
+    return float(prompts * scan.seconds / max(scan.prompts, 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Factors travel with the model: in its folder, to a fresh process, and with one line where they do not fit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lpes_eval
+from lpes_eval import rope
+from lpes_eval.errors import FactorsError, UserError
+from small_llama import FACTORS, by_hand, llama, logits
+
+IDS = torch.arange(1, 41)[None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model's folder that carries ``FACTORS``."""
+    folder, model = tmp_path_factory.mktemp("model"), llama()
+    lpes_eval.apply(model, lpes_eval.Factors(factors=tuple(FACTORS), origin={"task": "records"}))
+    lpes_eval.save(model, folder)
+    return folder
+
+
+def test_a_fresh_process_answers_as_the_model_that_was_saved(folder):
+    program = (
+        "import sys, torch, lpes_eval\n"
+        "model = lpes_eval.load_model(sys.argv[1])\n"
+        "print(model(torch.arange(1, 41)[None]).logits.double().sum((0, 2)).tolist())"
+    )
+    out = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True)
+    expected = by_hand(llama(), IDS, FACTORS).double().sum((0, 2))
+    assert torch.allclose(torch.tensor(json.loads(out.stdout), dtype=torch.double), expected, atol=1e-3)
+
+
+def test_plain_transformers_loads_the_plain_model_until_apply(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(logits(model, IDS), logits(llama(), IDS))
+    lpes_eval.apply(model)
+    assert rope.applied(model) == FACTORS
+    assert rope.in_force(model).origin["task"] == "records"
+
+
+@pytest.mark.parametrize(("factors", "expected"), [(None, FACTORS), (1, [1.0] * 4)])
+def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(folder, factors, expected):
+    from transformers import AutoTokenizer
+
+    from lpes_eval.methods.lpes import LPES
+    from lpes_eval.reference import path
+
+    lm = LPES(str(folder), tokenizer=AutoTokenizer.from_pretrained(path()), factors=factors)
+    assert lm.layer_factors == expected
+    assert lm.get_model_info()["factors"]["per_layer"] == expected
+    lm.set_factors(None)
+    assert lm.layer_factors is None
+
+
+@pytest.mark.parametrize("change", ["nothing", "remove", "other", "tensor"])
+def test_save_pretrained_keeps_the_factors_in_force_or_warns(folder, change, tmp_path, caplog):
+    model = lpes_eval.load_model(folder)
+    if change == "remove":
+        lpes_eval.remove(model)
+    elif change == "other":
+        lpes_eval.apply(model, 1.2)
+    elif change == "tensor":
+        lpes_eval.apply(model, torch.tensor(FACTORS, requires_grad=True))
+    model.save_pretrained(tmp_path)
+    assert ("lpes_eval.save" in caplog.text) == (change in ("other", "tensor"))
+    again = lpes_eval.load_model(tmp_path)
+    assert rope.applied(again) == (FACTORS if change == "nothing" else None)
+
+
+def test_remove_leaves_the_configuration_as_a_plain_models(folder):
+    model = lpes_eval.load_model(folder)
+    lpes_eval.remove(model)
+    plain = llama().config.to_dict()
+    assert not (model.config.to_dict().keys() - plain.keys() - {"architectures", "dtype"})
+
+
+def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))  # there are no weights
+    with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .* for 4 layers, the model has 3; .*$"):
+        lpes_eval.load_model(tmp_path)
+
+
+def test_factors_on_other_weights_apply_with_one_line(folder, tmp_path, caplog):
+    model = lpes_eval.load_model(folder)
+    assert not caplog.text
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.01)
+    model.save_pretrained(tmp_path)
+    lpes_eval.load_model(tmp_path)
+    assert caplog.text.count("\n") == 1
+    assert "found on other weights" in caplog.text
+
+
+def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path):
+    with pytest.raises(UserError, match="no layer factors to save"):
+        lpes_eval.save(llama(), tmp_path)
+    with pytest.raises(FactorsError, match="carries none"):
+        lpes_eval.apply(llama())
+
+
+def test_a_composite_models_factors_are_in_its_text_configuration(tmp_path):
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    text = sizes | {"vocab_size": 64, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
+    vision = sizes | {"image_size": 28, "patch_size": 14}
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4))
+    lpes_eval.apply(model, [1.0, 1.5])
+    lpes_eval.save(model, tmp_path)
+    again = Gemma3ForConditionalGeneration.from_pretrained(tmp_path)
+    lpes_eval.apply(again)
+    assert rope.applied(again) == [1.0, 1.5]
+
+
+def test_reference_stands_for_the_shipped_factors_wherever_factors_are_named():
+    from lpes_eval.factors import parse
+
+    assert lpes_eval.load("reference") == parse("reference")

@@ -1,0 +1,110 @@
+"""``lpes-eval diagnose``: its statistics against closed forms and simulation, and the command on a small model."""
+
+import json
+import random
+
+import pytest
+from scipy.stats import binomtest, chi2
+
+from search import diagnose
+from search.diagnose import bands_of
+from search.report.diagnosis import position_bias, wilson
+
+
+@pytest.mark.parametrize(("right", "questions"), [(0, 24), (7, 24), (12, 12)])
+def test_intervals_are_wilsons(right, questions):
+    expected = binomtest(right, questions).proportion_ci(method="wilson")
+    assert wilson(right / questions, questions) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_bias_of_right_and_wrong_answers_is_cochrans_q():
+    draw = random.Random(0)
+    rows = [[float(draw.random() < p) for p in (0.3, 0.6, 0.8)] for _ in range(30)]
+    columns, totals = list(map(sum, zip(*rows, strict=True))), list(map(sum, rows))
+    k, n = 3, sum(totals)
+    q = (k - 1) * (k * sum(c * c for c in columns) - n * n) / (k * n - sum(t * t for t in totals))
+    assert position_bias(rows) == pytest.approx(chi2.sf(q, k - 1))
+
+
+def test_no_bias_is_found_by_chance_as_often_as_the_level_says():
+    draw = random.Random(1)
+    found = [
+        position_bias([[float(draw.random() < 0.5) for _ in range(5)] for _ in range(24)]) < 0.05 for _ in range(300)
+    ]
+    assert sum(found) <= 28  # 15 expected; 28 or more have a probability of 0.1 %
+    assert position_bias([[1.0, 1.0, 1.0]] * 9) == 1
+
+
+@pytest.mark.parametrize("layers", [2, 6, 32])
+def test_bands_of_a_level_part_the_layers(layers):
+    bands = bands_of(layers)
+    assert bands[0] == (0, layers - 1)
+    assert len(set(bands)) == len(bands)
+    for size in {last - first for first, last in bands}:
+        of_size = [(first, last) for first, last in bands if last - first == size]
+        assert all(0 <= first <= last < layers for first, last in of_size)
+    assert {h for first, last in bands if (first, last) != bands[0] for h in range(first, last + 1)} == set(
+        range(layers)
+    )
+
+
+def command(folder, *more):
+    words = ["reference-kv", "--tasks", "kv_retrieval", "--metadata", "num_keys=8", "--output", str(folder), *more]
+    return diagnose.main(words)
+
+
+def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(tmp_path, capsys):
+    assert command(tmp_path, "--budget", "100prompts") == 0
+    assert "budget ended this" in capsys.readouterr().out
+    lines = (tmp_path / "journal.jsonl").read_bytes()
+    assert command(tmp_path, "--budget", "2h") == 0
+    text = capsys.readouterr().out
+    assert (tmp_path / "journal.jsonl").read_bytes().startswith(lines)
+    keys = [json.loads(line)["key"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert len(set(keys)) == len(keys)
+
+    said = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert [one["length"] for one in said["lengths"]] == ["num_keys=4", "num_keys=8", "num_keys=16"]
+    assert [one["questions"] for one in said["lengths"]] == [24, 24, 12]
+    (scan,) = said["scans"]
+    assert scan["bands_tried"] == scan["bands"]
+    assert scan["command"] in text
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+
+    measured = len(keys)
+    assert command(tmp_path, "--budget", "2h") == 0
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == measured
+
+
+def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
+    from lm_eval import simple_evaluate
+
+    command(tmp_path, "--budget", "1prompts")
+    said = json.loads((tmp_path / "diagnosis.json").read_text())["lengths"][0]
+    found = simple_evaluate(
+        "lpes",
+        model_args={"pretrained": "reference-kv", "device": "cpu"},
+        tasks=["kv_retrieval"],
+        metadata={"num_keys": 4, "split": "search"},
+        task_manager=task_manager(num_keys=4, split="search"),
+        limit=said["questions"],
+        bootstrap_iters=0,
+    )["results"]["kv_retrieval"]
+    for at in said["positions"]:
+        assert at["score"] == pytest.approx(found[f"acc@{at['position']:g},none"])
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["reference", "--tasks", "kv_retrieval_1*"], "is not one task by position"),
+        (["reference", "--tasks", "no_such"], "no_such"),
+        (["./nowhere"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path, capsys):
+    assert diagnose.main([*words, "--output", str(tmp_path / "new")]) == 2
+    *bars, said = capsys.readouterr().err.splitlines()
+    assert all("Loading weights" in line for line in bars)
+    assert said.startswith("diagnose: error: ")
+    assert error in said
