@@ -183,15 +183,14 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
 def _load(found: Diagnosis, name: str) -> None:
     """Build a task's requests: at half its length, at its own and at twice it, and for the bands."""
     from search.evaluator import Evaluator
-    from search.tasks import Prompting, load_tasks
+    from search.tasks import load_tasks
 
     args, lm = found.args, found.lm
-    prompting = Prompting(apply_chat_template=args.apply_chat_template)
 
     def build(examples: int, positions: list[float] | None, **size: int) -> tuple[Objective, Evaluator]:
         one = load_tasks(
-            lm, [name], examples=examples, positions=positions, metadata={**settings, **size}, prompting=prompting,
-            lambdas=[1.0] * len(POSITIONS),
+            lm, [name], examples=examples, positions=positions, metadata={**settings, **size},
+            lambdas=[1.0] * len(POSITIONS), apply_chat_template=args.apply_chat_template,
         )  # fmt: skip
         if len(one) > 1 or not one[0].by_position:
             raise UserError(f"--tasks {name}: is not one task by position, such as kv_retrieval or mdqa_pos")
@@ -221,11 +220,11 @@ class _Measuring:
     def __call__(
         self, name: str, evaluator: Evaluator, factors: list[float], part: list[int] | None, cutoff: Cutoff | None
     ) -> dict[str, Any]:
-        from search.held_out import every_few_seconds
+        from search.held_out import every_ten_seconds
 
         if name not in self._journal.entries:
             print(f"  {name}", flush=True)
-            evaluator.progress = every_few_seconds()
+            evaluator.progress = every_ten_seconds()
             measured: Measured = evaluator(factors, cutoff, part)
             prompts = measured.stopped_after or evaluator.asked(part)
             self._answered.append(prompts)
