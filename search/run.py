@@ -73,7 +73,10 @@ class Search:
             fitness, part = [], self.evaluator.part(optimizer.effort)
             if part != self.part:  # on other questions, what is fitter may differ
                 self.part, fittest = part, None
-            for individual in optimizer.ask():
+            asked = optimizer.ask()
+            coming = [individual for individual in asked if self.name(individual) not in journal.entries]
+            self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
+            for individual in asked:
                 if self.budget_spent and (optimizer.told or fittest is not None):
                     best = fittest[0] if fittest is not None else optimizer.best[0]
                     return best, self.measure("best", self.factors(best), journal)
@@ -165,10 +168,7 @@ class Search:
 
     def evaluate(self, individual: Individual) -> dict[str, Any]:
         """An individual's entry in the journal."""
-        cutoff, factors = None, self.factors(individual)
-        if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
-            points, fitness = least
-            cutoff = self._cutoff(fitness, self.entries[self.name(Individual(points, ""))])
+        cutoff, factors = self.cutoff, self.factors(individual)
         known = self.entries.get(factors.digest(), {}).get("examples")
         if known is not None and self.part is not None:
             measured = self.evaluator.only(known, self.part)
@@ -177,6 +177,14 @@ class Search:
         entry = self.entry_of(measured, factors, self.part)
         entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
         return entry | {"cutoff": cutoff.fitness} if cutoff is not None and "stopped_after" in entry else entry
+
+    @property
+    def cutoff(self) -> Cutoff | None:
+        """What individuals have to reach now."""
+        if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
+            return None
+        points, fitness = least
+        return self._cutoff(fitness, self.entries[self.name(Individual(points, ""))])
 
     def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
         from search.evaluator import Cutoff
