@@ -211,6 +211,7 @@ class Pool:
                         raise cause from None
                     self._starting[worker.ready.remote()] = worker
                 continue
+            first = next(each for each in self._running if self._running[each][1] is self._running[ref][1]) is ref
             chunk, worker = self._running.pop(ref)
             self._load[worker] -= 1
             try:
@@ -218,13 +219,13 @@ class Pool:
             except RayTaskError as error:
                 self._found[chunk] = _cause(error)
             except RayActorError:
-                self._lost(chunk, worker)
+                self._lost(chunk, worker, first)
 
-    def _lost(self, chunk: Chunk, worker: Any) -> None:
-        """A worker died: Ray starts it again, and another one answers."""
+    def _lost(self, chunk: Chunk, worker: Any, at_work: bool) -> None:
+        """A worker died: Ray starts it again, and another one answers. It may have been at work on this chunk."""
         if worker not in self._starting.values():
             self._starting[worker.ready.remote()] = worker
-        self._deaths[chunk] += 1
+        self._deaths[chunk] += at_work
         if self._deaths[chunk] >= DEATHS:
             factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
             self._found[chunk] = WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts")
