@@ -211,7 +211,6 @@ class Pool:
                         raise cause from None
                     self._starting[worker.ready.remote()] = worker
                 continue
-            first = next(each for each in self._running if self._running[each][1] is self._running[ref][1]) is ref
             chunk, worker = self._running.pop(ref)
             self._load[worker] -= 1
             try:
@@ -219,13 +218,13 @@ class Pool:
             except RayTaskError as error:
                 self._found[chunk] = _cause(error)
             except RayActorError:
-                self._lost(chunk, worker, first)
+                self._lost(chunk, worker)
 
-    def _lost(self, chunk: Chunk, worker: Any, at_work: bool) -> None:
-        """A worker died: Ray starts it again, and another one answers. It may have been at work on this chunk."""
-        if worker not in self._starting.values():
+    def _lost(self, chunk: Chunk, worker: Any) -> None:
+        """A worker died: Ray starts it again, and another one answers what it had to answer."""
+        if worker not in self._starting.values():  # it was at work on this chunk; the others only waited
             self._starting[worker.ready.remote()] = worker
-        self._deaths[chunk] += at_work
+            self._deaths[chunk] += 1
         if self._deaths[chunk] >= DEATHS:
             factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
             self._found[chunk] = WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts")
