@@ -12,13 +12,12 @@ that a machine that grows slower or faster meets both alike. Two caches that do 
 the other. A round measures all methods in random order, and LPES several times, because there 1 % matters; a ratio is
 the median over samples of a method's time divided by the plain model's. The row "plain" is the plain model in step with
 itself. A first round warms up; it measures each method alone, and gives its peak memory: the allocator's on a GPU, the
-process's elsewhere, where the system tells it. Times are between CUDA events on a GPU and wall-clock times elsewhere;
-``--cpu_time`` counts the process's own CPU seconds instead, which other work on the machine disturbs less.
+process's elsewhere, where the system tells it. Times are between CUDA events on a GPU and wall-clock times elsewhere.
 
 A sample is the prefill of the prompt and ``--new_tokens`` greedy decoding steps with a dynamic cache, as ``generate``
 does them. The median of a sample's steps is its decoding time, since one step during which the machine did something
-else would outweigh all others. Measurements are written after each cell (shape, batch, length), from the cheapest to
-the most expensive; with ``--budget`` a cell gets its share of the time that is left.
+else would outweigh all others. Measurements are written after each cell (shape, batch, length), shape by shape, from
+the fewest tokens to the most; with ``--budget`` each cell gets an equal share of the time that is left.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import random
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,12 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the other modules of this folder
 
-from benchmarks.efficiency_measure import (
-    SHAPES,
-    Clock,
-    build,
-    free,
-    measure,
-    out_of_memory,
-    peak,
-    reset_peak,
-    with_method,
-)
+from benchmarks.efficiency_measure import SHAPES, build, free, measure, out_of_memory, peak, reset_peak, with_method
 from benchmarks.efficiency_report import plot, report
 from benchmarks.experiments.store import hardware, versions
 from lpes_eval import methods
 from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
+from lpes_eval.files import read_json, write_atomically
 from lpes_eval.flags import at_least, positive
 
 METHODS = ["plain", *methods.names()]
@@ -64,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": _CPU
     | {"shapes": ["reference", "small", "small-gqa"], "lengths": [512, 1500, 4096], "batches": [1, 4], "rounds": 20},
     "gpu": {
-        "shapes": ["vicuna-7b", "qwen2.5-7b", "vicuna-13b"],
+        "shapes": ["qwen2.5-7b", "vicuna-7b", "vicuna-13b"],
         "lengths": [1500, 4096, 16384, 32768],
         "batches": [1, 4],
         "largest": 65536,
@@ -78,12 +69,6 @@ LEAST_ROUNDS = 3
 LPES_A_ROUND = 5
 
 
-def cost(cell: dict[str, Any]) -> float:
-    """About how long a cell takes, in no unit: only the order counts."""
-    layers, hidden = (SHAPES[cell["shape"]].get(f, d) for f, d in (("num_hidden_layers", 4), ("hidden_size", 128)))
-    return cell["batch"] * cell["length"] * layers * hidden * (12 * hidden + cell["length"])
-
-
 def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: float) -> tuple[dict, list[dict]]:
     """Measure all methods in ``args.rounds`` rounds, or as there is time.
 
@@ -91,38 +76,28 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
         The cell with its rows, one a sample; and the methods that did not fit into memory or refused the model, which
         are left out from then on, with the reasons.
     """
-    generator = torch.Generator().manual_seed(args.seed)
-    size = (cell["batch"], cell["length"])
+    size, generator = (cell["batch"], cell["length"]), torch.Generator().manual_seed(0)
     tokens = torch.randint(3, model.config.vocab_size, size, generator=generator).to(args.device)
-    order = random.Random(args.seed)
-    models: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    peaks: dict[str, int | None] = {}
+    order, models, settings, peaks = random.Random(0), dict[str, Any](), dict[str, Any](), dict[str, Any]()
     rows, left_out = list[dict](), list[dict]()
-
-    def timed(*models: Any) -> list[dict]:
-        return measure(list(models), tokens, args.new_tokens, Clock(args.device, args.cpu_time), order)
-
-    def in_step(name: str) -> list[dict]:
-        """Times of the plain model and a method's; none where two caches do not fit."""
-        try:
-            return timed(model, models[name])
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-        return []
 
     def sample(name: str) -> None:
         if name not in models:  # the first round
             models[name], settings[name] = with_method(name, model)
             reset_peak(args.device)
-            timed(models[name])
+            measure([models[name]], tokens, args.new_tokens, order)
             peaks[name] = peak(args.device)
             return
-        both = in_step(name)
-        plain, own = both or [*timed(model), *timed(models[name])]
+        in_step = True
+        try:
+            plain, own = measure([model, models[name]], tokens, args.new_tokens, order)
+        except RuntimeError as error:  # two caches do not fit
+            if not out_of_memory(error):
+                raise
+            in_step = False
+            plain, own = (measure([each], tokens, args.new_tokens, order)[0] for each in (model, models[name]))
         of_plain = {f"plain_{key}": value for key, value in plain.items()}
-        rows.append({"method": name, "in_step": bool(both), **own, **of_plain, "peak_bytes": peaks[name]})
+        rows.append({"method": name, "in_step": in_step, **own, **of_plain, "peak_bytes": peaks[name]})
 
     names, rounds = list(args.methods), -1
     while rounds < args.rounds and (rounds < LEAST_ROUNDS or time.monotonic() < until):
@@ -140,9 +115,15 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
                 models.pop(name, None)
                 free(args.device)
         rounds += 1
-    described = {"model_type": model.config.model_type, "parameters": sum(p.numel() for p in model.parameters())}
-    described |= {"layers": model.config.num_hidden_layers, "heads": model.config.num_attention_heads}
-    described |= {"key_value_heads": model.config.num_key_value_heads, "attention": model.config._attn_implementation}
+    config = model.config
+    described = {
+        "model_type": config.model_type,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "key_value_heads": config.num_key_value_heads,
+        "attention": config._attn_implementation,
+    }
     settings = {name: settings[name] for name in args.methods if name in settings}
     return cell | {"rounds": rounds, "model": described, "settings": settings, "rows": rows}, left_out
 
@@ -152,10 +133,12 @@ def run(args: argparse.Namespace) -> dict:
     transformers.logging.set_verbosity_error()
     if args.threads:
         torch.set_num_threads(args.threads)
-    cells = [{"shape": s, "batch": b, "length": n} for s in args.shapes for b in args.batches for n in args.lengths]
-    cells = sorted((cell for cell in cells if cell["batch"] * cell["length"] <= args.largest), key=cost)
-    shapes = list(dict.fromkeys(cell["shape"] for cell in cells))
-    cells.sort(key=lambda cell: shapes.index(cell["shape"]))  # a model is built once
+    cells = [
+        {"shape": shape, "batch": batch, "length": length}
+        for shape in args.shapes
+        for batch, length in sorted(product(args.batches, args.lengths), key=math.prod)
+        if batch * length <= args.largest
+    ]
     machine = hardware(torch.get_num_threads(), args.device)
     if args.device.startswith("cuda"):
         machine["gpu"] = torch.cuda.get_device_name(args.device)
@@ -177,9 +160,7 @@ def run(args: argparse.Namespace) -> dict:
         if model is None:
             results["left_out"].append(cell | {"error": "the model does not fit into memory"})
             continue
-        # The root: cheap cells get more rounds than dear ones, whose times scatter less.
-        weights = [cost(c) ** 0.5 for c in cells[number:]]
-        made, left_out = run_cell(cell, model, args, start + (end - start) * weights[0] / sum(weights))
+        made, left_out = run_cell(cell, model, args, start + (end - start) / (len(cells) - number))
         results["cells"].append(made)
         results["left_out"] += left_out
         write_atomically(args.output, json.dumps(results) + "\n")
@@ -187,9 +168,6 @@ def run(args: argparse.Namespace) -> dict:
         print(f"{where}: {made['rounds']} rounds in {took:.0f} s", file=sys.stderr, flush=True)
     write_atomically(args.output, json.dumps(results) + "\n")
     return results
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -200,20 +178,17 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--methods", nargs="+", choices=METHODS, default=METHODS)
     add("--lengths", **numbers, help="of prompts, in tokens")
     add("--batches", **numbers)
-    add("--largest", type=at_least(1), help="leave out cells of more tokens (batch times length)")
     add("--new_tokens", type=at_least(1), help="decoding steps")
     add("--rounds", type=at_least(LEAST_ROUNDS), help="counted ones; one more warms up")
     add("--budget", type=positive, help="seconds for everything, about")
     add("--device", help="cuda where the preset is gpu, else cpu")
     add("--dtype", choices=["float32", "float16", "bfloat16"])
     add("--threads", type=at_least(1), help="of PyTorch on the CPU")
-    add("--cpu_time", action="store_true", help="CPU seconds of the process; use it with --threads 1")
-    add("--seed", type=at_least(0), default=0)
     add("--output", default="efficiency.json", help="file for the measurements; the table (.md) and plot go beside it")
     add("--report", metavar="FILE", help="measure nothing; tables and plot of this file")
     args = parser.parse_args(argv)
     for name, value in PRESETS[args.preset].items():
-        if getattr(args, name) is None:
+        if getattr(args, name, None) is None:
             setattr(args, name, value)
     args.methods = list(dict.fromkeys(["plain", *args.methods]))
     if args.device.split(":")[0] not in ("cpu", "cuda"):
@@ -221,30 +196,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def measured_before(file: str) -> dict:
-    """The measurements in a file that this program wrote."""
-    try:
-        results = json.loads(Path(file).read_text())
-        if all("rows" in cell for cell in results["cells"]):
-            return results
-        reason = "other fields than those of measurements"
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    raise UserError(f"--report {file}: expected a file that this program wrote with --output ({reason})")
-
-
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     if args.report:
-        results = measured_before(args.report)
+        results = read_json(args.report)
+        if not isinstance(results, dict) or not {"cells", "left_out", "settings"} <= results.keys():
+            raise UserError(f"--report {args.report}: expected a file that this program wrote with --output")
     else:
         try:
             torch.zeros(1, device=args.device)
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"--device {args.device}: PyTorch cannot use it ({reason}); --device cpu always works"
-            ) from None
+            said = str(error).splitlines()[0]
+            raise UserError(f"--device {args.device}: PyTorch cannot use it ({said}); --device cpu works") from None
         results = run(args)
         write_atomically(Path(args.output).with_suffix(".md"), report(results))
     print(report(results), end="")

@@ -53,47 +53,36 @@ def build(shape: str, device: str, dtype: str) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
-class Clock:
-    """Seconds between two marks: CUDA events on a GPU; elsewhere wall-clock time, or the process's CPU time."""
-
-    def __init__(self, device: str, cpu_time: bool = False) -> None:
-        self._cuda = device.startswith("cuda")
-        self._now = time.process_time if cpu_time else time.perf_counter
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        self._marks.append(torch.cuda.Event(enable_timing=True) if self._cuda else self._now())
-        if self._cuda:
-            self._marks[-1].record()
-
-    def intervals(self) -> list[float]:
-        if self._cuda:
-            torch.cuda.synchronize()
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [a.elapsed_time(b) / 1000 if self._cuda else b - a for a, b in pairs]
-
-
 @torch.no_grad()
-def measure(models: list[Any], tokens: Any, new_tokens: int, clock: Clock, order: random.Random) -> list[dict]:
+def measure(models: list[Any], tokens: torch.Tensor, new_tokens: int, order: random.Random) -> list[dict]:
     """Seconds of a prefill, of all decoding steps and of the median one, of models that take turns, in any order."""
     gc.collect()
     caches = [DynamicCache(config=model.config) for model in models]
-    inputs, whose = [tokens for _ in models], []
-    if tokens.is_cuda:
-        torch.cuda.synchronize()
+    inputs, whose, marks = [tokens for _ in models], list[int](), list[Any]()
+
+    def mark() -> None:
+        marks.append(torch.cuda.Event(enable_timing=True) if tokens.is_cuda else time.perf_counter())
+        if tokens.is_cuda:
+            marks[-1].record()
+
     gc.disable()
     try:
-        clock.mark()
+        if tokens.is_cuda:
+            torch.cuda.synchronize()
+        mark()
         for _ in range(1 + new_tokens):
             for i in order.sample(range(len(models)), len(models)):
                 logits = models[i](inputs[i], past_key_values=caches[i], logits_to_keep=1).logits
                 inputs[i] = logits[:, -1:].argmax(-1)
                 whose.append(i)
-                clock.mark()
-        seconds = clock.intervals()
+                mark()
+        if tokens.is_cuda:
+            torch.cuda.synchronize()
     finally:
         gc.enable()
-    own = [[s for s, owner in zip(seconds, whose, strict=True) if owner == i] for i in range(len(models))]
+    own: list[list[float]] = [[] for _ in models]
+    for i, a, b in zip(whose, marks, marks[1:], strict=False):
+        own[i].append(a.elapsed_time(b) / 1000 if tokens.is_cuda else b - a)
     return [{"prefill_s": prefill, "decode_s": sum(steps), "step_s": median(steps)} for prefill, *steps in own]
 
 

@@ -45,11 +45,6 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[low], ordered[len(values) - 1 - low]
 
 
-def _with_interval(values: list[float]) -> str:
-    low, high = interval(values)
-    return f"{median(values):.3f} ({low:.3f} to {high:.3f})"
-
-
 def report(results: dict) -> str:
     """The tables, as Markdown."""
     machine, used, settings = results["hardware"], results["versions"], results["settings"]
@@ -58,26 +53,18 @@ def report(results: dict) -> str:
         f"{where}; {settings['dtype']}, PyTorch {used['torch']}, transformers {used['transformers']}. "
         "Medians, quartiles in brackets; ratios are to the plain model, in step with it where two caches fit. "
         f"A sample is the prefill and {settings['new_tokens']} decoding steps."
-        + (" Times are CPU seconds of the process." if settings["cpu_time"] else ""),
     ]
-    header = [
-        "method",
-        "samples",
-        "prefill, s",
-        "decode, ms a step",
-        "tokens a second",
-        "prefill ratio",
-        "decode ratio",
-    ]
-    header += ["sample ratio", "paper", "peak memory, GiB"]
+    header = ["method", "samples", "prefill, s", "decode, ms a step", "tokens a second", "prefill ratio"]
+    header += ["decode ratio", "sample ratio", "paper", "peak memory, GiB"]
     for cell in results["cells"]:
         model, rows = cell["model"], []
         for name in cell["settings"]:
             if not any(row["method"] == name for row in cell["rows"]):
                 continue
             seen, paper = samples(cell, name), 1.0 if name == "plain" else methods.load(name).published_time
-            peaks = [row.get("peak_bytes") for row in cell["rows"] if row["method"] == name]
-            peak = median([size for size in peaks if size] or [0])
+            peak = median(
+                [row["peak_bytes"] for row in cell["rows"] if row["method"] == name and row.get("peak_bytes")] or [0]
+            )
             cells = [name, str(len(seen)), spread(seen.prefill_s, 3), spread(seen.step_s, 2, 1000)]
             cells += [f"{cell['batch'] / seen.step_s.median():,.1f}", spread(seen.prefill), spread(seen.decode)]
             cells += [spread(seen["sample"]), f"{paper:.2f}" if paper else "–", f"{peak / 2**30:.2f}" if peak else "–"]
@@ -107,11 +94,12 @@ def verdict(results: dict) -> str:
         return ""
     words, every = [], []
     for phase in ("prefill", "decode"):
-        found = [(list(samples(cell, "lpes")[phase]), cell) for cell in cells]
-        most, cell = max(found, key=lambda each: median(each[0]))
+        found = [list(samples(cell, "lpes")[phase]) for cell in cells]
+        most, cell = max(zip(found, cells, strict=True), key=lambda each: median(each[0]))
+        low, high = interval(most)
         at = f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
-        words.append(f"{phase} {_with_interval(most)} at {at}")
-        every += [ratios for ratios, _ in found]
+        words.append(f"{phase} {median(most):.3f} ({low:.3f} to {high:.3f}) at {at}")
+        every += found
     kept = all(median(found) <= limit for found in every)
     surely = sum(interval(found)[1] <= limit for found in every)
     return (
@@ -136,22 +124,19 @@ def plot(results: dict, file: Path) -> None:
         lengths = [cell["length"] for cell in own]
         for axis, what in zip(axes[:, column], ("prefill", "decode"), strict=True):
             for name in names:
-                low, middle, high = zip(
-                    *(samples(cell, name)[what].quantile([0.25, 0.5, 0.75]) for cell in own), strict=True
-                )
-                errors = [[m - e for m, e in zip(middle, low, strict=True)],
-                          [e - m for m, e in zip(middle, high, strict=True)]]  # fmt: skip
-                axis.errorbar(lengths, middle, yerr=errors, marker="o", capsize=3, label=name)
+                found = [samples(cell, name)[what].quantile([0.25, 0.5, 0.75]) for cell in own]
+                errors = [[middle - low for low, middle, _ in found], [high - middle for _, middle, high in found]]
+                axis.errorbar(lengths, [q[0.5] for q in found], yerr=errors, marker="o", capsize=3, label=name)
             axis.axhline(1, color="grey", linewidth=0.8)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log", base=2)
             axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.minorticks_off()
+            if column == 0:
+                axis.set_ylabel(f"{what}: times the plain model")
         axes[0][column].set_title(shape)
         axes[1][column].set_xlabel("prompt, tokens")
-    for axis, what in zip(axes[:, 0], ("prefill", "decode"), strict=True):
-        axis.set_ylabel(f"{what}: times the plain model")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
     figure.suptitle(f"batch {batch}; medians and quartiles", fontsize=9)

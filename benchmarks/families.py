@@ -15,10 +15,10 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -85,18 +85,20 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
     return model
 
 
-@dataclass(frozen=True)
-class Family:
-    """One row of the table."""
+class Family(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        status: ``supported``, ``refused``, or ``not built`` where nothing could be run.
+        rotary: what its rotary module computes, in words; empty unless supported.
+        notes: the reason of a refusal; or layers in which factors change nothing.
+    """
 
     model_type: str
     class_name: str
     status: str
-    """``supported``, ``refused``, or ``not built`` where nothing could be run."""
     rotary: str = ""
-    """What its rotary module computes, in words; empty unless supported."""
     notes: str = ""
-    """The reason of a refusal; or layers in which factors change nothing."""
 
 
 def model_types() -> dict[str, str]:
@@ -134,16 +136,16 @@ def _without_effect(model: Any, decoder: rope.Decoder) -> str:
     """
     tokens, depth = torch.arange(3, 27)[None], len(decoder.layers)
 
-    def logits(factors: list[float]) -> Any:
-        rope.apply(model, factors)
+    def logits(factors: list[float] | None = None) -> Any:
+        if factors:
+            rope.apply(model, factors)
         try:
             with torch.no_grad():
                 return model(input_ids=tokens, use_cache=False).logits
         finally:
             rope.remove(model)
 
-    with torch.no_grad():
-        plain = model(input_ids=tokens, use_cache=False).logits
+    plain = logits()
     kind = model.config.model_type
     if not torch.equal(logits([1.0] * depth), plain):
         raise RuntimeError(f"{kind}: factors of 1 change what the model computes")
@@ -195,42 +197,22 @@ def _rotary_form(model: Any) -> str:
 def table(families: Iterable[Family]) -> str:
     """The rows as Markdown."""
     lines = ["| model type | class | factors | rotary table | notes |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {f.model_type} | {f.class_name} | {f.status} | {f.rotary} | {f.notes} |" for f in families]
+    lines += [f"| {' | '.join(family)} |" for family in families]
     return "\n".join(lines) + "\n"
 
 
 def document() -> str:
     """The whole of ``docs/support.md``."""
     families = [examine(model_type) for model_type in model_types()]
-    count = Counter(family.status for family in families)
-    return (
-        "# Model families\n\n"
-        "<!-- made by `python -m benchmarks.families > docs/support.md`; do not edit -->\n\n"
-        f"The {len(families)} causal-LM families of transformers {transformers.__version__}, built small with random "
-        f"weights and, unless refused, run with and without factors: {count['supported']} take layer factors, "
-        f"{count['refused']} are refused (`lpes_eval.apply` raises `UnsupportedModel` with the reason), "
-        f"{count['not built']} could not be built for this table.\n\n"
-        "`rotary table` says what the family's rotary module answers: cosines and sines or complex rotations; its own "
-        "kind of RoPE where that is not the default one; `partial` where only part of a head is rotated; `several "
-        "tables` where kinds of attention have frequencies of their own. A factor applies to all of them.\n\n"
-        "`no effect` names layers that the factors do not change, because they do not rotate (linear attention, "
-        "state-space and convolution layers, and attention without positions). A factor there is harmless.\n\n"
-        "A model wrapped by PEFT takes factors like the model inside it, for example with LoRA, IA3 or prompt tuning. "
-        "Prefix tuning and cartridges are refused: their keys are learnt and put into the cache as they are, so they "
-        "fit the rotation that they were learnt under, and no factor can rotate them anew.\n\n" + table(families)
-    )
+    counts = {status.replace(" ", "_"): n for status, n in Counter(family.status for family in families).items()}
+    words = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return words.format(families=len(families), version=transformers.__version__, **counts) + table(families)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the document, or the rows of the families named; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.families",
-        description="Build every causal-LM family of the transformers that is installed, small and with random "
-        "weights, run it, and print which of them take layer factors, as in docs/support.md. It takes minutes.",
-    )
-    parser.add_argument(
-        "families", nargs="*", metavar="FAMILY", help="only these model types, such as llama gemma3_text"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="only these model types, such as llama")
     families = parser.parse_args(argv).families
     logging.set_verbosity_error()
     if unknown := [name for name in families if name not in model_types()]:

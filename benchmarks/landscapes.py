@@ -20,9 +20,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
 from lpes_eval.compare.statistics import compare_paired
@@ -43,13 +44,7 @@ JITTER = 0.15
 
 @dataclass(frozen=True)
 class Landscape:
-    """A simulated model.
-
-    Attributes:
-        name: what it is.
-        layers: how many it has.
-        gain: by how much factors change the logit of a right answer.
-    """
+    """A simulated model of so many ``layers``; ``gain`` is by how much factors change the logit of a right answer."""
 
     name: str
     layers: int
@@ -89,25 +84,17 @@ def landscapes(layers: int) -> list[Landscape]:
     return [Landscape(name, layers, gain) for name, gain in kinds.items()]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A search, with the settings of its command.
-
-    Attributes:
-        title: what it is called in the table.
-        optimizer: its name.
-        curve: ``free`` or ``bezier``.
-        start: the factor that it sets out from; None for an optimiser without a start.
-        examples: search examples.
-        early: whether individuals are given up early (``--early_stopping probable``).
-    """
+class Kind(NamedTuple):
+    """A search, with the settings of its command."""
 
     title: str
     optimizer: str
     curve: str
     start: float | None
+    """The factor that it sets out from; None for an optimiser without a start."""
     examples: int
     early: bool
+    """Whether individuals are given up early (``--early_stopping probable``)."""
 
 
 SEARCHES = (
@@ -148,26 +135,27 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> tuple[list[float], in
     start = None if kind.start is None else space.line(kind.start, kind.start)
     optimizer = make(space, make.Config(), start=start, seed=seed)
     simulation = Simulation(landscape, kind.examples, landscape.name, L, seed)
-    known: dict[tuple[Any, ...], tuple[float, np.ndarray | None]] = {}
+    known: dict[tuple[Any, ...], tuple[float, np.ndarray | None]] = {}  # fitness, and its share of every example
 
     def measure(individual: Individual) -> float:
         factors, n = factors_of(individual.points, kind, L), math.ceil(optimizer.effort * kind.examples)
-        if (factors, n) not in known:
-            values = simulation.answers(factors)[:n] @ np.array(LAMBDAS) / n
-            asked, fitness, complete = n, float(values.sum()), True
-            least = optimizer.cutoff if kind.early else None
-            parent = known.get((factors_of(least[0], kind, L), n), (0, None))[1] if least else None
-            if parent is not None:
-                race = Race([0.0] * n, [1 / n] * n, list(parent), 0.01, margin=least[1] - float(parent.sum()))
-                for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
-                    race.take(unit, float(values[unit]))
-                    if race.lost:
-                        break
-                if race.lost and asked < n:
-                    complete, fitness = False, min(least[1] - 1e-9, fitness)
-            simulation.prompts += 3 * asked
-            known[factors, n] = fitness, values if complete else None
-        return known[factors, n][0]
+        if (factors, n) in known:
+            return known[factors, n][0]
+        values: np.ndarray | None = simulation.answers(factors)[:n] @ np.array(LAMBDAS) / n
+        asked, fitness = n, float(values.sum())
+        least = optimizer.cutoff if kind.early else None
+        parent = known.get((factors_of(least[0], kind, L), n), (0, None))[1] if least else None
+        if parent is not None:
+            race = Race([0.0] * n, [1 / n] * n, list(parent), 0.01, margin=least[1] - float(parent.sum()))
+            for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
+                race.take(unit, float(values[unit]))
+                if race.lost:
+                    break
+            if race.lost and asked < n:
+                fitness, values = min(least[1] - 1e-9, fitness), None
+        simulation.prompts += 3 * asked
+        known[factors, n] = fitness, values
+        return fitness
 
     while not optimizer.done:
         optimizer.tell([measure(individual) for individual in optimizer.ask()])
@@ -197,37 +185,28 @@ def run(seeds: int) -> list[dict[str, Any]]:
         for seed in range(4 * seeds if landscape.name == "nothing" and kind is SEARCHES[0] else some):
             factors, prompts = search(kind, landscape, seed)
             gain = landscape.value(factors) - landscape.value([1.0] * landscape.layers)
-            rows.append(
-                {
-                    "landscape": landscape.name,
-                    "layers": landscape.layers,
-                    "search": kind.title,
-                    "seed": seed,
-                    "gain": round(gain, 3),
-                    "prompts": prompts,
-                    "shown": len(set(factors)) + (factors[0] != 1) > 1 and shown(landscape, factors, seed),
-                }
-            )
+            row = {"landscape": landscape.name, "layers": landscape.layers, "search": kind.title, "seed": seed}
+            plain = len(set(factors)) == 1 and factors[0] == 1  # of which nothing is shown
+            row |= {"gain": round(gain, 3), "prompts": prompts, "shown": not plain and shown(landscape, factors, seed)}
+            rows.append(row)
     return rows
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The table, in Markdown."""
     lines = [(REPOSITORY / "benchmarks" / "landscapes.md").read_text(encoding="utf-8")]
-    for layers in (32, 80):
-        names = list(dict.fromkeys(row["landscape"] for row in rows))
+    for (layers,), of_depth in pd.DataFrame(rows).groupby(["layers"]):
+        names = list(dict.fromkeys(of_depth.landscape))
         lines += ["", f"## {layers} layers", "", "| search | " + " | ".join(names) + " | prompts |"]
         lines.append("| --- |" + " --: |" * (len(names) + 1))
         for kind in SEARCHES:
-            cells, asked = [], []
+            of_search, cells = of_depth[of_depth.search == kind.title], []
             for name in names:
-                found = [r for r in rows if (r["landscape"], r["layers"], r["search"]) == (name, layers, kind.title)]
-                gains = [row["gain"] for row in found]
-                half = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
-                handed = sum(row["shown"] for row in found)
-                cells.append(f"{statistics.fmean(gains):+.1f} ± {half:.1f}; {handed}/{len(found)}")
-                asked += [row["prompts"] for row in found]
-            lines.append(f"| {kind.title} | " + " | ".join(cells) + f" | {statistics.fmean(asked):,.0f} |")
+                found = of_search[of_search.landscape == name]
+                cells.append(
+                    f"{found.gain.mean():+.1f} ± {1.96 * found.gain.sem():.1f}; {found.shown.sum()}/{len(found)}"
+                )
+            lines.append(f"| {kind.title} | " + " | ".join(cells) + f" | {of_search.prompts.mean():,.0f} |")
     return "\n".join(lines) + "\n"
 
 

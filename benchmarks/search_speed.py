@@ -40,9 +40,8 @@ from search.optimizers.bands import BandScan
 from search.space import Space
 from search.tasks import POSITIONS, load_tasks
 
-HARNESS, ALL, OWN_LOOP, REBUILT = (
-    "simple_evaluate", "all measures", "lm-eval's own loop", "requests built for every individual"
-)  # fmt: skip
+HARNESS, ALL, OWN_LOOP = "simple_evaluate", "all measures", "lm-eval's own loop"
+REBUILT = "requests built for every individual"
 
 
 def main() -> None:
@@ -95,18 +94,19 @@ def main() -> None:
         for variant in turn[number % len(turn) :] + turn[: number % len(turn)]:
             count = getattr(getattr(variants.get(variant), "engine", None), "count", None)
             before, start = dict(vars(count)) if count else {}, time.perf_counter()
-            found = by_the_harness(factors) if variant == HARNESS else variants[variant](factors)
+            if variant == HARNESS:
+                scores[variant] = by_the_harness(factors)
+            else:
+                found = variants[variant](factors)
+                scores[variant] = found.examples
             row["seconds"][variant] = time.perf_counter() - start
-            scores[variant] = found if variant == HARNESS else found.examples
             row |= {"fitness": found.fitness} if variant == ALL else {}
             if count:
                 row["counts"][variant] = {name: value - before[name] for name, value in vars(count).items()}
-            if variant == OWN_LOOP:
-                start = time.perf_counter()
-                Evaluator(lm, load())
-                building = time.perf_counter() - start
         if OWN_LOOP in turn:
-            row["seconds"][REBUILT] = row["seconds"][ALL] + building
+            start = time.perf_counter()
+            Evaluator(lm, load())
+            row["seconds"][REBUILT] = row["seconds"][ALL] + time.perf_counter() - start
         for variant, by_column in scores.items():
             if differing := [name for name in evaluator.columns if by_column[name] != scores[HARNESS][name]]:
                 raise UserError(f"{variant}, individual {number + 1}: examples of {differing} score otherwise")
@@ -125,8 +125,7 @@ def main() -> None:
         "prompt_tokens_an_individual": evaluator.prompt_tokens,
     }
     others = [row for row in files.read_jsonl(args.out) if row["run"] != args.run] if args.out.exists() else []
-    L = evaluator.num_layers
-    space = Space.free(L)
+    space = Space.free(evaluator.num_layers)
     scan, rows = BandScan(space, start=space.line(1.0, 1.0)), {}
     while len(rows) < args.individuals and not scan.done:
         fitness = []

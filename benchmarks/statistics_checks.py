@@ -43,48 +43,38 @@ def lose(rng, answers, points, columns):
     return answers
 
 
-def as_run(answers):
-    by_question = {f"{position} %": tuple(line) for position, line in enumerate(answers.T.tolist())}
-    values = {label: sum(line) / len(line) for label, line in by_question.items()}
-    task = Task("1", {}, QUESTIONS, "d", "p", {"acc,none": Metric(True, values, by_question)})
-    return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, {"simulated": task})
+def failure_rate(runs, noise, points=0, columns=()):
+    """How often the gate fails where a share ``noise`` of answers flips (None: all drawn anew) and points are lost."""
 
+    def as_run(answers):
+        by_question = {f"{position} %": tuple(line) for position, line in enumerate(answers.T.tolist())}
+        values = {label: sum(line) / len(line) for label, line in by_question.items()}
+        task = Task("1", {}, QUESTIONS, "d", "p", {"acc,none": Metric(True, values, by_question)})
+        return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, {"simulated": task})
 
-def failure_rate(runs, make):
-    pairs = (make(np.random.default_rng(seed)) for seed in range(runs))
-    return sum(gate.regress(as_run(old), as_run(new)).failed for old, new in pairs) / runs
-
-
-def rerun(noise):
-    def make(rng):
+    failed = 0
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
         chance = chances(rng, U_SHAPE)
-        truth = draw(rng, chance)
-        if noise is None:
-            return truth, draw(rng, chance)
-        return flipped(rng, truth, noise), flipped(rng, truth, noise)
-
-    return make
-
-
-def worse_run(noise, points, columns):
-    def make(rng):
-        old, new = rerun(noise)(rng)
-        return old, lose(rng, new, points, columns)
-
-    return make
+        old = truth = draw(rng, chance)
+        if noise is not None:
+            old = flipped(rng, truth, noise)
+        new = draw(rng, chance) if noise is None else flipped(rng, truth, noise)
+        failed += gate.regress(as_run(old), as_run(lose(rng, new, points, columns))).failed
+    return failed / runs
 
 
 def false_alarms(runs):
     print(f"\nGate, nothing changed: share of {runs} reruns that fail (promised: at most {gate.ALPHA})")
     for label, noise in (("0.2 %", 0.002), ("2 %", 0.02), ("20 %", 0.2), ("all drawn anew", None)):
-        print(f"answers that flip: {label:15} {failure_rate(runs, rerun(noise)):.4f}")
+        print(f"answers that flip: {label:15} {failure_rate(runs, noise):.4f}")
 
 
 def losses(runs):
     print(f"\nGate, planted loss: share of {runs} runs that fail")
     for where, columns in (("all positions", range(5)), ("one position", [2])):
         for noise in (0.02, None):
-            shares = [failure_rate(runs, worse_run(noise, points, columns)) for points in (1, 2, 3, 5)]
+            shares = [failure_rate(runs, noise, points, columns) for points in (1, 2, 3, 5)]
             label = "all drawn anew" if noise is None else f"{noise:.0%} flip"
             print(f"{where:14} {label:15} 1, 2, 3, 5 points: " + "  ".join(f"{share:.2f}" for share in shares))
 
@@ -95,10 +85,8 @@ def coverage(runs):
         ("positions apart", U_SHAPE, U_SHAPE + np.array([0, 0.05, 0.1, 0.1, 0])),
         ("positions all equal", LEVEL, LEVEL + 0.05),
     ):
-        truth_a, truth_b = (
-            np.mean([chances(np.random.default_rng(i), x).mean(axis=0) for i in range(2000)], axis=0)
-            for x in (of_a, of_b)
-        )
+        drawn = ([chances(np.random.default_rng(i), x).mean(axis=0) for i in range(2000)] for x in (of_a, of_b))
+        truth_a, truth_b = (np.mean(each, axis=0) for each in drawn)
         true = {
             "mean": (truth_b - truth_a).mean(),
             "worst": truth_b.min() - truth_a.min(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,6 @@ from lpes_eval.errors import DataError
 
 EXPANSION, ROOM = 100, 4 << 20
 """An archive may hold ``EXPANSION`` times its own size and ``ROOM`` bytes. Texts take three to ten times."""
-
-
-def remembered(read: Callable[..., Any]) -> Callable[..., Any]:
-    """``read(path, ...)``, which reads a file once as long as it stays the same (its time and size)."""
-
-    @functools.cache
-    def once(path: Path, stamp: tuple[int, int], *rest: Any) -> Any:
-        return read(path, *rest)
-
-    def again(path: Path, *rest: Any) -> Any:
-        try:
-            found = path.stat()
-        except OSError:
-            return read(path, *rest)  # which says what is wrong
-        return once(path, (found.st_mtime_ns, found.st_size), *rest)
-
-    return again
 
 
 def shown(value: Any, most: int = 80) -> str:
@@ -157,7 +139,7 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
                 found, mend = ("a", "Add .gz to it") if packed else ("not a", "Take .gz from it, or fetch it again")
                 raise DataError(f"{path}: {found} gzip archive, against its name. {mend}")
             raw.seek(0)
-            with _opened(raw, packed, member) as file:
+            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if packed else raw as file:
                 left = EXPANSION * path.stat().st_size + ROOM
                 while block := file.read(1 << 20):
                     if (left := left - len(block)) < 0:
@@ -175,19 +157,10 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot be read ({reason}); check its name, or fetch it again") from None
 
 
-def _opened(raw: Any, packed: bool, member: str | None) -> Any:
-    if member is None:
-        return gzip.open(raw) if packed else raw
-    return zipfile.ZipFile(raw).open(member)
-
-
 def sha256(path: str | Path) -> str:
     """The checksum of a file's bytes, in hex."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -197,7 +170,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     cannot be replaced, and is written to as it stands.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:

@@ -79,5 +79,5 @@ def search(
     made = run.load(config.complete(args), model, own)
     outcome = ga.run(made)
     assert outcome is not None  # a plan alone is the command's
-    history = [entry for entry in made.entries.values() if entry.get("generation") is not None]
+    history = list(made.journal.individuals.values())
     return Result(outcome.found, outcome.shown, verdict(made, outcome), history, outcome, args.output)

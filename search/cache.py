@@ -15,23 +15,18 @@ from lpes_eval.files import write_atomically
 logger = logging.getLogger(__name__)
 
 
-def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/lpes-eval/fitness``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lpes-eval" / "fitness"
-
-
 class FitnessCache:
     """Every example's score under factors that were measured before.
 
     An entry is a small JSON file, replaced whole, so any number of processes may read and write at once. Its name is a
     hash of what the scores depend on: factors, model, tokenizer, requests with their documents, the tasks' settings and
     source files, package versions, and this package's own source files where they are not an installed version. What a
-    task's code reads from elsewhere is not in it.
+    task's code reads from elsewhere is not in it. The folder is ``$XDG_CACHE_HOME/lpes-eval/fitness`` by default.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str | Path | None = None) -> None:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._folder = Path(folder or base / "lpes-eval" / "fitness")
         self._warned = False
 
     def _path(self, context: str, name: str) -> Path:

@@ -21,9 +21,9 @@ from lpes_eval.curves import KINDS
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
 from search import optimizers
+from search.optimizers.base import Optimizer
 from search.space import Y_HIGH, Y_LOW, Space
 
-_UNSET = object()
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
 DIVERSE = "diverse"
@@ -57,15 +57,8 @@ examples:
   python -m search.ga --resume runs/kv_retrieval-ga-0
       go on after Ctrl-C, a crash or kill -9; the same command as before does the same
 
-what it writes to the output folder:
-  factors.json    the factors found: lm_eval --model lpes --model_args factors=.../factors.json
-                  (best_effort.json instead, where they were not shown to be better than none)
-  summary.md      what was found, and how baseline, PI and these factors do on held-out examples
-  report.json     the same as data
-  *.png           convergence, the curve over the layers, scores by position
-  journal.jsonl   every individual evaluated; with settings.json and arguments.json: to go on from
-
-More in docs/search.md: what a search costs, and how to choose examples and weights.
+It ends with factors.json in the output folder (best_effort.json, where the factors were not shown to be better than
+none), summary.md, report.json and pictures. More in docs/search.md: what a search costs, and how to choose examples.
 """
 
 
@@ -185,22 +178,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """The optimisers' own settings: a flag that several have stands with the first of them and names the others."""
-    users: dict[str, list[str]] = {}
+    flags: dict[str, argparse.Action] = {}
     for name in optimizers.names():
         group = parser.add_argument_group(f"the search, with --optimizer {name}")
-        for each in settings_of(name):
-            users.setdefault(each.name, []).append(name)
-            if users[each.name] == [name]:
-                kwargs = {key: each.metadata[key] for key in ("type", "metavar", "help")}
-                group.add_argument(f"--{each.name}", default=each.default, **kwargs)
-    for action in parser._actions:
-        if others := users.get(action.dest, [])[1:]:
-            action.help = f"{action.help} (also {', '.join(others)})"
+        for each in settings_of(optimizers.load(name)):
+            if each.name in flags:
+                flags[each.name].help = f"{flags[each.name].help} (also {name})"
+            else:
+                flags[each.name] = group.add_argument(f"--{each.name}", default=each.default, **each.metadata)
 
 
-def settings_of(optimizer: str) -> list[Field[Any]]:
+def settings_of(optimizer: type[Optimizer]) -> list[Field[Any]]:
     """An optimiser's settings that are flags."""
-    return [each for each in fields(optimizers.load(optimizer).Config) if each.metadata]
+    return [each for each in fields(optimizer.Config) if each.metadata]
 
 
 OF_LM_EVAL = {
@@ -235,8 +225,8 @@ class _Collect(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Add them to what was given before, not to the default."""
-        before = getattr(namespace, self.dest)
-        parts = values if before is _UNSET or before is self.default else [before, *values]
+        before = getattr(namespace, self.dest, None)
+        parts = values if before is None or before is self.default else [before, *values]
         setattr(namespace, self.dest, reduce(or_ if isinstance(parts[0], dict) else add, parts))
 
 
@@ -261,8 +251,10 @@ def defaults(preset: str = "default") -> argparse.Namespace:
 
 def given(argv: Sequence[str]) -> dict[str, Any]:
     """The flags that stand on the command line, and nothing else."""
-    unset = argparse.Namespace(**dict.fromkeys(vars(defaults()), _UNSET))
-    return {name: value for name, value in vars(build_parser().parse_args(argv, unset)).items() if value is not _UNSET}
+    parser = build_parser()
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return vars(parser.parse_args(argv))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -334,9 +326,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
 
 def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
-    of_all = {each.name for name in optimizers.names() for each in settings_of(name)}
-    idle = of_all - {each.name for each in settings_of(args.optimizer)}
-    idle |= set(optimizers.load(args.optimizer).ignores)
+    own = optimizers.load(args.optimizer)
+    of_all = {each.name for name in optimizers.names() for each in settings_of(optimizers.load(name))}
+    idle = of_all - {each.name for each in settings_of(own)} | set(own.ignores)
     if args.curve == "free":
         idle |= {"control_points", "max_dx"}
     return sorted(f"--{name}" for name in given(argv).keys() & idle)
@@ -375,23 +367,19 @@ def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
-    from search.tasks import Prompting
-
     return {
         "positions": args.positions,
         "lambdas": args.lambdas,
         "weights": args.task_weights,
         "metrics": args.metrics,
-        "prompting": Prompting(
-            num_fewshot=args.num_fewshot,
-            fewshot_random_seed=args.fewshot_seed,
-            apply_chat_template=args.apply_chat_template,
-            fewshot_as_multiturn=args.fewshot_as_multiturn is not False,
-            system_instruction=args.system_instruction,
-            gen_kwargs=args.gen_kwargs,
-            confirm_run_unsafe_code=args.confirm_run_unsafe_code,
-        ),
         "include_path": args.include_path,
+        "num_fewshot": args.num_fewshot,
+        "fewshot_random_seed": args.fewshot_seed,
+        "apply_chat_template": args.apply_chat_template,
+        "fewshot_as_multiturn": args.fewshot_as_multiturn is not False,
+        "system_instruction": args.system_instruction,
+        "gen_kwargs": args.gen_kwargs,
+        "confirm_run_unsafe_code": args.confirm_run_unsafe_code,
     }
 
 

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 from lm_eval.api.metrics import mean
@@ -96,6 +97,8 @@ class Evaluator:
     Attributes:
         engine: what answers.
         num_layers: layers of the model.
+        prompts: how many prompts one individual is asked.
+        prompt_tokens: their tokens; None where lm-eval's own loop answers.
         slow_because: why lm-eval's own loop answers; None where it need not.
         columns: all columns of the objectives, by name.
         progress: called with the number of answers so far, and of all, after every batch.
@@ -113,34 +116,25 @@ class Evaluator:
         self._requests = [request for objective in objectives for request in objective.task.instances]
         self.engine, self.slow_because = engines.choose(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
         self.columns: dict[str, tuple[Objective, Column]] = {
             column.name: (objective, column) for objective in objectives for column in objective.columns
         }
         self._refuse_cut()
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
-        named = [objective.name for objective in objectives for _ in objective.task.instances]
-        for i, (name, request) in enumerate(zip(named, self._requests, strict=True)):
-            self._numbers.setdefault((name, request.doc_id), []).append(i)
+        numbers = count()
         found: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
         for objective in objectives:
+            for request in objective.task.instances:
+                self._numbers.setdefault((objective.name, request.doc_id), []).append(next(numbers))
             for number, question in enumerate(objective.questions):
                 found.setdefault((objective.name, question), []).append((objective, number))
         self.questions = list(found.values())
         self._context = self._describe() if cache is not None else ""
 
-    @property
-    def prompts(self) -> int:
-        """How many prompts one individual is asked."""
-        return len(self._requests)
-
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""
         return self.prompts if part is None else sum(map(len, self.in_order(part)))
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Tokens of these prompts, where they are known."""
-        return getattr(self.engine, "prompt_tokens", None)
 
     def _refuse_cut(self) -> None:
         cut = iter(self.engine.cut)
@@ -243,19 +237,11 @@ class Evaluator:
                 break
         return answers
 
-    def time_a_batch(self) -> tuple[int, float] | None:
-        """Prompts in a batch of prompts drawn evenly, and the seconds that it took under the factors now in force.
-
-        It is the second batch, where there is one: the first also pays for what happens once.
-        """
-        batches = self.engine.answer(self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time"))))
-        timed = None
-        for _ in range(2):
-            start = time.perf_counter()
-            if (batch := next(batches, None)) is None:
-                break
-            timed = len(batch), time.perf_counter() - start
-        return timed
+    def time_two_batches(self) -> tuple[int, float]:
+        """Prompts in two batches of prompts drawn evenly, and the seconds they took under the factors in force."""
+        order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
+        start = time.perf_counter()
+        return sum(map(len, islice(self.engine.answer(order), 2))), time.perf_counter() - start
 
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""

@@ -11,12 +11,12 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import MEASURED, model_name, parse, without_effect
 from search.guards import rank
@@ -75,14 +75,14 @@ def run(search: Search) -> Outcome | None:
         print(pages.duration(search), flush=True)
         return None
     with Journal(args.output, search.settings) as journal:
-        search.entries = journal.entries
+        search.journal = journal
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
         write_atomically(args.output / "arguments.json", json.dumps(kept, indent=2) + "\n")
         for note in journal.notes:
             print(f"note: {note}", flush=True)
-        plain = search.measure(PLAIN, search.uniform(1.0), journal)
-        to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), journal, plain)}
-        print(pages.to_beat(search, to_beat, journal), flush=True)
+        plain = search.measure(PLAIN, search.uniform(1.0))
+        to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), plain)}
+        print(pages.to_beat(search, to_beat), flush=True)
         so_far: dict[str, Any] | None = None
         with progress(search, to_beat) as show:
 
@@ -95,9 +95,9 @@ def run(search: Search) -> Outcome | None:
                 show(individual, entry, new)
 
             try:
-                fittest, best = search.run(journal, watch)
+                fittest, best = search.run(watch)
                 if args.choose:
-                    fittest, best = search.chosen(journal)
+                    fittest, best = search.chosen()
             except KeyboardInterrupt:
                 if so_far is not None:
                     plain = to_beat[PLAIN]["fitness"]
@@ -106,12 +106,12 @@ def run(search: Search) -> Outcome | None:
                 raise
         outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))
         outcome.file = write_factors(search, outcome)
-        pages.write(search, journal, outcome)  # the search's, whatever becomes of the rest
+        pages.write(search, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:
-            outcome.held_out = evaluate_held_out(search, outcome.found, journal)
+            outcome.held_out = evaluate_held_out(search, outcome.found)
             outcome.file = write_factors(search, outcome)
-            pages.write(search, journal, outcome)
-        print("\n" + pages.summary(search, journal, outcome), flush=True)
+            pages.write(search, outcome)
+        print("\n" + pages.summary(search, outcome), flush=True)
         print(f"Factors: {args.output / outcome.file}", flush=True)
     return outcome
 
@@ -128,26 +128,20 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
-    factors = Factors.from_curve(
-        found.curve[0],  # type: ignore[index]
-        found.curve[1],  # type: ignore[index]
-        num_layers=search.num_layers,
-        unscaled_layers=range(args.skip),
-        origin={
-            "model": model_name(args),
-            "task": ",".join(args.tasks),
-            "fitness": {"value": best["fitness"], "scores": best["scores"]},
-            "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
-            "seed": args.seed,
-            "packages": search.settings["packages"],
-        },
-    )
-    if name:
-        factors.save(args.output / name)
-        return name
-    name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
+    origin = {
+        "model": model_name(args),
+        "task": ",".join(args.tasks),
+        "fitness": {"value": best["fitness"], "scores": best["scores"]},
+        "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
+        "seed": args.seed,
+        "packages": search.settings["packages"],
+    }
+    factors, other = replace(found, origin=origin), ""
+    if not name:
+        name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
     factors.save(args.output / name)
-    (args.output / other).unlink(missing_ok=True)  # of the same search, before its held-out examples
+    if other:  # of the same search, before its held-out examples
+        (args.output / other).unlink(missing_ok=True)
     return name
 
 

@@ -19,7 +19,6 @@ from lpes_eval.factors import Factors
 from search.config import metadata_of, speed_options, task_options
 
 if TYPE_CHECKING:
-    from search.cache import FitnessCache
     from search.evaluator import Evaluator, Measured
 
 logger = logging.getLogger(__name__)
@@ -45,21 +44,15 @@ class Guard:
 
         A guard of its own asks this share of its questions. None stands where a question was not asked.
         """
+        evaluator, rows = self.evaluator, []
         if self.ends:
-            orders = self.evaluator.in_order(range(len(self.evaluator.questions)))
-            ended = [[measured.ended[i] for i in order] for order in orders]
-            return [None if None in of else sum(map(float, of)) / len(of) for of in ended]  # type: ignore[arg-type]
-        examples = self.evaluator(factors, part=self.evaluator.part(share)).examples
-        rows: list[float | None] = []
-        for question in self.evaluator.questions:
-            values = [
-                (objective.sign, examples[column.name][number])
-                for objective, number in question
-                for column in objective.columns
-            ]
-            asked = all(value is not None for _, value in values)
-            rows.append(sum(sign * float(value) for sign, value in values) / len(values) if asked else None)
-        return rows
+            rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
+        else:
+            examples = evaluator(factors, part=evaluator.part(share)).examples
+            for question in evaluator.questions:
+                found = [(task.sign, examples[column.name][n]) for task, n in question for column in task.columns]
+                rows.append([None if value is None else sign * value for sign, value in found])
+        return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
 
     def check(self, plain: Sequence[float | None], found: Sequence[float | None]) -> dict[str, Any]:
         """How the questions' scores compare with the plain model's: as plain data, for the journal.
@@ -82,9 +75,7 @@ class Guard:
         }
 
 
-def load(
-    args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int, cache: FitnessCache | None
-) -> list[Guard]:
+def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int) -> list[Guard]:
     """The guards of a search, on the examples of a split; ``evaluator`` is the one of the search's tasks on it.
 
     Raises:
@@ -101,7 +92,8 @@ def load(
 
     def measured_by(tasks: list[str], metadata: Mapping[str, Any], metrics: list[str] | None) -> Evaluator:
         settings = options | {"metadata": metadata, "metrics": metrics, "weights": None}
-        return Evaluator(evaluator.lm, load_tasks(evaluator.lm, tasks, **settings), cache=cache, **speed_options(args))
+        found = load_tasks(evaluator.lm, tasks, **settings)
+        return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))
 
     if len(asked) == len(args.guard):  # nobody said none
         by_position = [objective for objective in evaluator.objectives if objective.by_position]

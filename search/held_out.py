@@ -50,10 +50,10 @@ class HeldOut:
     @property
     def worsened(self) -> list[str]:
         """The guards that the factors worsen, beyond chance and by more than allowed."""
-        return [name for name, guard in self.guards.items() if guard["over"] > 0]
+        return [name for name, guard in self.guards.items() if guard["over"]]
 
 
-def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldOut:
+def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
 
     PI has the fittest uniform factor that the search measured, or where it measured none the mean of the found factors
@@ -69,26 +69,26 @@ def evaluate_held_out(search: Search, found: Factors, journal: Journal) -> HeldO
     uniform = search.best_uniform or search.uniform(sum(scaled) / len(scaled))
     factors = {PLAIN: search.uniform(1.0)}
     if uniform.digest() != found.digest():
-        factors[search.pi(uniform.per_layer(search.num_layers)[-1])] = uniform
+        factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
-    watched = guards.load(args, evaluator, "held_out", args.held_out_examples, search.evaluator.cache)
+    watched = guards.load(args, evaluator, "held_out", args.held_out_examples)
     asked = identity.sha256(evaluator.describe())
-    measured = {name: _measure(name, values, asked, evaluator, journal) for name, values in factors.items()}
+    measured = {name: _measure(name, values, asked, evaluator, search.journal) for name, values in factors.items()}
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}
         mine = rows.pop(FOUND)
         for name, other in rows.items():
             if mine is not None and other is not None:  # a corpus metric has no score of a single example to pair
-                comparison = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
-                comparisons[task.name, name] = comparison
+                paired = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
+                comparisons[task.name, name] = paired
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
     found_guards = {}
     for guard in watched:
         print(f"  held-out examples: guard {guard.name} ...", flush=True)
-        guard.evaluator.progress = every_few_seconds()
+        guard.evaluator.progress = every_ten_seconds()
         plain, with_factors = (guard.rows(factors[name], measured[name]) for name in (PLAIN, FOUND))
         found_guards[guard.name] = guard.check(plain, with_factors)
     return HeldOut(tasks, factors, measured, comparisons, found_guards)
@@ -101,7 +101,7 @@ def _measure(name: str, factors: Factors, asked: str, evaluator: Evaluator, jour
     key, kept = f"held out {asked} {factors.digest()}", ("fitness", "scores", "examples", "seconds", "ended")
     if key not in journal.entries:
         print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
-        evaluator.progress = every_few_seconds()
+        evaluator.progress = every_ten_seconds()
         measured = evaluator(factors)
         print(f"    took {timedelta(seconds=round(measured.seconds))}", flush=True)
         entry = {each: getattr(measured, each) for each in kept}
@@ -112,13 +112,13 @@ def _measure(name: str, factors: Factors, asked: str, evaluator: Evaluator, jour
     return Measured(**{each: journal.entries[key][each] for each in kept})
 
 
-def every_few_seconds(seconds: float = 10.0) -> Callable[[int, int], None]:
+def every_ten_seconds() -> Callable[[int, int], None]:
     """Says how many prompts are answered, from time to time, while it is called after every batch."""
     last = time.monotonic()
 
     def say(answered: int, asked: int) -> None:
         nonlocal last
-        if time.monotonic() - last > seconds and answered < asked:
+        if time.monotonic() - last > 10 and answered < asked:
             last = time.monotonic()
             print(f"    {answered} of {asked} prompts answered", flush=True)
 

@@ -18,16 +18,9 @@ from typing import Any
 import torch
 
 READING = (
-    "max_length",
-    "max_gen_toks",
-    "add_bos_token",
-    "prefix_token_id",
-    "truncation",
-    "think_end_token",
-    "backend",
-    "softmax_dtype",
-    "mixed_precision_dtype",
-)
+    "max_length", "max_gen_toks", "add_bos_token", "prefix_token_id", "truncation", "think_end_token", "backend",
+    "softmax_dtype", "mixed_precision_dtype",
+)  # fmt: skip
 """An lm-eval model's settings that change tokens or answers, beyond the transformers model's own."""
 
 
@@ -58,7 +51,7 @@ def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
     Hashing takes about a second for a gigabyte.
     """
     config: Any = model.config
-    weights = hashlib.sha256()
+    weights, first = hashlib.sha256(), next(model.parameters())
     for name, parameter in model.named_parameters():
         weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
@@ -71,8 +64,8 @@ def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
         "weights_sha256": weights.hexdigest(),
         "config_sha256": hashlib.sha256(described.encode()).hexdigest(),
         "generation_sha256": sha256(sorted(generating.items())),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "device": next(model.parameters()).device.type,
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": first.device.type,
         "attention": str(getattr(config, "_attn_implementation", None)),
     }
 
@@ -121,15 +114,13 @@ def code(*named: Any) -> str:
 
 def _namespaces(value: Any) -> Iterator[dict[str, Any]]:
     """The global names of the modules that a value's code is from."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _namespaces(part)
-    elif isinstance(value, functools.partial):
-        yield from _namespaces([value.func, *value.args, *value.keywords.values()])
+    if isinstance(value, functools.partial):
+        value = [value.func, *value.args, *value.keywords.values()]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _namespaces(vars(value))
+        value = vars(value)
+    if isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _namespaces(part)
     elif isinstance(value, ModuleType):
         yield vars(value)
     elif isinstance(value, type):

@@ -15,19 +15,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
-
-UNFINISHED = re.compile(
-    r"\.((settings|arguments|factors|best_effort|held_out_samples|report)\.json|summary\.md)\..*\.part"
-)
-"""What is left of a file of ours where the process that wrote it ended too soon."""
 
 
 class Journal:
@@ -63,19 +56,15 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
-            for path in self.folder.iterdir():
-                if UNFINISHED.fullmatch(path.name):
-                    path.unlink()
             self._check_settings()
             self._read()
             self._file = self._path.open("ab")
-            _sync_folder(self.folder)
         except BaseException:
             self._lock.release()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         """Free the folder; there is nothing left to write."""
         self._file.close()
         self._lock.release()
@@ -108,7 +97,8 @@ class Journal:
         if not path.exists():
             if self._path.exists():
                 raise UserError(f"{self.folder}: holds a journal but no settings.json; take another folder")
-            if others := sorted(path.name for path in self.folder.iterdir() if path.name != ".lock"):
+            # Hidden are the lock, and what is left of a file of ours whose writer was killed.
+            if others := sorted(path.name for path in self.folder.iterdir() if not path.name.startswith(".")):
                 raise UserError(f"{self.folder}: holds {others[0]} but no search; take an empty folder or a new name")
             write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
             return
@@ -152,13 +142,3 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     else:
         return [] if before == now else [f"{name} was {json.dumps(before)}, is now {json.dumps(now)}"]
     return [phrase for place, pair in places.items() for phrase in _differences(*pair, place)]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the folder's list of names on the disk too, where the system lets a folder be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

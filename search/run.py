@@ -16,7 +16,7 @@ from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
 from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
-from search.guards import Guard, over, rank
+from search.guards import PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
 from search.space import Individual, Points, Space, to_points
@@ -41,8 +41,8 @@ class Search:
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
         held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
-        entries: the journal's, once it is open.
         guards: what the factors must not cost, on search examples.
+        journal: what was measured, once the folder is open.
         spent: seconds of measuring and prompts answered by the search so far.
         part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
     """
@@ -53,12 +53,12 @@ class Search:
     optimizer: Optimizer
     settings: dict[str, Any]
     held_out: Sequence[Objective] = ()
-    entries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     guards: Sequence[Guard] = ()
+    journal: Journal = None  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     part: list[int] | None = None
 
-    def run(self, journal: Journal, watch: Watch) -> tuple[Individual, dict[str, Any]]:
+    def run(self, watch: Watch) -> tuple[Individual, dict[str, Any]]:
         """Ask, measure, tell, until the optimiser is done or the budget spent.
 
         What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
@@ -66,95 +66,83 @@ class Search:
         Returns:
             The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
-        optimizer = self.optimizer
+        optimizer, journal = self.optimizer, self.journal
         optimizer.history = journal.generations
         fittest: tuple[Individual, dict[str, Any]] | None = None
-        while not optimizer.done:
+        best: Individual | None = None
+        unit, most = self.args.budget or ("seconds", math.inf)
+        while best is None and not optimizer.done:
             fitness, part = [], self.evaluator.part(optimizer.effort)
             if part != self.part:  # on other questions, what is fitter may differ
                 self.part, fittest = part, None
-            asked = optimizer.ask()
-            coming = [individual for individual in asked if self.name(individual) not in journal.entries]
+            began = time.perf_counter()
+            generation = optimizer.ask()
+            asking = time.perf_counter() - began if optimizer.also else 0.0
+            coming = [individual for individual in generation if self.name(individual) not in journal.entries]
             self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
-            for individual in asked:
-                if self.budget_spent and (optimizer.told or fittest is not None):
+            for individual in generation:
+                # What an interrupted search spent before counts too.
+                if self.spent[unit] >= most and (fittest is not None or optimizer.told):
                     best = fittest[0] if fittest is not None else optimizer.best[0]
-                    return best, self.measure("best", self.factors(best), journal)
+                    break
                 name = self.name(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
                 if new := name not in journal.entries:
-                    journal.record(name, {**made, **self.evaluate(individual)})
+                    entry = self.evaluate(individual)
+                    entry["seconds"], asking = round(entry["seconds"] + asking, 3), 0.0
+                    journal.record(name, {**made, **entry})
                 elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
                     journal.record(name, {**journal.entries[name], **made})
                 entry = journal.entries[name]
-                for unit in self.spent:
-                    self.spent[unit] += entry[unit]
+                for each in self.spent:
+                    self.spent[each] += entry[each]
                 if fittest is None or rank(entry) > rank(fittest[1]):
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(rank(entry))
-            optimizer.tell(fitness)
-        best, _ = optimizer.best
-        return best, self.measure("best", self.factors(best), journal)
+            else:
+                optimizer.tell(fitness)
+        best = best or optimizer.best[0]
+        return best, self.measure("best", self.factors(best))
 
-    def chosen(self, journal: Journal) -> tuple[Individual, dict[str, Any]]:
+    def chosen(self) -> tuple[Individual, dict[str, Any]]:
         """The best individual by ``--choose``, of those that were measured in full and worsen no guard."""
-        plain = journal.entries[self.uniform(1.0).digest()]
-        found = trades([plain, *journal.individuals.values()], self.evaluator)
+        entries = self.journal.entries
+        plain = entries[self.uniform(1.0).digest()]
+        found = trades([plain, *self.journal.individuals.values()], self.evaluator)
         for trade in ranked(found, self.args.choose, self.evaluator):
             key, entry = trade.entry["key"], dict(trade.entry)
             if key == plain["key"]:
                 break
             individual = Individual(to_points(entry["points"]), entry["origin"])
             if "guards" not in entry and self.guards:  # the search had no use for them
-                if (kept := f"guards of {key}") not in journal.entries:
+                if (kept := f"guards of {key}") not in entries:
                     factors = self.factors(individual)
-                    found = self._compared(plain, self.evaluator(factors), factors)
-                    journal.record(kept, {"generation": None, "origin": "--choose", "guards": found})
-                entry["guards"] = journal.entries[kept]["guards"]
+                    compared = self._compared(plain, self.evaluator(factors), factors)
+                    self.journal.record(kept, {"generation": None, "origin": "--choose", "guards": compared})
+                entry["guards"] = entries[kept]["guards"]
             if not over(entry):
                 return individual, entry
-        start = self.optimizer.space.line(1.0, 1.0)
-        return Individual(start, "plain"), plain
-
-    @property
-    def budget_spent(self) -> bool:
-        """Whether ``--budget`` is used up; what an interrupted search spent before counts too."""
-        if not getattr(self.args, "budget", None):
-            return False
-        unit, most = self.args.budget
-        return self.spent[unit] >= most
+        return Individual(self.optimizer.space.line(1.0, 1.0), "plain"), plain
 
     @property
     def best_uniform(self) -> Factors | None:
         """Of the uniform factors that were measured in full, the fittest; None where there is none but 1."""
-        best: tuple[float, Factors] | None = None
-        for entry in self.entries.values():
-            if "examples" not in entry or "factor" not in entry or entry["factor"] == 1:
-                continue
-            if best is None or entry["fitness"] > best[0]:
-                best = entry["fitness"], self.uniform(entry["factor"])
-        return best and best[1]
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return self.evaluator.num_layers
+        measured = [e for e in self.journal.entries.values() if "examples" in e and e.get("factor", 1) != 1]
+        best = max(measured, key=lambda entry: entry["fitness"], default=None)
+        return self.uniform(best["factor"]) if best else None
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""
         points: Any = individual.points
         if self.args.curve == "free":
             points = [y for _, y in points]
-        return Factors.from_curve(
-            self.args.curve, points, num_layers=self.num_layers, unscaled_layers=range(self.args.skip)
-        )
+        options = {"num_layers": self.evaluator.num_layers, "unscaled_layers": range(self.args.skip)}
+        return Factors.from_curve(self.args.curve, points, **options)
 
     def uniform(self, factor: float) -> Factors:
         """Position Interpolation on the layers that are searched."""
-        options: dict[str, Any] = {"num_layers": self.num_layers}
-        if self.args.skip:
-            options["unscaled_layers"] = list(range(self.args.skip))
+        options = {"num_layers": self.evaluator.num_layers, "unscaled_layers": range(self.args.skip)}
         return Factors.from_uniform(factor, **options)
 
     def pi(self, factor: float) -> str:
@@ -168,15 +156,29 @@ class Search:
 
     def evaluate(self, individual: Individual) -> dict[str, Any]:
         """An individual's entry in the journal."""
+        from search.engines.cluster import WorkerKilled
+
         cutoff, factors = self.cutoff, self.factors(individual)
-        known = self.entries.get(factors.digest(), {}).get("examples")
+        known = self.journal.entries.get(factors.digest(), {}).get("examples")
         if known is not None and self.part is not None:
             measured = self.evaluator.only(known, self.part)
         else:
-            measured = self.evaluator(factors, cutoff, self.part)
-        entry = self.entry_of(measured, factors, self.part)
-        entry["seconds"] = round(entry["seconds"] + self.optimizer.asking_seconds, 3)
-        return entry | {"cutoff": cutoff.fitness} if cutoff is not None and "stopped_after" in entry else entry
+            try:
+                measured = self.evaluator(factors, cutoff, self.part)
+            except WorkerKilled as error:
+                return {"fitness": -PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": str(error)}
+        entry = self._entry(measured, factors, self.part)
+        return entry | {"cutoff": cutoff.fitness} if cutoff is not None and measured.stopped_after else entry
+
+    def measure(self, name: str, factors: Factors, to_beat: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
+        key, entries = factors.digest(), self.journal.entries
+        if key not in entries or (to_beat is None and "examples" not in entries[key]):
+            racing = self.args.early_stopping and to_beat is not None
+            cutoff = self._cutoff(to_beat["fitness"], to_beat) if racing and to_beat is not None else None
+            entry = self._entry(self.evaluator(factors, cutoff), factors)
+            self.journal.record(key, {"generation": None, "origin": name, **entry})
+        return entries[key]
 
     @property
     def cutoff(self) -> Cutoff | None:
@@ -184,30 +186,27 @@ class Search:
         if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
             return None
         points, fitness = least
-        return self._cutoff(fitness, self.entries[self.name(Individual(points, ""))])
+        return self._cutoff(fitness, self.journal.entries[self.name(Individual(points, ""))])
 
     def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
         from search.evaluator import Cutoff
 
-        return Cutoff(fitness, entry["examples"], self.args.early_stopping_error if self.by_chance else 0.0)
+        error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
+        return Cutoff(fitness, entry["examples"], error)
 
-    @property
-    def by_chance(self) -> bool:
-        """Whether individuals are given up that could, improbably, have become parents."""
-        return bool(self.args.early_stopping == "probable")
-
-    def entry_of(self, measured: Measured, factors: Factors, part: Sequence[int] | None = None) -> dict[str, Any]:
+    def _entry(self, measured: Measured, factors: Factors, part: Sequence[int] | None = None) -> dict[str, Any]:
         """What the journal keeps of a measurement on these questions.
 
         Raises:
             UserError: the fitness is not finite, so nothing can be held against it.
         """
+        per_layer = factors.per_layer(self.evaluator.num_layers)
         if not math.isfinite(measured.fitness):
             bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
             raise UserError(
-                f"the fitness of factors {', '.join(f'{s:g}' for s in factors.per_layer(self.num_layers))} is "
-                f"{measured.fitness}, by {bad or 'its weights'}; take a metric that is always finite (--metrics) or, "
-                "if the model overflows, a wider dtype (--model_args dtype=float32)"
+                f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
+                f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
+                "a wider dtype (--model_args dtype=float32)"
             )
         entry: dict[str, Any] = {
             "fitness": measured.fitness,
@@ -215,30 +214,27 @@ class Search:
             "seconds": round(measured.seconds, 3),
             "prompts": measured.stopped_after or self.evaluator.asked(part),
         }
-        scaled = factors.per_layer(self.num_layers)[self.args.skip :]
-        if len(set(scaled)) == 1:
-            entry["factor"] = scaled[0]
+        if len(scaled := set(per_layer[self.args.skip :])) == 1:
+            entry["factor"] = scaled.pop()
         if measured.stopped_after:
-            entry["stopped_after"] = measured.stopped_after
-        else:
-            entry["examples"] = measured.examples
-            self._guard(entry, measured, factors, part)
+            return entry | {"stopped_after": measured.stopped_after}
+        began = time.perf_counter()
+        entry |= {"examples": measured.examples, **self._guarded(measured, factors, part)}
+        entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
         return entry
 
-    def _guard(self, entry: dict[str, Any], measured: Measured, factors: Factors, part: Sequence[int] | None) -> None:
-        """Measure the guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
+    def _guarded(self, measured: Measured, factors: Factors, part: Sequence[int] | None) -> dict[str, Any]:
+        """The guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
         if not self.guards:
-            return
-        plain, least = self.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
-        began = time.perf_counter()
+            return {}
+        plain, least = self.journal.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
         if plain is None:
-            entry["guard_rows"] = {guard.name: guard.rows(factors, measured) for guard in self.guards}
-        else:
-            beaten = plain["fitness"] if part is None else self.evaluator.only(plain["examples"], part).fitness
-            if entry["fitness"] > beaten + 1e-9 and (not least or entry["fitness"] >= least[1] - 1e-9):
-                share = 1.0 if part is None else self.optimizer.effort
-                entry["guards"] = self._compared(plain, measured, factors, share)
-        entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
+            return {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
+        beaten = plain["fitness"] if part is None else self.evaluator.only(plain["examples"], part).fitness
+        if measured.fitness <= beaten + 1e-9 or (least and measured.fitness < least[1] - 1e-9):
+            return {}
+        share = 1.0 if part is None else self.optimizer.effort
+        return {"guards": self._compared(plain, measured, factors, share)}
 
     def _compared(
         self, plain: Mapping[str, Any], measured: Measured, factors: Factors, share: float = 1.0
@@ -247,18 +243,6 @@ class Search:
             guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured, share))
             for guard in self.guards
         }
-
-    def measure(
-        self, name: str, factors: Factors, journal: Journal, to_beat: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
-        key = factors.digest()
-        if key not in journal.entries or (to_beat is None and "examples" not in journal.entries[key]):
-            racing = self.args.early_stopping and to_beat is not None
-            cutoff = self._cutoff(to_beat["fitness"], to_beat) if racing and to_beat is not None else None
-            entry = self.entry_of(self.evaluator(factors, cutoff), factors)
-            journal.record(key, {"generation": None, "origin": name, **entry})
-        return journal.entries[key]
 
 
 def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None) -> Search:
@@ -269,7 +253,7 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
         lm: an lm-eval model instead of the one that ``--model_args`` names.
         kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
     """
-    from search.cache import FitnessCache, default_folder
+    from search.cache import FitnessCache
     from search.evaluator import Evaluator
     from search.identity import packages
     from search.tasks import load_tasks
@@ -286,13 +270,13 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
             held_out = load_tasks(lm, args.tasks, split="held_out", examples=args.held_out_examples, **options)
         except UserError as error:
             raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
-    cache = None if args.no_cache else FitnessCache(default_folder())
+    cache = None if args.no_cache else FitnessCache()
     evaluator = Evaluator(lm, objectives, cache=cache, **speed_options(args))
     if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
     optimizer = make_optimizer(args, evaluator, kind)
-    names = [*SETTINGS, *(each.name for each in settings_of(args.optimizer))]
+    names = [*SETTINGS, *(each.name for each in settings_of(optimizers.load(args.optimizer)))]
     if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
         names += ["early_stopping", "early_stopping_error"]
     settings = {
@@ -300,12 +284,12 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
         "fitness": evaluator.describe(),
         "packages": packages(),
     }
-    watched = guards.load(args, evaluator, "search", args.guard_examples, cache)
+    watched = guards.load(args, evaluator, "search", args.guard_examples)
     settings["fitness"]["guards"] = [
         {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.describe())}
         for guard in watched
     ]
-    return Search(args, lm, evaluator, optimizer, settings, held_out, guards=watched)
+    return Search(args, lm, evaluator, optimizer, settings, held_out, watched)
 
 
 def load_model(args: argparse.Namespace) -> Any:
@@ -330,21 +314,19 @@ def load_model(args: argparse.Namespace) -> Any:
 
 def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
-    num_layers = evaluator.num_layers
-    if not 0 <= args.skip < num_layers - 1:
-        raise UserError(f"--skip {args.skip}: the model has {num_layers} layers, and at least 2 must be left to scale")
-    L, grid = num_layers - args.skip, not args.continuous
+    L, grid = evaluator.num_layers - args.skip, not args.continuous
+    if L < 2:
+        raise UserError(
+            f"--skip {args.skip}: the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
+        )
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
-    if kind is not None:
-        start = start_points(args, space)
-        return kind(space, generations=args.generations, start=start, seed=args.seed)
-    optimizer = optimizers.load(args.optimizer)
-    config = {each.name: getattr(args, each.name) for each in settings_of(args.optimizer)}
+    kind = kind or optimizers.load(args.optimizer)
+    config = {each.name: getattr(args, each.name) for each in settings_of(kind) if each.name in args}
     if args.start == DIVERSE:
         config["diverse"] = True
-    return optimizer(
+    return kind(
         space,
-        optimizer.Config(**config),
+        kind.Config(**config),
         generations=args.generations,
         start=start_points(args, space),
         seed=args.seed,

@@ -29,19 +29,6 @@ LAMBDAS = (0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
-class Prompting:
-    """How lm-eval puts an example to the model: each field is ``simple_evaluate``'s argument of that name."""
-
-    num_fewshot: int | None = None
-    fewshot_random_seed: int | None = DEFAULT_OTHER_SEED
-    apply_chat_template: bool | str = False
-    fewshot_as_multiturn: bool = True
-    system_instruction: str | None = None
-    gen_kwargs: Mapping[str, Any] | None = None
-    confirm_run_unsafe_code: bool = False
-
-
-@dataclass(frozen=True)
 class Column:
     """A score that counts in the fitness: a task's metric, or, of a task by position, its metric at one position.
 
@@ -112,8 +99,8 @@ def load_tasks(
     weights: Sequence[float] | None = None,
     metrics: Sequence[str] | None = None,
     examples: int | None = None,
-    prompting: Prompting | None = None,
     include_path: str | None = None,
+    **prompting: Any,
 ) -> list[Objective]:
     """Load tasks and let lm-eval build their requests.
 
@@ -128,8 +115,10 @@ def load_tasks(
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
         examples: use only so many of the split's examples.
-        prompting: how the examples are put to the model; by default as ``simple_evaluate`` does.
         include_path: as lm-eval's.
+        **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model: ``num_fewshot``,
+            ``fewshot_random_seed``, ``apply_chat_template``, ``fewshot_as_multiturn``, ``system_instruction``,
+            ``gen_kwargs``, ``confirm_run_unsafe_code``.
 
     Raises:
         UserError: names that do not exist, or counts that do not fit each other.
@@ -138,8 +127,6 @@ def load_tasks(
         raise UserError("no task was named")
     if examples is not None and examples < 1:
         raise UserError(f"{examples} examples: expected 1 or more")
-    if positions is not None and len(positions) != len(lambdas):
-        raise UserError(f"{len(positions)} positions, but {len(lambdas)} lambdas; give one lambda a position")
     for name, values in (("weights", weights), ("metrics", metrics)):
         if values is not None and len(values) != len(tasks):
             raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
@@ -152,7 +139,6 @@ def load_tasks(
     manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
     _normalised(lambdas, "lambdas")
-    prompting = prompting or Prompting()
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
@@ -202,8 +188,8 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
     path = Path(name).expanduser()
     if path.is_dir() or name.endswith(".yaml"):
         files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
-        configs = [load_yaml(file, resolve_func=True) for file in files]
-        configs = [config for config in configs if "task" in config]  # a template has none
+        # A template names no task.
+        configs = [config for file in files if "task" in (config := load_yaml(file, resolve_func=True))]
         if not configs:
             raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
         members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
@@ -218,7 +204,7 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
     if not matching:
         near = difflib.get_close_matches(name, manager.all_tasks, n=5)
         near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
-        hint = f"the closest names are {', '.join(dict.fromkeys(near))}" if near else "no name comes close"
+        hint = f"the closest names are {', '.join(dict.fromkeys(near)) or 'none'}"
         raise UserError(f"no task, group or tag is called {name!r}; {hint}; `lm_eval ls tasks` prints all there are")
     return list(manager.load(matching)["tasks"].values())
 
@@ -230,20 +216,21 @@ def _build(
     split: str,
     search_seed: int,
     examples: int | None,
-    prompting: Prompting,
+    prompting: Mapping[str, Any],
 ) -> Objective:
     """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the columns are set later."""
-    if getattr(task, "UNSAFE_CODE", False) and not prompting.confirm_run_unsafe_code:
+    asked = prompting.get
+    if getattr(task, "UNSAFE_CODE", False) and not asked("confirm_run_unsafe_code"):
         raise UserError(f"{task.task_name} runs code that the model writes; allow it with --confirm_run_unsafe_code")
     if getattr(task, "MULTIMODAL", False):
         raise UserError(f"{task.task_name} shows pictures or plays sound, which an lpes model does not take")
-    if prompting.gen_kwargs and task.OUTPUT_TYPE == "generate_until":
-        task.set_config(key="generation_kwargs", value=dict(prompting.gen_kwargs), update=True)
-    if prompting.num_fewshot is not None and task.get_config("num_fewshot") != 0:
-        task.set_config(key="num_fewshot", value=prompting.num_fewshot)
-    elif task.get_config("num_fewshot") is None:
+    if asked("gen_kwargs") and task.OUTPUT_TYPE == "generate_until":
+        task.set_config(key="generation_kwargs", value={**prompting["gen_kwargs"]}, update=True)
+    if (shots := task.get_config("num_fewshot")) != 0 and asked("num_fewshot") is not None:
+        task.set_config(key="num_fewshot", value=asked("num_fewshot"))
+    elif shots is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=prompting.fewshot_random_seed)
+    task.set_fewshot_seed(seed=asked("fewshot_random_seed", DEFAULT_OTHER_SEED))
     samples = None
     if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
         if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
@@ -253,15 +240,15 @@ def _build(
                 "with another fewshot_split"
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
-    limit = None if samples is not None else examples
+    limit, chat = None if samples is not None else examples, asked("apply_chat_template")
     task.build_all_requests(
         limit=limit,
         samples=samples,
-        system_instruction=prompting.system_instruction,
-        apply_chat_template=bool(prompting.apply_chat_template),
-        fewshot_as_multiturn=prompting.fewshot_as_multiturn,
-        chat_template=lm.apply_chat_template if prompting.apply_chat_template else None,
-        tokenizer_name=lm.tokenizer_name if prompting.apply_chat_template else "",
+        system_instruction=asked("system_instruction"),
+        apply_chat_template=bool(chat),
+        fewshot_as_multiturn=asked("fewshot_as_multiturn", True),
+        chat_template=lm.apply_chat_template if chat else None,
+        tokenizer_name=lm.tokenizer_name if chat else "",
     )
     if not task.instances:
         raise UserError(f"{task.task_name}: no examples in the {split} split")

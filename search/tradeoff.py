@@ -61,16 +61,13 @@ def front(found: Sequence[Trade]) -> list[Trade]:
 def ranked(found: Sequence[Trade], choice: Choice, evaluator: Evaluator) -> list[Trade]:
     """In the order of ``choice``, the fitter of equals first."""
     columns = list(evaluator.columns.values())
-    positions = list(dict.fromkeys(column.position for _, column in columns if column.position is not None))
+    positions = dict.fromkeys(column.position for _, column in columns if column.position is not None)
 
     def value(trade: Trade) -> tuple[float, float, float]:
         first = trade.worst if choice == "worst" else trade.mean
         if isinstance(choice, list):
-            weights = dict(zip(positions, choice, strict=True))
-            first = sum(
-                weights.get(column.position, 0.0) * objective.sign * trade.entry["scores"][column.name]
-                for objective, column in columns
-            )
+            weights, scores = dict(zip(positions, choice, strict=True)), trade.entry["scores"]
+            first = sum(weights.get(c.position, 0.0) * objective.sign * scores[c.name] for objective, c in columns)
         return first, trade.mean, trade.entry["fitness"]
 
     return sorted(found, key=value, reverse=True)

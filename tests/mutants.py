@@ -115,14 +115,14 @@ MUTANTS = (
         "lpes_eval/data/mdqa.py",
         "normalized = normalize(first_line(prediction))",
         "normalized = first_line(prediction)",
-        (f"{DATA}/test_qa_metric.py",),
+        (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "only the first line of an answer of mdqa_pos counts",
         "lpes_eval/data/mdqa.py",
         "normalized = normalize(first_line(prediction))",
         "normalized = normalize(prediction)",
-        (f"{DATA}/test_qa_metric.py",),
+        (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "lm_eval refuses a prompt that does not fit, and does not cut it",
@@ -170,10 +170,10 @@ MUTANTS = (
     ),
     Mutant(
         "equal factors are put into the model like any others",
-        "search/engines/exact.py",
-        "rope.apply(self.model, factors)",
-        "rope.apply(self.model, factors if len({*factors}) > 1 else 1.0)",
-        (f"{SEARCH}/test_evaluator.py::test_pi_is_measured_under_its_factor_and_not_as_the_plain_model",),
+        "search/engines/harness.py",
+        "rope.apply(self.lm.model, factors)",
+        "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
     ),
     Mutant(
         "no held-out example can be drawn for a search",
@@ -215,14 +215,14 @@ MUTANTS = (
         "search/evaluator.py",
         "identity.sha256([asked, [objective.docs for objective in self.objectives]])",
         "identity.sha256([])",
-        (f"{SEARCH}/test_evaluator.py::test_a_task_that_was_edited_is_another_fitness",),
+        (f"{SEARCH}/test_identity.py::test_a_task_that_was_edited_is_another_fitness",),
     ),
     Mutant(
         "other weights are another fitness",
         "search/identity.py",
         "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())",
         "pass",
-        (f"{SEARCH}/test_evaluator.py::test_another_weight_is_another_model",),
+        (f"{SEARCH}/test_identity.py::test_another_weight_is_another_model",),
     ),
     Mutant(
         "factors that were not shown to help are not called factors.json",

@@ -20,11 +20,9 @@ def test_command_starts_without_the_heavy_packages():
 
 
 def test_help_names_every_subcommand(capsys):
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
-    assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    assert len(cli.SUBCOMMANDS) == 3
     for command in ("factors", "compare", "regress", "search"):
         assert f"\n    {command} " in printed
 
@@ -43,18 +41,17 @@ def test_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["regress", "results.json"],
-        ["compare", "a.json"],
-        ["compare", "a", "b", "--confidence", "95"],
-        ["regress", "a", "--baseline", "b", "--alpha", "nan"],
-        ["regress", "a", "--baseline", "b", "--tolerance", "-1"],
+        "",
+        "regress results.json",
+        "compare a.json",
+        "compare a b --confidence 95",
+        "regress a --baseline b --alpha nan",
+        "regress a --baseline b --tolerance -1",
     ],
 )
 def test_wrong_arguments_are_2(arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
-    assert stopped.value.code == 2
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments.split())
 
 
 @pytest.mark.parametrize("arguments", [["compare", "a.json", "b.json"], ["regress", "a.json", "--baseline", "b.json"]])

@@ -5,64 +5,101 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import measure, plan, sources, store
-from benchmarks.experiments.sources import Model
+from benchmarks.experiments import measure, plan, store
+from benchmarks.experiments.plan import Source
 from benchmarks.experiments.store import Row
-from lpes_eval import reference
+from lpes_eval import factors as factors_file
+from lpes_eval import files, reference
 from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
 
 KEPT = Path("benchmarks/results")
-GUESS = {"evaluate": 60.0, "choose": 120.0, "search": 180.0, "perplexity": 60.0}
-"""Seconds that an experiment of each kind may take."""
+Model = dict[str, Any]
+"""``name`` (``reference``, or a folder from the repository's root), ``sha256`` of the weights file, and ``layers``."""
+
+
+def shipped_model(name: str, folder: Path) -> Model:
+    """A shipped model, as a result names it."""
+    layers = int(json.loads((folder / "config.json").read_text())["num_hidden_layers"])
+    return {"name": name, "sha256": files.sha256(folder / "model.safetensors"), "layers": layers}
+
+
+def needs(source: Source | None) -> str | None:
+    """The experiment whose result a source takes."""
+    while source is not None and isinstance(source[-1], tuple):
+        source = source[-1]
+    return None if source is None or source[0] == "shipped" else source[-1]
+
+
+def layer_factors(source: Source, model: Model, result: Callable[[str], Row]) -> list[float]:
+    """The factors that a source gives a model, one a layer; ``result`` gives an experiment's result by its name."""
+    kind, *how, of = source
+    depth = model["layers"]
+    if kind == "shipped":
+        return factors_file.load(measure.folder(model["name"]) / "factors.json").per_layer(depth)
+    if kind == "chosen":
+        return [result(of)["chosen"]] * depth
+    if kind == "mean":
+        return [round(math.fsum(layer_factors(of, model, result)) / depth, 4)] * depth
+    if kind == "half":
+        values, half = layer_factors(of, model, result), depth // 2
+        ones = [1.0] * depth
+        return values[:half] + ones[half:] if how == ["first"] else ones[:half] + values[half:]
+    found = Factors.from_dict({key: value for key, value in result(of)["found"].items() if key != "origin"})
+    if found.curve is None or found.curve[0] == "free":
+        return (found.per_layer() + [1.0] * depth)[:depth]  # they stay with their layers, counted from the first
+    curve, points = found.curve
+    if kind == "moved":
+        point, by = how
+        points = tuple((x, round(y + by, 4) if point in (None, k) else y) for k, (x, y) in enumerate(points))
+    return replace(found, curve=(curve, points), num_layers=depth).per_layer()
+
+
+def model_args(source: Source | None, row: Row) -> Row:
+    """lm-eval's model arguments, as a user would give them: model and factors, where they are not the default."""
+    name, factors = row["model"]["name"], row["factors"]
+    named = {} if name == "reference" else {"pretrained": name}
+    if source is None:
+        return named
+    if len(set(factors)) == 1:
+        factors = factors[0]
+    elif source[0] == "shipped":
+        factors = "reference" if name == "reference" else f"{name}/factors.json"
+    return named | {"factors": factors}
 
 
 class Bench:
-    """The experiments of these sizes, the models that they run on, and the results so far.
+    """The experiments, the models that they run on, and the results so far."""
 
-    Without a second model, the experiments on it fail with that reason.
-    """
-
-    def __init__(
-        self, results: store.Results, model: Model, second: Model | None, sizes: Mapping[str, Any] = plan.SIZES
-    ) -> None:
-        self.results, self.model, self.second, self.listed = results, model, second, plan.experiments(sizes)
-
-    def needs(self, name: str) -> set[str]:
-        """Experiments from whose results an experiment's factors follow."""
-        return sources.needs(self.listed[name].source)
+    def __init__(self, results: store.Results, model: Model, second: Model) -> None:
+        self.results, self.model, self.second, self.listed = results, model, second, plan.experiments()
 
     def wanted(self, name: str) -> Row:
         """What the result of an experiment has to say of itself: the beginning of its row.
 
         Raises:
-            UserError: there is no second model, or no result from which the factors follow.
+            UserError: there is no result from which the factors follow.
         """
         _, settings, source, second = self.listed[name]
         model = self.second if second else self.model
-        if model is None:
-            raise UserError("there is no second model; name one with --second FOLDER")
-        factors = sources.layer_factors(source, model, self.found) if source else None
+        factors = layer_factors(source, model, self.found) if source else None
         return {"name": name, "settings": json.loads(json.dumps(settings)), "factors": factors, "model": model}
 
     def shown(self, name: str) -> tuple[Row | None, str]:
-        """An experiment's result if it is of this model and these factors, whatever its size; or why there is none."""
+        """An experiment's result, if it is of today's plan, models and factors; or why there is none."""
         if (row := self.results.load(name)) is None:
-            return None, self.results.failure(name) or "not run"
+            return None, "not run"
         try:
-            wanted = self.wanted(name)
+            current = row | self.wanted(name) == row
         except UserError as error:
             return None, str(error)
-        if row["model"]["sha256"] != wanted["model"]["sha256"]:
-            return None, "the result that is there is another model's"
-        if row["factors"] != wanted["factors"]:
-            return None, "the result that is there was measured with other factors"
-        return row, ""
+        return (row, "") if current else (None, "the result that is there is of another model, factors or settings")
 
     def found(self, name: str) -> Row:
         """The result of an experiment, or ``UserError`` with the reason why there is none."""
@@ -71,83 +108,50 @@ class Bench:
             raise UserError(f"{name} has no result: {why}")
         return row
 
-    def state(self, name: str) -> str:
-        """``done``, ``failed``, ``stale`` (of another model, settings or factors) or ``missing``."""
-        if (row := self.results.load(name)) is None:
-            return "failed" if self.results.failure(name) else "missing"
-        try:
-            return "done" if row | self.wanted(name) == row else "stale"
-        except UserError:
-            return "stale"
-
     def with_needs(self, names: Sequence[str]) -> list[str]:
-        """These experiments and those that they need, in the order of the list."""
-        wanted = set(names)
-        for name in reversed(self.listed):
-            wanted |= self.needs(name) if name in wanted else set()
-        return [name for name in self.listed if name in wanted]
+        """These experiments, and before them those from whose results their factors follow."""
+        wanted = {*names, *(needs(self.listed[name].source) for name in names)}
+        return sorted((name for name in self.listed if name in wanted), key=self._needs_another)
 
-    def run(self, chosen: Sequence[str], jobs: int, minutes: float = math.inf) -> int:
-        """Measure what is not there yet; returns how many experiments failed.
+    def _needs_another(self, name: str) -> bool:
+        return needs(self.listed[name].source) is not None
 
-        Args:
-            chosen: the experiments, with those that they need.
-            jobs: how many at a time.
-            minutes: after so many nothing new is begun, and what was begun is measured to its end.
-        """
-        start, over, failed = time.perf_counter(), count(1), set[str]()
+    def run(self, chosen: Sequence[str], jobs: int) -> int:
+        """Measure what is not there yet, ``jobs`` at a time; returns how many experiments failed."""
+        start, failed = time.perf_counter(), 0
 
-        def minutes_passed() -> float:
-            return (time.perf_counter() - start) / 60
-
-        def measured(name: str) -> Row | str:
-            """A row, or why there is none."""
-            if broken := failed & self.needs(name):
-                return {"error": f"it needs {broken.pop()}, which failed"}
-            if self.state(name) == "done":
-                return "there already"
-            if minutes_passed() > minutes:
-                return f"not begun, the {minutes:g} minutes are over"
-            try:
-                row = self.wanted(name)
-            except UserError as error:
-                return {"error": str(error)}
-            kind, _, source, _ = self.listed[name]
-            return measure.in_its_own_process(kind, row, sources.model_args(source, row))
-
-        def end(name: str, found: Row | str) -> None:
-            if isinstance(found, dict):
-                self.results.keep(store.TABLES[self.listed[name].kind], {"name": name, **found})
-                failed.update({name} if "error" in found else {})
-                found = f"failed: {found['error']}" if "error" in found else f"{found['seconds']:.0f} s"
-            print(f"[{next(over)}/{len(chosen)}, {minutes_passed():.1f} min] {name}: {found}", flush=True)
+        def measured(name: str) -> Row | None:
+            """The whole row, or none where it is there already."""
+            if self.shown(name)[0]:
+                return None
+            row, (kind, _, source, _) = self.wanted(name), self.listed[name]
+            return measure.in_its_own_process(kind, row, model_args(source, row))
 
         for needing in (False, True):  # what others need comes first, and needs nothing itself
             pool = ThreadPoolExecutor(jobs)
-            futures = {pool.submit(measured, name): name for name in chosen if bool(self.needs(name)) == needing}
+            futures = {pool.submit(measured, name): name for name in chosen if self._needs_another(name) == needing}
             try:
                 for future in as_completed(futures):
-                    end(futures[future], future.result())
+                    name, said = futures[future], "there already"
+                    try:
+                        if row := future.result():
+                            self.results.keep(store.TABLES[self.listed[name].kind], row)
+                            said = f"{row['seconds']:.0f} s"
+                    except UserError as error:
+                        failed, said = failed + 1, f"failed: {error}"
+                    print(f"[{(time.perf_counter() - start) / 60:.1f} min] {name}: {said}", flush=True)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-        return len(failed)
+        return failed
 
-    def listing(self, chosen: Sequence[str], jobs: int) -> str:
-        """What is there, what is missing and why, and how long that would take: as before, or at a rough guess."""
-        lines, left = [], 0.0
-        for name in chosen:
-            state, row, why = self.state(name), self.results.load(name), self.results.failure(name)
-            seconds = row["cpu_seconds"] if row else GUESS[self.listed[name].kind]
-            left += seconds if state != "done" else 0.0
-            lines.append(f"{state:8} {seconds:6.0f} s  {name}{f'  ({why})' if why else ''}")
-        return "\n".join([*lines, f"To be measured: about {left / 60 / jobs:.0f} min with --jobs {jobs}"])
+    def listing(self, chosen: Sequence[str]) -> str:
+        """What is there, and of the others why not."""
+        return "\n".join(f"{name}: {self.shown(name)[1] or 'done'}" for name in chosen)
 
 
-def open_bench(results: Path, model: str, second: str | None, sizes: Mapping[str, Any] = plan.SIZES) -> Bench:
-    """All experiments on a model, with the results in a folder; the second model may be another one that is shipped."""
+def open_bench(results: Path = KEPT) -> Bench:
+    """The experiments on the shipped models, with the results in a folder."""
     if results.exists() and not results.is_dir():
         raise UserError(f"--results {results}: is a file; expected a folder, or a name that is free")
-    shipped = (store.spelled(path) for path in map(reference.path, dict.fromkeys(reference.NAMES.values())))
-    own = store.spelled(sources.folder(model).resolve())
-    second = second or next((folder for folder in shipped if folder != own), None)
-    return Bench(store.Results(results), sources.model_at(model), second and sources.model_at(second), sizes)
+    models = {"reference": reference.path(), store.spelled(reference.path("kv")): reference.path("kv")}
+    return Bench(store.Results(results), *(shipped_model(name, folder) for name, folder in models.items()))

@@ -113,15 +113,10 @@ def fittest(row: Row) -> pd.Series:
 
 
 class Figures:
-    """What a bench's results come to.
-
-    Attributes:
-        used: results of the tables since the template last emptied it.
-    """
+    """What a bench's results come to; ``used`` are those of the tables since the template last emptied it."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.used: list[Row] = []
+        self.bench, self.used = bench, list[Row]()
 
     def get(self, name: str) -> Row | None:
         """A result, or none."""
@@ -129,8 +124,8 @@ class Figures:
 
     def use(self, name: str) -> Row | None:
         """A result whose circumstances belong under the table that is being made."""
-        if (row := self.get(name)) is not None and row not in self.used:
-            self.used.append(row)
+        row = self.get(name)
+        self.used += [row] if row and row not in self.used else []
         return row
 
     def score(self, name: str) -> Score:
@@ -155,9 +150,8 @@ class Figures:
 
     def beat_both(self, task: str) -> list[bool]:
         """Of each search that was measured, whether its factors beat plain and PI at their mean."""
-        plain = f"main/{plan.SHORT[task]}/plain"
-        gains = [[self.gain(other, f"{name}-held-out") for other in (plain, f"{name}-pi")]
-                 for name in plan.SEARCHES[task].values()]  # fmt: skip
+        others = {name: (f"main/{plan.SHORT[task]}/plain", f"{name}-pi") for name in plan.SEARCHES[task].values()}
+        gains = [[self.gain(other, f"{name}-held-out") for other in both] for name, both in others.items()]
         return [all(gain.mean.clear for gain in both) for both in gains if all(both)]
 
     def over_ga(self, label: str) -> Difference | None:
@@ -169,8 +163,8 @@ class Figures:
         if len(difference) < 2:
             return None
         mean, error = difference.mean(), difference.sem()
-        half = stats.t.ppf(0.975, len(difference) - 1) * error
-        return Difference(mean, mean - half, mean + half, error)
+        low, high = stats.t.interval(0.95, len(difference) - 1, mean, error)
+        return Difference(mean, low, high, error)
 
     def accuracies(
         self, *groups: Sequence[tuple[str, str]], against: str = "plain", searches: Sequence[tuple[str, str]] = ()
@@ -185,11 +179,12 @@ class Figures:
         """
         settings = self.bench.listed[groups[0][0][1]].settings
         positions = settings["metadata"].get("positions") or plan.POSITIONS[settings["task"]]
+        rows = [(label, name, group[0][1], "") for group in groups for label, name in group]
+        rows += [(label, f"{search}-held-out", groups[0][0][1], search) for label, search in searches]
         spread = ["std over positions"] if searches else []
         header = ["", "n", *(f"{p:g} %" for p in positions), "mean", *spread, "worst"]
         header += [f"mean − {against}", f"worst − {against}"]
-        rows = [(label, name, group[0][1], "") for group in groups for label, name in group]
-        rows += [(label, f"{search}-held-out", groups[0][0][1], search) for label, search in searches]
+        cost = ["converged in generation", "individuals", "prompts", "search fitness"] if searches else []
         body = []
         for label, name, base, search in rows:
             if row := self.use(name):
@@ -200,7 +195,6 @@ class Figures:
             else:
                 cells = [*["–"] * (len(header) - 2), f"no result: {self.bench.shown(name)[1]}"]
             body.append([label, *cells, *(self.cost(search) if searches else [])])
-        cost = ["converged in generation", "individuals", "prompts", "search fitness"] if searches else []
         return markdown_table([*header, *cost], body)
 
     def cost(self, search: str) -> list[str]:

@@ -19,16 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments import sources, store, text
+from benchmarks.experiments import store, text
 from benchmarks.experiments.plan import lm_eval_command
-from benchmarks.experiments.store import Row
-from lpes_eval import files
+from benchmarks.experiments.store import ROOT, Row
+from lpes_eval import files, reference
 from lpes_eval.errors import UserError
 
-TEXTS = Path("runs/experiments")
+WRITTEN = Path("runs/experiments")
 """Where the texts of the perplexity are written, which its commands read."""
-
-
 ENVIRONMENT = {
     **dict.fromkeys(("TQDM_DISABLE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     **{"LMEVAL_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"},
@@ -37,14 +35,18 @@ ENVIRONMENT = {
 
 
 def in_its_own_process(kind: str, row: Row, model_args: Row) -> Row:
-    """Measure in a process of its own, and return the whole row; or ``{"error": ...}`` with the reason in one line."""
-    command, job = [sys.executable, "-m", __name__], json.dumps([kind, row, model_args])
-    ran = subprocess.run(command, input=job, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
-    if ran.returncode:
-        return {
-            "error": f"its process ended with status {ran.returncode} (negative: killed, for want of memory perhaps)"
-        }
-    return dict(json.loads(ran.stdout.splitlines()[-1]))
+    """Measure in a process of its own, and return the whole row; ``UserError`` with the reason if it fails."""
+    job = json.dumps([kind, row, model_args])
+    return dict(json.loads(_output([sys.executable, "-m", __name__], input=job, env={**os.environ, **ENVIRONMENT})))
+
+
+def _output(command: list[str], **options: Any) -> str:
+    """The last line that a process prints; where it fails, the last one of its error is the reason."""
+    ran = subprocess.run(command, capture_output=True, text=True, **options)
+    if ran.returncode:  # negative: killed, for want of memory perhaps
+        said = ran.stderr.strip().splitlines()[-1:]
+        raise UserError(": ".join([f"its process ended with status {ran.returncode}", *said]))
+    return ran.stdout.splitlines()[-1] if ran.stdout else ""
 
 
 def carry_out(kind: str, row: Row, model_args: Row) -> Row:
@@ -53,10 +55,7 @@ def carry_out(kind: str, row: Row, model_args: Row) -> Row:
 
     torch.set_num_threads(1)
     start, cpu_start = time.perf_counter(), sum(os.times()[:4])
-    try:
-        found = KINDS[kind](row, model_args)
-    except (Exception, SystemExit) as error:  # whatever it is, the other experiments go on
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+    found = KINDS[kind](row, model_args)
     return {
         **row,
         **found,
@@ -68,16 +67,18 @@ def carry_out(kind: str, row: Row, model_args: Row) -> Row:
     }
 
 
+def folder(model: str) -> Path:
+    """Where a model lies that a result names."""
+    return reference.path() if model == "reference" else ROOT / model
+
+
 def evaluate(row: Row, model_args: Row) -> Row:
     """A task's held-out questions at every position it has."""
     name, settings = row["model"]["name"], row["settings"]
     task, n, model = settings["task"], settings["questions"], settings["model"]
-    metadata, model_args = settings["metadata"] | _data_for(name), model_args | settings["model_args"]
+    metadata, model_args = settings["metadata"], model_args | settings["model_args"]
     if model == "moice":
-        router = sources.folder(name) / "router.safetensors"
-        if not router.exists():
-            raise UserError(f"no router was trained for the model ({router.name} is not beside its weights)")
-        model_args["router"] = store.spelled(router)
+        model_args["router"] = store.spelled(folder(name) / "router.safetensors")
     if model == "lpes":
         evaluator = _evaluator(name, task, metadata, n, "held_out")
         examples = evaluator(row["factors"] or [1.0] * row["model"]["layers"]).examples
@@ -98,10 +99,9 @@ def choose(row: Row, model_args: Row) -> Row:
     from search.tasks import POSITIONS
 
     task, n, grid = (row["settings"][name] for name in ("task", "examples", "grid"))
-    data = _data_for(row["model"]["name"])
-    evaluator = _evaluator(row["model"]["name"], task, data, n, "search")
+    evaluator = _evaluator(row["model"]["name"], task, {}, n, "search")
     fitness = {factor: round(evaluator([factor] * row["model"]["layers"]).fitness, 6) for factor in sorted(grid)}
-    metadata = {"split": "search", "positions": list(POSITIONS), **data}
+    metadata = {"split": "search", "positions": list(POSITIONS)}
     command = lm_eval_command("lpes", {**model_args, "factors": "FACTOR"}, task, metadata, n)
     return {"command": command, "fitness": list(fitness.items()), "chosen": max(fitness, key=fitness.__getitem__)}
 
@@ -115,15 +115,10 @@ def search(row: Row, model_args: Row) -> Row:
     from search import config
 
     flags = shlex.split(row["settings"]["flags"])
-    for flag, values in (("--model_args", model_args), ("--metadata", _data_for(row["model"]["name"]))):
-        flags += [flag, json.dumps(values)] if values else []
     args, command = config.parse(flags), ["-m", "search.ga", *flags]
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "search")
-        full = [sys.executable, *command, "--output", str(made), "--no_cache"]
-        ran = subprocess.run(full, capture_output=True, text=True)
-        if ran.returncode:
-            raise UserError((ran.stderr.strip() or f"status {ran.returncode}").splitlines()[-1])
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary, "search")
+        _output([sys.executable, *command, "--output", str(made), "--no_cache"])
         report = json.loads((made / "report.json").read_text())
         journal = [json.loads(line) for line in (made / "journal.jsonl").read_text().splitlines()]
         file = next(path for name in ("factors", "best_effort") if (path := made / f"{name}.json").exists())
@@ -159,14 +154,10 @@ def perplexity(row: Row, model_args: Row) -> Row:
     from lpes_eval.methods.lpes import LPES
 
     lengths, texts, rope = (row["settings"][name] for name in ("lengths", "texts", "rope"))
-    longest, folder = max(lengths), sources.folder(row["model"]["name"])
-    try:  # the longest context that the model was trained on
-        pairs = int(json.loads((folder / "run.json").read_text())["stages"][-1]["pairs"])
-    except (OSError, KeyError):
-        raise UserError(f"{folder / 'run.json'} does not say how long contexts were in training") from None
-    prompt = kv.generate(0, pairs).prompt(100)
-    window = len(AutoTokenizer.from_pretrained(folder)(prompt, add_special_tokens=False)["input_ids"])
-    theta = json.loads((folder / "config.json").read_text())["rope_parameters"]["rope_theta"]
+    longest, at = max(lengths), folder(row["model"]["name"])
+    prompt = kv.generate(0, json.loads((at / "run.json").read_text())["stages"][-1]["pairs"]).prompt(100)
+    window = len(AutoTokenizer.from_pretrained(at)(prompt, add_special_tokens=False)["input_ids"])
+    theta = json.loads((at / "config.json").read_text())["rope_parameters"]["rope_theta"]
     stretched = {"rope_type": rope, "rope_theta": theta, "factor": round(longest / window, 3)}
     kinds: dict[str, Row] = {  # transformers replaces the parameters as a whole
         "plain": {},
@@ -176,7 +167,7 @@ def perplexity(row: Row, model_args: Row) -> Row:
     }
     model_args = {"max_length": longest, **kinds[rope], **model_args}
     lm = LPES(**model_args)
-    file = TEXTS / f"answers-{texts}x{longest}-{row['model']['sha256'][:8]}.jsonl"
+    file = WRITTEN / f"answers-{texts}x{longest}-{row['model']['sha256'][:8]}.jsonl"
     answer_tokens = text.write(file, lm.tokenizer, texts, longest, nearest=min(lengths))
     metadata = {"text_file": str(file), "split": "all", "windows": 1, "stride": answer_tokens, "longest": longest}
     samples = {n: _samples(lm, {}, text.TASK, {**metadata, "length": n})[0] for n in lengths}
@@ -192,13 +183,6 @@ def perplexity(row: Row, model_args: Row) -> Row:
 
 
 KINDS: dict[str, Callable[[Row, Row], Row]] = {f.__name__: f for f in (evaluate, choose, search, perplexity)}
-
-
-def _data_for(model: str) -> Row:
-    """Metadata of generated examples for every model here; those that are shipped get them without being told."""
-    from lpes_eval.data.source import is_shipped
-
-    return {} if is_shipped(model) else {"source": "generated"}
 
 
 def _evaluator(pretrained: str, task: str, metadata: Row, examples: int, split: str) -> Any:

@@ -49,17 +49,8 @@ def templates(bench: Bench) -> Any:
         "enumerated": lambda words: " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])),
     }
     environment.tests["has"] = figures.get
-    environment.globals |= (
-        vars(plan)
-        | vars(of)
-        | {
-            "bench": bench,
-            "figures": figures,
-            "drawn": pictures.drawable(figures),
-            "fmean": statistics.fmean,
-            "stdev": statistics.stdev,
-        }
-    )
+    environment.globals |= vars(plan) | vars(of) | {"fmean": statistics.fmean, "stdev": statistics.stdev}
+    environment.globals |= {"bench": bench, "figures": figures}
     return environment
 
 
@@ -102,30 +93,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments.page", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--results", type=Path, default=KEPT, metavar="DIR", help="where results are kept")
-    add("--model", default="reference", metavar="FOLDER", help="the model they are of")
-    add("--second", metavar="FOLDER", help="the second model")
-    add("--out", type=Path, default=store.ROOT / "docs/results.md", metavar="FILE", help="the page; the default one "
-        "comes with the numbers in other documents")  # fmt: skip
+    add("--out", type=Path, default=store.ROOT / "docs/results.md", metavar="FILE", help="the page, whose pictures go "
+        "to results/ beside it; the default one comes with the numbers in other documents")  # fmt: skip
     add("--check", action="store_true", help="write nothing; exit with 1 if a document is not up to date")
     args = parser.parse_args(argv)
     try:
-        if not args.out.suffix:
-            raise UserError(f"--out {args.out}: expected a name such as {args.out}.md; its pictures go to {args.out}")
-        bench = open_bench(args.results, args.model, args.second)
+        bench = open_bench(args.results)
         texts = documents(bench, args.out, store.ROOT)
         stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-        if args.check:
-            for path in stale:
-                print(f"{store.spelled(path)} is not up to date: python -m benchmarks.experiments.page")
-            return int(bool(stale))
         for path in stale:
-            write_atomically(path, texts[path])
-        drawn = pictures.draw(of.Figures(bench), args.out.with_suffix(""))
+            if args.check:
+                print(f"{store.spelled(path)} is not up to date: python -m benchmarks.experiments.page")
+            else:
+                write_atomically(path, texts[path])
+        if not args.check:
+            pictures.draw(of.Figures(bench), args.out.parent / "results")
+            print(f"{len(stale)} of {len(texts)} documents changed")
     except UserError as error:
         print(f"page: error: {error}", file=sys.stderr)
         return 2
-    print(f"{len(stale)} of {len(texts)} documents changed; {len(drawn)} pictures")
-    return 0
+    return int(args.check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.experiments.bench import layer_factors
 from benchmarks.experiments.figures import BY_SEED, GA, METHOD_LABELS, Figures, Z, fittest, percent
 from benchmarks.experiments.plan import CONTROLS, SEARCHES, SHORT
-from benchmarks.experiments.sources import layer_factors
 from benchmarks.experiments.store import Row
 from lpes_eval.compare import statistics
 
@@ -83,35 +82,22 @@ def convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str,
     return drawn
 
 
-DRAWINGS = {
-    "positions": (positions, "main/*/*", 3),
-    "factors": (factors, "searches/*-?", 5),
-    "convergence": (convergence, "controls/*", 3),
-}
-"""What draws each picture, whose results are on it, and the columns of its legend."""
+DRAWINGS = {"positions": (positions, 3), "factors": (factors, 5), "convergence": (convergence, 3)}
+"""What draws each picture, and the columns of its legend."""
 
 
-def drawable(figures: Figures) -> list[str]:
-    """The pictures for which there are results."""
-    return [name for name, (_, of, _) in DRAWINGS.items() if any(map(figures.get, matching(figures.bench.listed, of)))]
-
-
-def draw(figures: Figures, folder: Path) -> list[Path]:
-    """Draw what has results; returns the pictures written."""
+def draw(figures: Figures, folder: Path) -> None:
+    """Draw all pictures."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    written = []
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        for name in drawable(figures):
-            drawing, _, columns = DRAWINGS[name]
+        for name, (drawing, columns) in DRAWINGS.items():
             figure = Figure(figsize=(7.2, 3.3), layout="constrained")
             drawn = drawing(figures, *figure.subplots(1, 2, sharey=True))
             figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, frameon=False)
-            written.append(folder / f"{name}.png")
-            figure.savefig(written[-1], dpi=200, metadata={"Software": None})
-    return written
+            figure.savefig(folder / f"{name}.png", dpi=200, metadata={"Software": None})
 
 
 def cost(row: Row, *, best_so_far: bool) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The list of experiments, and their sizes.
+"""The list of experiments, their sizes, and where their factors come from.
 
 An experiment equals a command of the product, which is kept with its result. Names are paths: what stands before the
 last slash says which table it belongs to.
@@ -11,9 +11,20 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.experiments.sources import Source
 from lpes_eval import methods
-from lpes_eval.errors import UserError
+
+Source = tuple[Any, ...]
+"""Where an experiment's factors come from; it ends in what they are taken from:
+
+==================================  ===================================================================================
+``("shipped", TASK)``               the factors file beside the model's weights
+``("found", SEARCH)``               what a search ended with
+``("chosen", CHOICE)``              the uniform factor that was best on the search examples
+``("mean", SOURCE)``                Position Interpolation at the mean of other factors (section 4.1)
+``("half", "first", SOURCE)``       other factors in the first half of the layers alone, or in the ``"last"``
+``("moved", POINT, BY, SEARCH)``    a found curve with one of its control points, or with None all of them, moved in y
+==================================  ===================================================================================
+"""
 
 KV, MDQA = "kv_retrieval", "mdqa_pos"
 SHORT = {KV: "kv", MDQA: "mdqa"}
@@ -58,53 +69,22 @@ SLOW = ("attention_buckets", "moice")
 PPL_LENGTHS = (512, 1024, 1536, 1792, 2048, 4096)
 """Context lengths in tokens."""
 
-SIZES: dict[str, Any] = {
-    "questions": 100,  # held-out questions of an evaluation, each asked at all positions
-    "all_questions": 500,  # of plain and LPES once more: all that there are
-    "peer_questions": 50,  # of a method that lm-eval's own loop has to answer: the first of these questions
-    "slow_questions": 16,  # of methods that cost several times the plain model
-    "other_questions": 50,  # of ablations, and at other lengths and positions
-    "choice_examples": 40,  # search examples on which the uniform factor is chosen
-    "texts": 40,  # of the perplexity
-    "search.curve": "free",
-    "search.start": "1",
-    "search.population": 12,
-    "search.parents": 5,
-    "search.generations": 4,
-    "search.mutations": 5,
-    "search.crossovers": 1,
-    "search.examples": 20,
-    "gradient.generations": 8,
-    "gradient.epoch_samples": 40,
-    "gradient.gradient_batch": 8,
-    "gradient.learning_rate": 0.02,
-    "gradient.examples": 20,
+QUESTIONS, ALL_QUESTIONS = 100, 500
+"""Held-out questions of an evaluation, each asked at all positions; and all that there are, for plain and LPES."""
+PEER_QUESTIONS, SLOW_QUESTIONS, OTHER_QUESTIONS = 50, 16, 50
+"""Of a method that lm-eval's own loop has to answer, and of one that costs several times the plain model; and of
+ablations and other lengths and positions."""
+CHOICE_EXAMPLES, TEXTS = 40, 40
+"""Search examples on which the uniform factor is chosen, and texts of the perplexity."""
+SEARCH = {
+    **{"curve": "free", "start": "1", "population": 12, "parents": 5, "generations": 4},
+    **{"mutations": 5, "crossovers": 1, "examples": 20},
 }
-"""How much is measured; ``search.`` and ``gradient.`` are flags of ``python -m search.ga``. The reference model's
-second layer needs another factor than its neighbours, which a Bézier curve over six layers cannot give it, and its
-score at 1.5 (Eq. 8) is 0: so searches set one factor a layer and set out from 1."""
-
-
-def resized(text: str) -> dict[str, Any]:
-    """The sizes with other values: ``NAME=VALUE,...``.
-
-    Raises:
-        UserError: a name that there is not, or a value that is no number of the size's kind.
-    """
-    changed = dict(SIZES)
-    for name, _, value in (part.partition("=") for part in text.split(",")):
-        if name not in SIZES:
-            raise UserError(f"--set {name}: no such size; there are {', '.join(SIZES)}")
-        kind, least = type(SIZES[name]), 0 if "." in name else 1
-        try:
-            changed[name] = kind(value)
-            wrong = kind is not str and not changed[name] >= least
-        except ValueError:
-            wrong = True
-        if wrong:
-            number = "a whole number" if kind is int else "a number"
-            raise UserError(f"--set {name}={value}: expected {number}, at least {least}")
-    return changed
+"""Flags of ``python -m search.ga``. The reference model's second layer needs another factor than its neighbours, which
+a Bézier curve over six layers cannot give it, and its score at 1.5 (Eq. 8) is 0: so searches set one factor a layer
+and set out from 1."""
+DESCENT = {"generations": 8, "epoch_samples": 40, "gradient_batch": 8, "learning_rate": 0.02, "examples": 20}
+"""The same, of gradient descent."""
 
 
 class Experiment(NamedTuple):
@@ -116,27 +96,26 @@ class Experiment(NamedTuple):
     second: bool
 
 
-def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
+def experiments() -> dict[str, Experiment]:
     """All of them by name, in an order in which nothing waits for what comes later."""
     listed: dict[str, Experiment] = {}
-    few = sizes["other_questions"]
 
     def add(name: str, kind: str, source: Source | None = None, second: bool = False, **settings: Any) -> None:
         listed[name] = Experiment(kind, settings, source, second)
 
     def evaluate(name: str, task: str, source: Source | None = None, second: bool = False, **changed: Any) -> None:
-        settings = {"task": task, "questions": sizes["questions"], "metadata": {}, "model": "lpes", "model_args": {}}
+        settings = {"task": task, "questions": QUESTIONS, "metadata": {}, "model": "lpes", "model_args": {}}
         add(name, "evaluate", source, second, **settings | changed)
 
     def search(name: str, task: str, seed: int, **changed: Any) -> None:
-        add(name, "search", flags=search_flags(task, seed, sizes, **changed))
+        add(name, "search", flags=search_flags(task, seed, **changed))
 
     for task, short in SHORT.items():
         at, shipped = f"main/{short}", ("shipped", task)
         evaluate(f"{at}/plain", task)
         evaluate(f"{at}/pi", task, ("mean", shipped))
         evaluate(f"{at}/lpes", task, shipped)
-        add(f"{at}/uniform-choice", "choose", task=task, examples=sizes["choice_examples"], grid=list(UNIFORM))
+        add(f"{at}/uniform-choice", "choose", task=task, examples=CHOICE_EXAMPLES, grid=list(UNIFORM))
         evaluate(f"{at}/uniform", task, ("chosen", f"{at}/uniform-choice"))
     for task in SHORT:
         for seed, name in SEARCHES[task].items():
@@ -145,10 +124,10 @@ def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
             evaluate(f"{name}-held-out", task, found)
             evaluate(f"{name}-pi", task, ("mean", found))
     for task, short in SHORT.items():
-        evaluate(f"all/{short}/plain", task, questions=sizes["all_questions"])
-        evaluate(f"all/{short}/lpes", task, ("shipped", task), questions=sizes["all_questions"])
+        evaluate(f"all/{short}/plain", task, questions=ALL_QUESTIONS)
+        evaluate(f"all/{short}/lpes", task, ("shipped", task), questions=ALL_QUESTIONS)
     for rope in ("plain", "linear", "dynamic", "yarn"):
-        settings = {"rope": rope, "texts": sizes["texts"], "lengths": list(PPL_LENGTHS)}
+        settings = {"rope": rope, "texts": TEXTS, "lengths": list(PPL_LENGTHS)}
         add(f"perplexity/{rope}", "perplexity", **settings)
         add(f"perplexity/{rope}-lpes", "perplexity", ("shipped", KV), **settings)
     for variant, changed in VARIANTS.items():
@@ -157,7 +136,7 @@ def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
             evaluate(f"{name}-held-out", KV, ("found", name))
     for task, short in SHORT.items():
         for name, (model, arguments) in METHODS.items():
-            n = sizes["slow_questions" if model in SLOW else "peer_questions"]
+            n = SLOW_QUESTIONS if model in SLOW else PEER_QUESTIONS
             evaluate(f"main/{short}/{name}", task, questions=n, model=model, model_args=arguments)
 
     first = {task: ("found", SEARCHES[task][1]) for task in SHORT}
@@ -167,7 +146,9 @@ def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
         for length in lengths:
             for name, source in {"plain": None, "lpes": first[task], "shipped": ("shipped", task)}.items():
                 size = {SIZE_OF[task]: length}
-                evaluate(f"transfer/{SHORT[task]}-{length}-{name}", task, source, questions=few, metadata=size)
+                evaluate(
+                    f"transfer/{SHORT[task]}-{length}-{name}", task, source, questions=OTHER_QUESTIONS, metadata=size
+                )
     for name, source in {"plain": None, "own": ("shipped", KV), "transferred": first[KV]}.items():
         evaluate(f"second/{name}", KV, source, second=True)
     for task, lengths in SHORT_LENGTHS.items():
@@ -179,16 +160,18 @@ def experiments(sizes: Mapping[str, Any] = SIZES) -> dict[str, Experiment]:
         search(f"steps/{curve}", MDQA, 1, curve=curve)
     curves: dict[str, Source] = {curve: ("found", f"steps/{curve}") for curve in ("linear", "bezier")}
     for name, source in {"plain": None, "free": first[MDQA], **curves}.items():
-        evaluate(f"steps/{name}-held-out", MDQA, source, questions=few, metadata=tenths)
+        evaluate(f"steps/{name}-held-out", MDQA, source, questions=OTHER_QUESTIONS, metadata=tenths)
 
     for task, short in SHORT.items():
         for half in ("first", "last"):
-            evaluate(f"ablation/{short}-{half}-half", task, ("half", half, ("shipped", task)), questions=few)
-    evaluate("ablation/as-found", MDQA, ("found", "steps/bezier"), questions=few)
+            evaluate(
+                f"ablation/{short}-{half}-half", task, ("half", half, ("shipped", task)), questions=OTHER_QUESTIONS
+            )
+    evaluate("ablation/as-found", MDQA, ("found", "steps/bezier"), questions=OTHER_QUESTIONS)
     for point in (None, 0, 1, 2, 3):
         for way, by in (("down", -0.3), ("up", 0.3)):
             name = f"ablation/{'all' if point is None else f'point-{point}'}-{way}"
-            evaluate(name, MDQA, ("moved", point, by, "steps/bezier"), questions=few)
+            evaluate(name, MDQA, ("moved", point, by, "steps/bezier"), questions=OTHER_QUESTIONS)
     return listed
 
 
@@ -197,10 +180,9 @@ def seeded(name: str) -> dict[int, str]:
     return {seed: name if seed == 1 else f"{name}-seed-{seed}" for seed in SEEDS[: SEEDED.get(name, 1)]}
 
 
-def search_flags(task: str, seed: int, sizes: Mapping[str, Any], optimizer: str = "ga", **changed: Any) -> str:
+def search_flags(task: str, seed: int, optimizer: str = "ga", **changed: Any) -> str:
     """The flags of ``python -m search.ga``."""
-    group = "gradient." if optimizer == "gradient" else "search."
-    size = {key.removeprefix(group): value for key, value in sizes.items() if key.startswith(group)}
+    size: dict[str, Any] = dict(DESCENT if optimizer == "gradient" else SEARCH)
     if optimizer == "bands":  # sets out from the plain model, tries band after band of layers, and ends by itself
         size = {"examples": size["examples"]}
     if optimizer == "random" or (optimizer == "cma-es" and size.get("start") == "diverse"):

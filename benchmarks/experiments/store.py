@@ -29,17 +29,15 @@ TABLES = {
     "perplexity": "perplexity.jsonl",
 }
 """Kinds of experiments, and the table that each one's results are in."""
-FAILURES = "failures.jsonl"
 Row = dict[str, Any]
 
 
 class Results:
     """The tables of a folder, which need not be there yet; ``DataError`` names a line that is no row."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        tables = (*TABLES.values(), FAILURES)
-        self._tables = {file: {row["name"]: row for row in self.rows(file, "name")} for file in tables}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tables = {file: {row["name"]: row for row in self.rows(file, "name")} for file in TABLES.values()}
 
     def rows(self, file: str, *fields: str) -> list[Row]:
         """The rows of any table in the folder, each of which must have these fields; none where it is not there."""
@@ -48,19 +46,13 @@ class Results:
 
     def load(self, name: str) -> Row | None:
         """An experiment's result, if it is there."""
-        return next((self._tables[file][name] for file in TABLES.values() if name in self._tables[file]), None)
-
-    def failure(self, name: str) -> str | None:
-        """Why an experiment gave no result the last time it was tried."""
-        return self._tables[FAILURES].get(name, {}).get("error")
+        return next((table[name] for table in self._tables.values() if name in table), None)
 
     def keep(self, table: str, row: Mapping[str, Any]) -> None:
-        """Write a row in place of an earlier one of its name, and end an earlier failure; or note a failure."""
-        self._tables[FAILURES].pop(row["name"], None)
-        self._tables[FAILURES if "error" in row else table][row["name"]] = json.loads(json.dumps(row))
-        for file in (file for file in (table, FAILURES) if self._tables[file] or (self.folder / file).exists()):
-            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[file].values())
-            files.write_atomically(self.folder / file, "".join(f"{line}\n" for line in lines))
+        """Write a row in place of an earlier one of its name."""
+        self._tables[table][row["name"]] = json.loads(json.dumps(row))
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[table].values())
+        files.write_atomically(self.folder / table, "".join(f"{line}\n" for line in lines))
 
 
 def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> Row:
@@ -79,16 +71,10 @@ def scores(row: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def paired(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The scores of two results on the questions that both were asked, of shape (questions, positions).
-
-    Raises:
-        ValueError: no question in common, or other positions.
-    """
+    """The scores of two results on the questions that both were asked, of shape (questions, positions)."""
     a, b = scores(first), scores(second)
     common = a.index[a.index.isin(b.index)]
-    if common.empty or list(a) != list(b):
-        raise ValueError(f"{first['name']} and {second['name']} have no questions or positions in common")
-    return a.loc[common].to_numpy(), b.loc[common].to_numpy()
+    return a.loc[common].to_numpy(), b.loc[common, a.columns].to_numpy()
 
 
 def spelled(path: Path) -> str:

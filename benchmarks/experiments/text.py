@@ -28,27 +28,25 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
     Raises:
         UserError: the tokenizer does not give all answers the same number of tokens, or a text cannot be cut to size.
     """
+
+    def size(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     texts, sizes, pairs = [], set(), longest // 10
     for number in range(count):
         example = kv.generate(number, pairs, SEED)
-        record = _tokens(tokenizer, kv.format_records(example.records[-2:])) // 2
-        near = max(1, (nearest - _tokens(tokenizer, kv.TEMPLATE) - 2 * record) // record)
+        record = size(kv.format_records(example.records[-2:])) // 2
+        near = max(1, (nearest - size(kv.TEMPLATE) - 2 * record) // record)
         gold = pairs - 1 - below(near, stream("perplexity", SEED, number))
         position = min(100.0, 100 * (gold + 0.5) / (pairs - 1))
         answer = f' "{example.value(position)}"'
         text = example.prompt(position) + answer
-        while (excess := _tokens(tokenizer, text) - longest) > 0:  # what is left may be split otherwise at the cut
+        while (excess := size(text) - longest) > 0:  # what is left may be split otherwise at the cut
             offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
             text = text[offsets[excess][0] :]
-        if excess < 0:
-            raise UserError(f"a text cannot be cut to {longest} tokens with the model's tokenizer")
         texts.append(text)
-        sizes.add(longest - _tokens(tokenizer, text[: -len(answer)]))
-    if len(sizes) > 1:
-        raise UserError(f"the model's tokenizer splits answers into {sorted(sizes)} tokens; expected one number")
+        sizes.add((size(text), longest - size(text[: -len(answer)])))
+    if len(sizes) > 1 or {whole for whole, _ in sizes} != {longest}:
+        raise UserError(f"expected texts of {longest} tokens with answers of one size; their sizes are {sorted(sizes)}")
     write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return sizes.pop()
-
-
-def _tokens(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return sizes.pop()[1]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from itertools import groupby
 from pathlib import Path
 
 from lpes_eval import files
 from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
 
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
@@ -27,23 +25,18 @@ def draw(log: Path, out: Path) -> None:
     """Loss and share of right answers by step, with the levels of the recipe as bands.
 
     Raises:
-        UserError: no log, or one without a line; a picture of another kind than .png and .svg.
+        UserError: no log, or one without a line.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    if out.suffix not in (".png", ".svg"):
-        raise UserError(f"{out}: expected a name that ends in .png or .svg")
     lines = list(files.read_jsonl(log, required=("step", "level", "loss")))
     if not lines:
         raise UserError(f"{log}: the file is empty; expected a training's log.jsonl")
     first, last = lines[0]["step"], lines[-1]["step"]
-    figure, (names, above, below) = pyplot.subplots(
-        3, 1, figsize=(9, 7), sharex=True, height_ratios=(2, 3, 3), constrained_layout=True
-    )
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    names, above, below = figure.subplots(3, 1, sharex=True, height_ratios=(2, 3, 3))
     names.axis("off")
+    drawn = {}
     for i, (level, group) in enumerate(groupby(lines, key=lambda line: line["level"])):
         part = list(group)
         start, end = part[0]["step"], part[-1]["step"]
@@ -55,19 +48,15 @@ def draw(log: Path, out: Path) -> None:
         runs = [part[k : k + AVERAGED] for k in range(0, len(part), AVERAGED)]
         for number, key in enumerate(("loss", *SHARES)):
             known = [(run[len(run) // 2]["step"], [line[key] for line in run if key in line]) for run in runs]
-            if drawn := [(step, sum(values) / len(values)) for step, values in known if values]:
+            if points := [(step, sum(values) / len(values)) for step, values in known if values]:
                 axes = below if key in SHARES else above
-                new = SHARES.get(key, key) not in axes.get_legend_handles_labels()[1]
-                axes.plot(*zip(*drawn, strict=True), color=f"C{number}", label=SHARES.get(key, key) if new else None)
+                (drawn[key],) = axes.plot(*zip(*points, strict=True), color=f"C{number}")
     above.set(yscale="log", ylabel="training loss, nats a token")
-    below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02))
-    if first < last:
-        below.set_xlim(first, last)
-    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=90, format=out.suffix[1:])
-    pyplot.close(figure)
-    write_atomically(out, picture.getvalue())
+    below.set(xlabel="step", ylabel="share right on fresh batches", ylim=(0, 1.02), xlim=(first, max(last, first + 1)))
+    shares = {words: drawn[key] for key, words in SHARES.items() if key in drawn}
+    figure.legend(shares.values(), shares.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=90)
 
 
 def _name(level: str) -> str:
@@ -88,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         draw(given.log, given.out)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -10,9 +10,8 @@ Shapes: B contexts, C context tokens, Q queries a context, W tokens a query, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +75,16 @@ def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray 
 
     rows = np.arange(contexts)[:, None]
     gold_keys, gold_values = keys[rows, golds], values[rows, golds]
-
-    def fixed(identifier: int) -> np.ndarray:
-        return np.full((*golds.shape, 1), identifier)
-
-    ask, answer, quote = fixed(piece[vocabulary.ASK]), fixed(piece[vocabulary.ANSWER]), fixed(vocabulary.QUOTE_ID)
-    queries = np.concatenate([fixed(piece[vocabulary.KEY]), gold_keys, ask, answer, gold_values, quote], axis=2)
-    targets = np.concatenate([queries[:, :, 1:], fixed(vocabulary.END_ID)], axis=2)
+    fixed = [
+        piece[vocabulary.KEY],
+        piece[vocabulary.ASK],
+        piece[vocabulary.ANSWER],
+        vocabulary.QUOTE_ID,
+        vocabulary.END_ID,
+    ]
+    key, ask, answer, quote, end = (np.full((*golds.shape, 1), identifier) for identifier in fixed)
+    queries = np.concatenate([key, gold_keys, ask, answer, gold_values, quote], axis=2)
+    targets = np.concatenate([queries[:, :, 1:], end], axis=2)
     # A key's byte follows from the bytes before it only once they name one record.
     same = (keys[:, None, :, :] == gold_keys[:, :, None, :]).cumprod(axis=3).sum(axis=2)  # (B, Q, size)
     targets[:, :, 0] = IGNORE
@@ -92,9 +94,11 @@ def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray 
     return Asked(context, queries, targets, answers)
 
 
-@lru_cache(maxsize=1)
-def _tokenizer() -> Any:
-    return vocabulary.build()
+_TOKENIZER = vocabulary.build()
+
+
+def _encode(texts: Iterable[str]) -> list[list[int]]:
+    return [encoded.ids for encoded in _TOKENIZER.encode_batch(list(texts), add_special_tokens=False)]
 
 
 def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, remarks: int = fiction.REMARKS) -> Asked:
@@ -112,50 +116,34 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
         drawn = [(i, below(len(kind.facts), rng)) for i in golds]
     head, between = TEMPLATE.split("{search_results}")
     before, between = between.split("{question}")
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [encoded.ids for encoded in _tokenizer().encode_batch(list(texts), add_special_tokens=False)]
-
-    shelf = head + "\n".join(format_document(i, article.document()) for i, article in enumerate(articles, 1))
     wordings = [choice(kind.facts[fact].questions, rng).split("{title}") for _, fact in drawn]
-    lead, tail = zip(*wordings, strict=True)
-    subjects = [" " + article.subject for article in articles]
-    values = [articles[i].values[fact].answers[0] for i, fact in drawn]
-    (context,) = encode([shelf])
-    opened = encode([before + text.rstrip(" ") for text in lead])
-    titles = encode([" " + article.title for article in articles])
-    closed = encode([text + between for text in tail])
-    told = encode([" " + value for value in values])
 
-    rows = []
-    for (i, _), a, b, value in zip(drawn, opened, closed, told, strict=True):
-        title = titles[i]
-        known = [sum(other[:n] == title[:n] for other in titles) == 1 for n in range(1, len(title))]
-        ids = [*a, *title, *b, *value]
-        targets = [IGNORE] * len(a) + [t if k else IGNORE for t, k in zip(title[1:], known, strict=True)]
-        targets += [IGNORE] * len(b) + [*value, vocabulary.END_ID]
-        rows.append((ids, targets, len(ids) - len(value) - 1))
-    width = max(len(ids) for ids, _, _ in rows)
-    queries = np.full((1, len(rows), width), vocabulary.PAD_ID)
-    all_targets = np.full((1, len(rows), width), IGNORE)
-    answers = np.zeros((1, len(rows), width), dtype=bool)
-    for row, (ids, targets, start) in enumerate(rows):
-        queries[0, row, : len(ids)] = ids
-        all_targets[0, row, : len(ids)] = targets
-        answers[0, row, start : len(ids)] = True
-    return Asked(np.array([context]), queries, all_targets, answers, _subjects(context, encode(subjects)))
+    (context,) = _encode([head + "\n".join(format_document(i, one.document()) for i, one in enumerate(articles, 1))])
+    titles = _encode(" " + article.title for article in articles)
+    opened = _encode(before + lead.rstrip(" ") for lead, _ in wordings)
+    closed = _encode(tail + between for _, tail in wordings)
+    values = _encode(" " + articles[i].values[fact].answers[0] for i, fact in drawn)
 
+    widths = [len(a + titles[i] + b + v) for (i, _), a, b, v in zip(drawn, opened, closed, values, strict=True)]
+    shape = (1, len(drawn), max(widths))
+    queries, targets = np.full(shape, vocabulary.PAD_ID), np.full(shape, IGNORE)
+    answers = np.zeros(shape, dtype=bool)
+    for row, ((i, _), a, b, value) in enumerate(zip(drawn, opened, closed, values, strict=True)):
+        title, start = titles[i], widths[row] - len(value)
+        queries[0, row, : widths[row]] = [*a, *title, *b, *value]
+        for n in range(1, len(title)):
+            if sum(other[:n] == title[:n] for other in titles) == 1:
+                targets[0, row, len(a) + n - 1] = title[n]
+        targets[0, row, start - 1 : widths[row]] = [*value, vocabulary.END_ID]
+        answers[0, row, start - 1 : widths[row]] = True
 
-def _subjects(context: list[int], subjects: list[list[int]]) -> np.ndarray:
-    """(1, C) targets: the tokens of a subject where it follows a title or a sentence."""
-    targets = np.full((1, len(context)), IGNORE)
-    boundaries = {vocabulary.byte_id(")"), vocabulary.byte_id(".")}
+    context_targets = np.full((1, len(context)), IGNORE)
+    subjects, ends = _encode(" " + article.subject for article in articles), set(map(vocabulary.byte_id, ")."))
     for at in range(1, len(context)):
-        if context[at - 1] in boundaries:
-            for subject in subjects:
-                if context[at : at + len(subject)] == subject:
-                    targets[0, at - 1 : at - 1 + len(subject)] = subject
-    return targets
+        for subject in subjects if context[at - 1] in ends else ():  # it follows a title or a sentence
+            if context[at : at + len(subject)] == subject:
+                context_targets[0, at - 1 : at - 1 + len(subject)] = subject
+    return Asked(np.array([context]), queries, targets, answers, context_targets)
 
 
 def _attend(
@@ -163,9 +151,6 @@ def _attend(
     context: int = 0, width: int = 0, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Causal attention over the context; from each query of ``width`` tokens over the context and itself."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     attention = functional.scaled_dot_product_attention
     first = attention(query[:, :, :context], key[:, :, :context], value[:, :, :context], is_causal=True, scale=scaling)
     asked = query.shape[2] - context

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lpes_eval.data import fiction
 from lpes_eval.files import write_atomically
@@ -40,15 +40,6 @@ PROMPT_PIECES = (HEAD, OPEN, COLON, NEXT, CLOSE, KEY, ASK, ANSWER)
 
 DASHED = (4, 6, 8, 10)
 """Which of a UUID's sixteen bytes are written with a dash before them."""
-
-
-def _byte_symbols() -> list[str]:
-    """One printable character for each byte, as GPT-2's byte-level alphabet has it: itself where it prints."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    symbols = {byte: chr(byte) for byte in printable}
-    others = (byte for byte in range(256) if byte not in symbols)
-    symbols.update({byte: chr(256 + i) for i, byte in enumerate(others)})
-    return [symbols[byte] for byte in range(256)]
 
 
 def pieces() -> list[str]:
@@ -79,16 +70,14 @@ VOCAB_SIZE = 2 + 256 + len(pieces())
 def build(size: int = VOCAB_SIZE) -> Tokenizer:
     """The tokenizer as an object of the ``tokenizers`` library, with the first ``size`` entries of the vocabulary."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    symbols = _byte_symbols()
-
-    def spell(text: str) -> str:
-        return "".join(symbols[byte] for byte in text.encode())
-
+    symbols = bytes_to_unicode()  # one printable character for each byte
+    texts = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in pieces()]
     # Whole numbers add without rounding, so equal counts of pieces score exactly equal at any length. The two special
     # tokens are there to have their ids; text that spells them always costs less as single bytes.
     special = [(PAD, -1000.0), (END, -1000.0)]
-    vocabulary = special + [(piece, -1.0) for piece in (*symbols, *(spell(piece) for piece in pieces()))]
+    vocabulary = special + [("".join(symbols[byte] for byte in text), -1.0) for text in texts]
     tokenizer = Tokenizer(models.Unigram(vocabulary[:size], unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,8 +85,10 @@ def build(size: int = VOCAB_SIZE) -> Tokenizer:
     return tokenizer
 
 
-def _config(model_max_length: int) -> dict[str, Any]:
-    return {
+def save(folder: Path, model_max_length: int, size: int = VOCAB_SIZE) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` loads them without code of ours."""
+    write_atomically(folder / "tokenizer.json", build(size).to_str(pretty=False))
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model_max_length,
         "eos_token": END,
@@ -107,10 +98,4 @@ def _config(model_max_length: int) -> dict[str, Any]:
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
     }
-
-
-def save(folder: Path, model_max_length: int, size: int = VOCAB_SIZE) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` loads them without code of ours."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "tokenizer.json", build(size).to_str(pretty=False))
-    write_atomically(folder / "tokenizer_config.json", json.dumps(_config(model_max_length), indent=2) + "\n")
+    write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")

@@ -134,32 +134,25 @@ KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].ite
 
 @dataclass(frozen=True)
 class Article:
-    """An article before it is put together: its first sentence, ``opening``, and those that begin with ``subject``.
+    """An article: its title, what it calls its subject, its text, and the values of its kind's facts, in their order.
 
-    ``values`` and ``statements`` are in the order of the kind's facts, ``order`` has them in that of the text, where a
-    sentence states two. ``places`` is the order of all sentences after the first, those of facts numbered first.
+    ``said`` is its first sentence, what states each fact, and its remarks, in that order and not in the text's.
     """
 
     title: str
     subject: str
-    opening: str
+    text: str
     values: tuple[Value, ...]
-    statements: tuple[str, ...]
-    order: tuple[int, ...]
-    remarks: tuple[str, ...]
-    places: tuple[int, ...]
+    said: tuple[str, ...]
 
     def document(self) -> Document:
         """The article as a document of a prompt."""
-        first, second = self.order[::2], self.order[1::2]
-        said = [f"{self.statements[i]} and {self.statements[j]}" for i, j in zip(first, second, strict=True)]
-        said += self.remarks
-        return Document(self.title, " ".join([self.opening, *(f"{self.subject} {said[i]}." for i in self.places)]))
+        return Document(self.title, self.text)
 
-    def all_but(self, fact: int) -> Document:
-        """What the article says apart from one fact, to check that the fact is stated nowhere else."""
-        others = [statement for i, statement in enumerate(self.statements) if i != fact]
-        return Document(self.title, " ; ".join([self.opening, *others, *self.remarks]))
+    def states_elsewhere(self, fact: int) -> bool:
+        """Whether an answer to a question about ``fact`` stands anywhere but where the article states it."""
+        others = " ; ".join([*self.said[: 1 + fact], *self.said[2 + fact :]])
+        return contains_answer(Document(self.title, others), self.values[fact].answers)
 
 
 def _filled(sentence: str, kind: Kind, rng: Random) -> str:
@@ -169,17 +162,17 @@ def _filled(sentence: str, kind: Kind, rng: Random) -> str:
 
 def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     title = _title(kind.name, rng)
-    begin = kind.subject.format(title=title, name=title) + " "
-    opening = begin + _filled(kind.opening, kind, rng)
+    opening = f"{kind.subject.format(title=title, name=title)} {_filled(kind.opening, kind, rng)}."
     values = tuple(_value(fact.value, rng) for fact in kind.facts)
     stated = zip(kind.facts, values, strict=True)
-    statements = tuple(choice(fact.statements, rng).format(value=value.text) for fact, value in stated)
-    order = tuple(shuffled(range(len(kind.facts)), rng))
+    statements = [choice(fact.statements, rng).format(value=value.text) for fact, value in stated]
+    order = shuffled(statements, rng)
     subject = kind.subject.format(title=title, name=title.split()[-1])
-    said = tuple(_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:remarks]) if remarks else ()
-    sentences = range(len(order) // 2 + len(said))
-    places = shuffled(sentences, rng) if said else sentences
-    return Article(title, subject, opening + ".", values, statements, order, said, tuple(places))
+    remarked = [_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:remarks]] if remarks else []
+    sentences = [" and ".join(order[i : i + 2]) for i in range(0, len(order), 2)] + remarked
+    sentences = shuffled(sentences, rng) if remarks else sentences
+    text = " ".join([opening, *(f"{subject} {sentence}." for sentence in sentences)])
+    return Article(title, subject, text, values, (opening, *statements, *remarked))
 
 
 @lru_cache(maxsize=1024)  # a question is asked at several positions
@@ -193,19 +186,17 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     kind = choice(KINDS, rng)
     asked = below(len(kind.facts), rng)
     gold = _article(kind, rng)
-    while contains_answer(gold.all_but(asked), gold.values[asked].answers):
+    while gold.states_elsewhere(asked):
         gold = _article(kind, rng)
     answers = gold.values[asked].answers
     question = choice(kind.facts[asked].questions, rng).format(title=gold.title)
 
-    subjects = {normalize(gold.subject)}
-    distractors: list[Document] = []
-    while len(distractors) < num_documents - 1:
+    documents = {normalize(gold.subject): gold.document()}
+    while len(documents) < num_documents:
         other = _article(kind, rng)
-        document = other.document()
-        if normalize(other.subject) not in subjects and not contains_answer(document, answers):
-            subjects.add(normalize(other.subject))
-            distractors.append(document)
+        if not contains_answer(other.document(), answers):
+            documents.setdefault(normalize(other.subject), other.document())
+    _, *distractors = documents.values()
     return Example(question_id, question, answers, gold.document(), tuple(distractors))
 
 

@@ -17,8 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from lpes_eval import files
-from lpes_eval.data.source import Files, Pool, Source, asked
-from lpes_eval.errors import DataError
+from lpes_eval.data.source import Files, Pool, Source, asked, read_examples
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PositionTask, gold_index
 from lpes_eval.rng import stream
@@ -74,10 +73,8 @@ class Question:
         """The prompt, in labelled pieces."""
         records, asked = self.at(position)
         instruction, question = TEMPLATE.split("{records}")
-        pieces = [
-            Segment("gold" if number == asked else f"record {number + 1}", line)
-            for number, line in enumerate(_lines(records))
-        ]
+        labels = ["gold" if number == asked else f"record {number + 1}" for number in range(len(records))]
+        pieces = map(Segment, labels, _lines(records))
         question = question.format(key=records[asked][0])
         return [Segment("instruction", instruction), *pieces, Segment("question", question)]
 
@@ -115,29 +112,29 @@ def _uuid4(rng: Random) -> str:
     return str(UUID(int=rng.getrandbits(128), version=4))
 
 
-def read_official(path: Path, num_keys: int) -> list[Question]:
+def read(path: Path, num_keys: int) -> list[Question]:
     """The questions of an official file.
 
     Raises:
         DataError: a line that is not in the benchmark's form, or with another number of records; names the line.
     """
-    questions = []
-    for number, line in enumerate(files.read_jsonl(path, required=LINE)):
-        where = f"{path}, example {number + 1}"
+
+    def parse(number: int, line: dict[str, Any]) -> Question:
         records, gold = line["ordered_kv_records"], [line["key"], line["value"]]
         if any(len(record) != 2 for record in records):
-            raise DataError(f"{where}: 'ordered_kv_records' are not all pairs [key, value]")
+            raise ValueError("'ordered_kv_records' are not all pairs [key, value]")
         if len(records) != num_keys:
-            raise DataError(f"{where}: {len(records)} records, expected {num_keys}")
+            raise ValueError(f"{len(records)} records, expected {num_keys}")
         keys = [key for key, _ in records]
         if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise DataError(f"{where}: key {repeated[0]!r} stands {len(repeated)} times, expected once")
+            raise ValueError(f"key {repeated[0]!r} stands {len(repeated)} times, expected once")
         if gold not in records:
-            raise DataError(f"{where}: the asked record {files.shown(gold)} is not in 'ordered_kv_records'")
+            raise ValueError(f"the asked record {files.shown(gold)} is not in 'ordered_kv_records'")
         if not gold[1].strip():
-            raise DataError(f"{where}: the asked value is empty, so every answer would be right")
-        questions.append(Question(number, tuple((key, value) for key, value in records), records.index(gold)))
-    return questions
+            raise ValueError("the asked value is empty, so every answer would be right")
+        return Question(number, tuple((key, value) for key, value in records), records.index(gold))
+
+    return read_examples(path, LINE, parse)
 
 
 def accuracy(answer: str, value: str) -> float:
@@ -158,7 +155,7 @@ def load(
         pool = Pool("generated", *origin, POOL, lambda i: generate(i, num_keys), lambda question: question.records)
     else:
         path = OFFICIAL.path(request, num_keys)
-        questions = read_official(path, num_keys)
+        questions = read(path, num_keys)
         pool = Pool(request.kind, path.name.partition(".jsonl")[0], path, len(questions), questions.__getitem__)
     return pool.draw(split, search_seed)
 

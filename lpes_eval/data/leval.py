@@ -14,15 +14,14 @@ before a space, full stop or bracket, then the first run of letters anywhere, in
 from __future__ import annotations
 
 import re
-import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import splits
-from lpes_eval.data.source import Files, Source, asked
+from lpes_eval.data import splits, squad
+from lpes_eval.data.source import Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
@@ -59,23 +58,19 @@ def read(path: Path, name: str) -> list[Document]:
     Raises:
         DataError: no such file, a broken line, or one that is not in the benchmark's form.
     """
-    documents = []
-    for number, line in enumerate(files.read_jsonl(path, required=LINE), 1):
-        text, instructions, outputs = line["input"], line["instructions"], line["outputs"]
-        where = f"{path}, document {number}"
+
+    def parse(number: int, line: dict[str, Any]) -> Document:
+        instructions, outputs = line["instructions"], line["outputs"]
         if not all(output.strip() for output in outputs):
-            raise DataError(f"{where}: 'outputs' holds an empty text, expected the right letters")
+            raise ValueError("'outputs' holds an empty text, expected the right letters")
         if len(instructions) != len(outputs):
-            raise DataError(f"{where}: {len(instructions)} instructions but {len(outputs)} outputs")
+            raise ValueError(f"{len(instructions)} instructions but {len(outputs)} outputs")
         if name == "sci_fi" and (bad := [output for output in outputs if FACT_MARK not in output.lower()]):
-            raise DataError(f"{where}: the reference {files.shown(bad[0])} has no '[fact: ...]'")
-        documents.append(Document(text, tuple(instructions), tuple(outputs)))
-    if not documents:
-        raise DataError(f"{path}: the file holds no document")
-    return documents
+            raise ValueError(f"the reference {files.shown(bad[0])} has no '[fact: ...]'")
+        return Document(line["input"], tuple(instructions), tuple(outputs))
 
+    return read_examples(path, LINE, parse)
 
-_read_once = files.remembered(read)  # one reading serves every size of a task
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -171,10 +166,7 @@ SUBSET_SCORE = 0.25
 FACT_MARK = "[fact:"
 """Behind it stands the second judgement, about the real world, in sci_fi's references and predictions."""
 
-_RUN = re.compile(f"[{LETTERS}]+")
 _OPTION = re.compile(r"\s*[A-Z](?=[\s.)])")
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def predicted_letters(response: str, several: bool = False) -> str:
@@ -186,17 +178,17 @@ def predicted_letters(response: str, several: bool = False) -> str:
         return "None"
     if response in LETTERS:  # "AB", "BCD" and the like too, but not "AC"
         return response
-    run = _RUN.search(response)
+    run = re.search("[ABCD]+", response)
     if run and not several:
         return run[0][0]
     leading = response[: len(response) - len(response.lstrip(LETTERS))]
     if len(leading) > 1:
-        return _sorted_set(leading)
+        return "".join(sorted(set(leading)))
     rest = response[len(leading) :].split("Question")[0]
     options = leading + "".join(_OPTION.findall(rest))
-    if letters := _sorted_set(c for c in options if c in LETTERS):
+    if letters := "".join(sorted(set(options) & set(LETTERS))):
         return letters
-    run = _RUN.search(rest)
+    run = re.search("[ABCD]+", rest)
     return run[0] if run else "A"
 
 
@@ -211,12 +203,10 @@ def exact_match(prediction: str, reference: str) -> float:
     Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else (``true``,
     ``false``, numbers) is worth 1 if the reference is contained in the prediction, case and spaces aside.
     """
-    wanted = _normalize(reference)
-    if all(c in LETTERS for c in wanted):
-        found = _normalize(prediction)
-        if found == wanted:
-            return 1.0
-        return SUBSET_SCORE if set(found) <= set(wanted) else 0.0
+    # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
+    wanted, found = squad.bare(reference), squad.bare(prediction)
+    if set(wanted) <= set(LETTERS):
+        return 1.0 if found == wanted else SUBSET_SCORE if set(found) <= set(wanted) else 0.0
     try:
         return float(float(prediction) == float(reference))
     except ValueError:
@@ -230,29 +220,18 @@ def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> 
     The benchmark writes both responses into one line before it reads them, and so does this: a story's response that
     itself contains ``[fact:`` takes the second one's place. A reference is such as ``True [fact: False]``.
     """
-    references = _two_parts(output)
-    parts = _two_parts(f"{loyalty_response} {FACT_MARK} {fact_response}]")
-    loyalty, fact = (exact_match(_first_verdict(part), wanted) for part, wanted in zip(parts, references, strict=True))
+
+    def two_parts(text: str) -> tuple[str, str]:
+        loyalty, fact, *_ = text.lower().split(FACT_MARK)
+        return loyalty.strip(), fact[:-1].strip()
+
+    def first_verdict(text: str) -> str:
+        verdicts = (verdict for word in text.split() for verdict in ("true", "false") if verdict in word)
+        return next(verdicts, "<error>")
+
+    said = two_parts(f"{loyalty_response} {FACT_MARK} {fact_response}]")
+    loyalty, fact = map(exact_match, map(first_verdict, said), two_parts(output))
     return loyalty, fact
-
-
-def _two_parts(text: str) -> tuple[str, str]:
-    loyalty, fact, *_ = text.lower().split(FACT_MARK)
-    return loyalty.strip(), fact[:-1].strip()
-
-
-def _first_verdict(text: str) -> str:
-    verdicts = (verdict for word in text.split() for verdict in ("true", "false") if verdict in word)
-    return next(verdicts, "<error>")
-
-
-def _sorted_set(letters: Iterable[str]) -> str:
-    return "".join(sorted(set(letters)))
-
-
-def _normalize(text: str) -> str:
-    # no lower-casing here, unlike SQuAD's normalisation: the article "a" goes, the answer "A" stays
-    return " ".join(_ARTICLE.sub(" ", text.translate(_NO_PUNCTUATION)).split())
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------
@@ -273,8 +252,9 @@ class Task(ExamTask):
         """One row a question, with the number of its document. Splits never divide the questions about a document."""
         request = asked(settings)
         path = OFFICIAL.path(request, self.subset)
-        self.documents: list[Document] = _read_once(path, self.subset)
-        chosen = splits.split(len(self.documents), search_seed).indices(split)
+        self.documents: list[Document] = read(path, self.subset)
+        drawn = splits.split(len(self.documents), search_seed)
+        chosen = drawn.indices(split)
         questions = [
             {"document": number, "instruction": instruction, "output": output}
             for number, document in enumerate(self.documents)
@@ -286,7 +266,7 @@ class Task(ExamTask):
                 f"{path}: split={split} has {len(chosen)} of its {len(self.documents)} documents and no question; "
                 "expected questions in two documents or more, to hold out and to search on, or --metadata split=all"
             )
-        seed = f"{splits.SPLIT_SEED}, by document" + (f", search_seed {search_seed}" if split == "search" else "")
+        seed = drawn.seed(split).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
         origin = (request.kind, self.subset, str(path), files.sha256(path))
         return rows, Source(*origin, split, seed, len(questions), len(rows))
 
@@ -303,17 +283,14 @@ class Task(ExamTask):
         """The limit of the whole prompt; by the authors' rule only the window limits it."""
         return None if self.config.metadata.get("cutting") == "authors" else super().prompt_tokens
 
-    def _style(self, chat: bool) -> str:
-        return self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
-
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The prompt with the whole document."""
-        document = self.documents[doc["document"]].text
-        return join(prompt(self.subset, self._style(False), document, doc["instruction"])[0])
+        style = self.config.metadata.get("prompt_style") or "vicuna"
+        return join(prompt(self.subset, style, self.documents[doc["document"]].text, doc["instruction"])[0])
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
-        style = self._style(chat)
+        style = self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
 
         def sent(document: str, instruction: str) -> str:
             segments, system = prompt(self.subset, style, document, instruction)
@@ -333,13 +310,12 @@ class Task(ExamTask):
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
         if key not in self._cut:
             questions = sorted(document.instructions, key=limits.count, reverse=True)
-            by_authors = self.prompt_tokens is None
-            limit = self.config.metadata["prompt_tokens"] if by_authors else limits.tokens
+            limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
 
             def fits(text: str) -> bool:
-                if by_authors:
-                    return limits.count(text) <= limit
-                return all(limits.fits(sent(text, question)) for question in questions)
+                if self.prompt_tokens:
+                    return all(limits.fits(sent(text, question)) for question in questions)
+                return limits.count(text) <= limit
 
             text = cut(document.text, limit, fits)
             if text is None:

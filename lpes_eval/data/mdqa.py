@@ -13,7 +13,6 @@ are parts of words), not of ``re``, as in the benchmark's own code.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import Any
 
 import regex
 
-from lpes_eval import files
-from lpes_eval.data.source import Files, Pool, Source, asked
+from lpes_eval.data import squad
+from lpes_eval.data.source import Files, Pool, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PositionTask, gold_index
@@ -62,12 +61,11 @@ LINE = {
 """What a line of a file has."""
 
 _ARTICLE = regex.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
     """SQuAD's normalisation: lower case, ASCII punctuation removed, articles removed, white space made single."""
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    return squad.bare(text.lower(), _ARTICLE)
 
 
 def first_line(text: str) -> str:
@@ -110,12 +108,11 @@ class Example:
 
     def segments(self, position: float) -> list[Segment]:
         """The prompt, in labelled pieces: one document a line, numbered from 1."""
-        gold = self.gold_index(position)
         instruction, question = TEMPLATE.split("{search_results}")
         found = [Segment("instruction", instruction)]
         for i, document in enumerate(self.documents(position)):
             line = format_document(i + 1, document) + "\n" * (i < len(self.distractors))
-            found.append(Segment("gold" if i == gold else f"document {i + 1}", line))
+            found.append(Segment("gold" if document is self.gold else f"document {i + 1}", line))
         return [*found, Segment("question", question.format(question=self.question))]
 
     def prompt(self, position: float) -> str:
@@ -143,24 +140,23 @@ def read(path: Path, num_documents: int) -> list[Example]:
     Raises:
         DataError: a line that is not in the benchmark's form, or with another number of documents.
     """
-    examples = []
-    for number, line in enumerate(files.read_jsonl(path, required=LINE)):
-        where = f"{path}, example {number + 1}"
+
+    def parse(number: int, line: dict[str, Any]) -> Example:
         question, answers, contexts = line["question"], line["answers"], line["ctxs"]
         if not question.strip() or not answers:
-            raise DataError(f"{where}: 'question' or 'answers' is empty")
+            raise ValueError("'question' or 'answers' is empty")
         if not all(answer.strip() for answer in answers):
-            raise DataError(f"{where}: 'answers' holds an empty text, so every answer would be right")
+            raise ValueError("'answers' holds an empty text, so every answer would be right")
         if len(contexts) != num_documents:
-            raise DataError(f"{where}: {len(contexts)} documents in 'ctxs', expected {num_documents}")
+            raise ValueError(f"{len(contexts)} documents in 'ctxs', expected {num_documents}")
         golds = [context for context in contexts if context.get("isgold") is True]
         if len(golds) != 1:
-            raise DataError(f"{where}: {len(golds)} documents in 'ctxs' have 'isgold': true, expected one")
-        gold, *distractors = (
-            Document(c["title"], c["text"]) for c in sorted(contexts, key=lambda c: c is not golds[0])
-        )
-        examples.append(Example(number, question, tuple(answers), gold, tuple(distractors)))
-    return examples
+            raise ValueError(f"{len(golds)} documents in 'ctxs' have 'isgold': true, expected one")
+        others = [context for context in contexts if context is not golds[0]]
+        gold, *distractors = (Document(context["title"], context["text"]) for context in golds + others)
+        return Example(number, question, tuple(answers), gold, tuple(distractors))
+
+    return read_examples(path, LINE, parse)
 
 
 def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callable[[int], Example]:

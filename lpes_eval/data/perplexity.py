@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,12 @@ def read(path: str | Path) -> list[Text]:
 
 
 def _read_text(path: Path) -> Text:
-    if not path.is_file():
+    if not path.is_file():  # a pipe would be waited for
         raise DataError(f"{path}: no such file; expected a text file, a .jsonl file or a folder of .txt files")
     try:
         return Text(path.name, path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
 
 
 def _read_parquet(path: Path) -> list[Text]:
@@ -96,10 +95,7 @@ def _read_parquet(path: Path) -> list[Text]:
         columns = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
     except (OSError, ArrowException) as error:
         raise DataError(f"{path}: cannot be read as PG-19's parquet file ({str(error).splitlines()[0]})") from None
-    return [Text(name, text) for name, text in zip(columns["short_book_title"], columns["text"], strict=True)]
-
-
-_read_once = files.remembered(read)  # one reading serves every length
+    return list(map(Text, columns["short_book_title"], columns["text"]))
 
 
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
@@ -110,19 +106,9 @@ def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     """
     if total < SMALLEST_TO_SPLIT:
         if split == "search":
-            few = f"{total} texts are too few to search on some and report others"
-            raise DataError(f"{few}; give {SMALLEST_TO_SPLIT} or more")
+            raise DataError(f"{total} texts are too few to search on some and report others; give 5 or more")
         split = "all" if split == "held_out" else split
     return sorted(splits.split(total, search_seed).indices(split))
-
-
-def _locate(text_file: Any, settings: dict[str, Any]) -> tuple[str, Path]:
-    if text_file is not None:
-        if settings.get("source") not in (None, "folder") or settings.get("data_dir"):
-            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        return "folder", named_path("text_file", text_file)
-    request = asked(settings)
-    return request.kind, request.folder or PG19.path(request)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -162,12 +148,11 @@ def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> 
     while start not in tried and 0 <= start < before:
         tried[start] = cut(start)
         start += tried[start].tokens - length
-    while min(window.tokens for window in tried.values()) > length and max(tried) < before:
+    while not (fitting := [window for window in tried.values() if window.tokens <= length]) and max(tried) + 1 < before:
         start = max(tried) + 1
         tried[start] = cut(start)
-    shortest = min(window.tokens for window in tried.values())
-    fitting = [window for window in tried.values() if window.tokens <= max(length, shortest)]
-    return max(fitting, key=lambda window: window.tokens)
+    size = attrgetter("tokens")
+    return max(fitting, key=size) if fitting else min(tried.values(), key=size)
 
 
 def windows(
@@ -221,19 +206,20 @@ class Task(BenchmarkTask):
     def __init__(self, config: dict[str, Any]) -> None:
         self._windows: dict[int, list[Window]] = {}
         metrics = {"token_perplexity": perplexity, "nll": "mean"}
-        super().__init__(
-            config,
-            output_type="loglikelihood",
-            num_fewshot=0,
-            metric_list=[{"metric": m, "aggregation": how, "higher_is_better": False} for m, how in metrics.items()],
-        )
+        super().__init__(config, metrics, output_type="loglikelihood", num_fewshot=0)
 
     def load(
         self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
     ) -> tuple[list[dict[str, Any]], Source]:
         """One row a text, without the text itself."""
-        kind, path = _locate(text_file, settings)
-        self.texts: list[Text] = _read_once(path)
+        if text_file is None:
+            request = asked(settings)
+            kind, path = request.kind, request.folder or PG19.path(request)
+        elif settings.get("source") not in (None, "folder") or settings.get("data_dir"):
+            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
+        else:
+            kind, path = "folder", named_path("text_file", text_file)
+        self.texts: list[Text] = read(path)
         chosen = text_numbers(len(self.texts), split, search_seed)
         rows = [{"question_id": n, "name": self.texts[n].name, "characters": len(self.texts[n].text)} for n in chosen]
         digest = hashlib.sha256("\0".join(text.text for text in self.texts).encode()).hexdigest()
@@ -264,11 +250,9 @@ class Task(BenchmarkTask):
         for row, doc in enumerate(self._all):
             if limit is not None and len(kept) >= limit:
                 break
-            self._windows[doc["question_id"]] = self._cut(doc)
-            if self._windows[doc["question_id"]]:
-                kept.append(row)
-            else:
-                short += 1
+            self._windows[doc["question_id"]] = found = self._cut(doc)
+            kept += [row] if found else []
+            short += not found
         if short:
             message = f"{self.config.task}: {short} texts have fewer than longest={self._longest} tokens"
             if not kept:
@@ -299,7 +283,7 @@ class Task(BenchmarkTask):
 
     def _cut(self, doc: dict[str, Any]) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
-        length, longest = metadata["length"], self._longest
+        length = metadata["length"]
         tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
@@ -307,7 +291,7 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
-            others = f" (max_length={longest} for every length up to the longest)" if longest > length else ""
+            others = f" (max_length={self._longest} for every length up to the longest)" * (self._longest > length)
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
                 f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
@@ -317,7 +301,7 @@ class Task(BenchmarkTask):
         return windows(
             text,
             length,
-            longest=longest,
+            longest=self._longest,
             stride=metadata.get("stride", STRIDE),
             count=metadata.get("windows", WINDOWS),
             offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],

@@ -7,11 +7,8 @@ both. Nothing falls back to anything else; what is missing is an error that name
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -44,13 +41,12 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     kind, folder = metadata.get("source"), metadata.get("data_dir")
     if folder and kind not in (None, "folder"):
         raise DataError(f"source={kind} and data_dir={folder} exclude each other; drop one of the two")
-    if kind in (None, "folder"):
-        name = "data_dir" if folder else ENV
-        if folder := folder or os.environ.get(ENV):
-            path = named_path(name, folder)
-            if not path.is_dir():
-                raise DataError(f"{name}={folder}: no such folder; expected the folder with the benchmark's files")
-            return Asked("folder", path)
+    name, folder = ("data_dir", folder) if folder else (ENV, os.environ.get(ENV))
+    if folder and kind in (None, "folder"):
+        path = named_path(name, folder)
+        if not path.is_dir():
+            raise DataError(f"{name}={folder}: no such folder; expected the folder with the benchmark's files")
+        return Asked("folder", path)
     if kind == "folder":
         raise DataError(f"source=folder names no folder; add data_dir=DIR to --metadata, or set {ENV}")
     return Asked(kind or ("official" if _names_a_model(metadata) else "generated"))
@@ -82,11 +78,8 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
 
         origin = factors.parse(metadata["factors"]).origin.get("model")
         name = origin.get("name") if isinstance(origin, Mapping) else origin
-    if name is None:
-        return False
-    if not isinstance(name, str | os.PathLike):
-        name = getattr(getattr(name, "config", None), "_name_or_path", "")
-    return not is_shipped(str(name))
+    config = getattr(name, "config", None)
+    return name is not None and not is_shipped(str(getattr(config, "_name_or_path", "") if config else name))
 
 
 def is_shipped(name: str) -> bool:
@@ -120,140 +113,103 @@ class Files:
         """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
 
         Raises:
-            DataError: it is not there, with the ways to get it; or it is there twice.
+            DataError: it is not there, with the ways to get it; or it is there twice; or a size that is not published.
         """
-        names = [name.format(which) for name in (self.name, *self.others)]
+        way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
+        way_out += ", or ask for --metadata source=generated" if self.size else ""
         if request.kind == "generated":
-            raise DataError(
-                f"{self.benchmark} has no generated set; ask for --metadata source=official, {self._way_out}"
-            )
-        if request.folder is None:
-            return download(self.address(which), way_out=self._way_out)
-        places = ["", *(place.format(which) for place in self.places)]
-        for name in names:
-            if path := find(request.folder, name, places):
-                return path
-        missing = f"{request.folder}: {' or '.join(names)} is not there{self._other_sizes(request.folder)}"
-        try:
-            address = self.address(which)
-        except DataError as reason:
-            raise DataError(f"{missing}, and {reason}") from None
-        raise DataError(f"{missing}; get it from {address}, {self._way_out}")
-
-    def address(self, which: Any = "") -> str:
-        """Where the authors publish the file.
-
-        Raises:
-            DataError: a size that they do not publish.
-        """
+            raise DataError(f"{self.benchmark} has no generated set; ask for --metadata source=official, or {way_out}")
+        address = f"{self.url}/{self.name}".format(which)
+        problem = ""
         if self.sizes and which not in self.sizes:
-            raise DataError(
-                f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}, "
-                f"{self._way_out}"
-            )
-        return f"{self.url}/{self.name}".format(which)
-
-    @property
-    def _way_out(self) -> str:
-        folder = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
-        return f"{folder}, or ask for --metadata source=generated" if self.size else f"or {folder}"
+            problem = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
+        if request.folder is None:
+            if problem:
+                raise DataError(f"{problem}; {way_out}")
+            return download(address, way_out)
+        names = [name.format(which) for name in (self.name, *self.others)]
+        for name in names:
+            for place in ("", *self.places):
+                if path := _either(request.folder / place.format(which) / name.removesuffix(".gz")):
+                    return path
+        missing = f"{request.folder}: {' or '.join(names)} is not there{self._other_sizes(request.folder)}"
+        raise DataError(f"{missing}; {problem or f'get it from {address}'}; {way_out}")
 
     def _other_sizes(self, folder: Path) -> str:
         """Which files of other sizes there are, and how to ask for them."""
-        if not self.size:
-            return ""
-        pattern = self.name.removesuffix(".gz").format("[0-9]*")
-        found = {
-            int(re.findall("[0-9]+", path.name)[0]): path.name
-            for place in ("", *(place.format("*") for place in self.places))
-            for ending in ("", ".gz")
-            for path in folder.glob(str(PurePath(place, pattern + ending)))
-        }
-        if not found:
-            return ""
-        names, numbers = [found[number] for number in sorted(found)], map(str, sorted(found))
-        there = "there is" if len(names) == 1 else "there are"
-        return f" ({there} {', '.join(names)}: add {self.size}={' or '.join(numbers)} to --metadata)"
+        patterns = [self.name.removesuffix(".gz").format("[0-9]*") + ending for ending in ("", ".gz")]
+        places = ("", *(place.format("*") for place in self.places)) if self.size else ()
+        names = sorted({path.name for p in places for name in patterns for path in folder.glob(str(PurePath(p, name)))})
+        return f" (there: {', '.join(names)}; choose with {self.size}=N in --metadata)" if names else ""
 
 
-def find(folder: Path, name: str, places: list[str]) -> Path | None:
-    """``name`` in the first of ``places`` in ``folder`` that has it, compressed (``.gz``) or not.
+def _either(plain: Path) -> Path | None:
+    """The file of this name, or the one that ends with ``.gz``; None where neither is.
 
     Raises:
         DataError: it is there both ways, and nobody can tell which is meant.
     """
-    for place in places:
-        plain = folder / place / name.removesuffix(".gz")
-        there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
-        if len(there) == 2:
-            raise DataError(f"{there[0]}: there is {there[1].name} too; expected one of the two, remove the other")
-        if there:
-            return there[0]
-    return None
+    there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
+    if len(there) == 2:
+        raise DataError(f"{there[0]}: there is {there[1].name} too; expected one of the two, remove the other")
+    return there[0] if there else None
 
 
 def download(url: str, way_out: str) -> Path:
     """Fetch a file once and keep it in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
 
-    An interrupted download goes on where it stopped. The checksum is written beside the file when it is first complete,
-    and the file is checked against it at every use.
+    The checksum is written beside the file when it is first complete, and the file is checked against it at every use.
 
     Raises:
         DataError: offline and not cached (the message ends with ``way_out``), or a file that is not the one that was
             fetched; names the file and its address.
     """
     import datasets
-
-    cache = Path(datasets.config.DOWNLOADED_DATASETS_PATH) / "lpes_eval" / url.split("://", 1)[1]
-    record = cache.with_name(cache.name + ".sha256")
-    if not cache.is_file():
-        try:
-            _fetch(url, cache)
-        except DataError as error:
-            raise DataError(f"{error}; {way_out}") from None
-    found = files.sha256(cache)
-    if not record.is_file():
-        files.write_atomically(record, found + "\n")
-    elif found != (expected := record.read_text(encoding="utf-8").strip()):
-        raise DataError(
-            f"{cache}: SHA-256 is {found}, expected {expected}; delete the file and run again to fetch it anew"
-        )
-    return cache
-
-
-def _fetch(url: str, target: Path) -> None:
-    """Download to ``target`` through a part file, which is completed, or thrown away where it proves useless."""
     from filelock import FileLock
     from huggingface_hub.file_download import http_get
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    with FileLock(f"{part}.lock"):
-        while not target.is_file():  # another process may have been faster
-            resumed = part.stat().st_size if part.is_file() else 0
-            try:
-                with part.open("ab") as file:
-                    http_get(url, file, resume_size=resumed, displayed_filename=target.name)
-                if target.suffix == ".gz":
-                    with gzip.open(part) as archive:
-                        while archive.read(1 << 20):
-                            pass
+    target = Path(datasets.config.DOWNLOADED_DATASETS_PATH) / "lpes_eval" / url.split("://", 1)[1]
+    record, part = (target.with_name(target.name + ending) for ending in (".sha256", ".part"))
+    if not (target.is_file() and record.is_file()):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{part}.lock"):
+            if not target.is_file():  # another process may have been faster
+                try:
+                    with part.open("wb") as file:
+                        http_get(url, file, displayed_filename=target.name)
+                except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
+                    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    if type(error).__name__ == "OfflineModeIsEnabled":
+                        reason = "HF_HUB_OFFLINE is set"
+                    missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
+                    raise DataError(f"{missing}; {way_out}") from None
                 os.replace(part, target)
-            except Exception as error:  # whatever the HTTP client raises: offline mode, no route, no such page, cut off
-                broken = isinstance(error, gzip.BadGzipFile | EOFError | zlib.error)
-                if broken or getattr(getattr(error, "response", None), "status_code", None) == 416:  # nothing to resume
-                    part.unlink()
-                    if resumed:
-                        continue
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                if type(error).__name__ == "OfflineModeIsEnabled":
-                    reason = "HF_HUB_OFFLINE is set"
-                raise DataError(
-                    f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
-                ) from None
+            if not record.is_file():
+                files.write_atomically(record, files.sha256(target) + "\n")
+    found = files.sha256(target)
+    if found != (expected := record.read_text(encoding="utf-8").strip()):
+        raise DataError(
+            f"{target}: SHA-256 is {found}, expected {expected}; delete the file and run again to fetch it anew"
+        )
+    return target
 
 
 # -- examples --------------------------------------------------------------------------------------------------------
+
+
+def read_examples(path: Path, like: Mapping[str, Any], parse: Callable[[int, Any], Any], member: str = "") -> list[Any]:
+    """What ``parse(number, line)`` makes of each line of a file that is ``like`` this one (``files.read_jsonl``).
+
+    Raises:
+        DataError: a line that is not, or of which ``parse`` says with a ValueError what is wrong; names the place.
+    """
+    found = []
+    for number, line in enumerate(files.read_jsonl(path, like, member or None)):
+        try:
+            found.append(parse(number, line))
+        except ValueError as wrong:
+            raise DataError(f"{path}, example {number + 1}: {wrong}") from None
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,17 @@ Nothing is done to a prediction before it is scored: no stop string, no first li
 from __future__ import annotations
 
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data.source import Asked, Files, Source, asked
+from lpes_eval.data import squad
+from lpes_eval.data.source import Asked, Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
 from lpes_eval.harness.plugin import current_lm
@@ -96,10 +95,9 @@ def read(path: Path, name: str, split: str) -> list[Example]:
     Raises:
         DataError: the file is missing, broken or not in the benchmark's form.
     """
-    member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else None
+    member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else ""
     examples: dict[str, Example] = {}
-    for number, line in enumerate(files.read_jsonl(path, LINE, member), 1):
-        example = _parse(line, f"{path}, example {number}", name)
+    for example in read_examples(path, LINE, lambda number, line: _parse(line, name), member):
         first = examples.setdefault(example.id, example)
         if first is not example:
             examples[example.id] = replace(first, references=first.references + example.references)
@@ -110,21 +108,18 @@ def read(path: Path, name: str, split: str) -> list[Example]:
     return list(examples.values())
 
 
-_read_once = files.remembered(read)  # one reading serves every size of a task
-
-
-def _parse(line: dict[str, Any], where: str, name: str) -> Example:
+def _parse(line: dict[str, Any], name: str) -> Example:
     text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
     if not 0 <= start <= end <= query <= query_end <= len(text):
-        raise DataError(
-            f"{where}: document {start}..{end} and query {query}..{query_end} do not follow each other in an input of "
+        raise ValueError(
+            f"document {start}..{end} and query {query}..{query_end} do not follow each other in an input of "
             f"{len(text)} characters"
         )
     output = line.get("output")
     if output is not None and not isinstance(output, str):
-        raise DataError(f"{where}: 'output' is {type(output).__name__}, expected a text, or null where there is none")
+        raise ValueError(f"'output' is {type(output).__name__}, expected a text, or null where there is none")
     if output and name == "space_digest" and not _PERCENTAGE.search(output):
-        raise DataError(f"{where}: the reference {files.shown(output)} is no percentage such as '73%'")
+        raise ValueError(f"the reference {files.shown(output)} is no percentage such as '73%'")
     parts = text[:start], text[start:end], text[end:query], text[query:query_end], text[query_end:]
     return Example(line["id"], *parts, line["truncation_seperator"], (output,) if output else ())
 
@@ -167,22 +162,16 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 """Newlines mean nothing to these three, so no sentence splitter is needed (``rougeLsum`` is no part of the score)."""
 
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PERCENTAGE = re.compile(r"(\d+\.?\d*)%")
 
 
 def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
     """F-measures of ROUGE-1, -2 and -L, each the best over the references by itself; words are not stemmed."""
-    scores = [_rouge_scorer().score(target=reference, prediction=prediction) for reference in references]
-    return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
-
-
-@cache
-def _rouge_scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
+    scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
+    scores = [scorer.score(target=reference, prediction=prediction) for reference in references]
+    return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
@@ -221,7 +210,7 @@ def normalize(text: str) -> str:
 
     In this order, as the benchmark has it: typographic quotes and dashes are not among the punctuation that goes.
     """
-    return transliterate(" ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()))
+    return transliterate(squad.bare(text.lower()))
 
 
 def transliterate(text: str) -> str:
@@ -254,15 +243,16 @@ class Task(ExamTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.subset = config["metadata"]["subset"]
+        self._answer = ("f1", f1) if self.subset in ANSWERS else ("exp_similarity", exp_similarity)
         summary = {"score": geometric_mean, **dict.fromkeys(ROUGE_TYPES, "mean")}
-        answer = {"score": "mean", "f1" if self.subset in ANSWERS else "exp_similarity": "mean"}
-        super().__init__({"doc_to_target": "references", **config}, summary if self.subset in SUMMARIES else answer)
+        metrics = summary if self.subset in SUMMARIES else {"score": "mean", self._answer[0]: "mean"}
+        super().__init__({"doc_to_target": "references", **config}, metrics)
 
     def load(self, *, split: str = "held_out", **settings: Any) -> tuple[list[dict[str, Any]], Source]:
         """One row an example, without its long input."""
         request = asked(settings)
         path = locate(request, self.subset, split)
-        self.examples: list[Example] = _read_once(path, self.subset, split)
+        self.examples: list[Example] = read(path, self.subset, split)
         rows = [
             {"question_id": number, "id": example.id, "references": list(example.references)}
             for number, example in enumerate(self.examples)
@@ -281,7 +271,7 @@ class Task(ExamTask):
         if self.subset in SUMMARIES:
             scores = rouge(results[0], doc["references"])
             return {**scores, "score": tuple(scores.values())}
-        name, metric = ("f1", f1) if self.subset in ANSWERS else ("exp_similarity", exp_similarity)
+        name, metric = self._answer
         score = metric(results[0], doc["references"])
         return {name: score, "score": score}
 

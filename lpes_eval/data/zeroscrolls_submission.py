@@ -6,8 +6,9 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lpes_eval import files
 from lpes_eval.data import zeroscrolls
@@ -41,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = {task: zeroscrolls.locate(request, task, "test") for task in answers if task in LEADERBOARD}
         expected = {task: [e.id for e in zeroscrolls.read(path, task, "test")] for task, path in paths.items()}
         check(answers, expected, options.partial)
-        files.write_atomically(options.output, as_csv(answers))
+        rows = [(task, *row) for task in LEADERBOARD if task in answers for row in answers[task].items()]
+        written = io.StringIO(newline="")
+        csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
+        files.write_atomically(options.output, written.getvalue())
     except UserError as error:
         sys.stderr.write(f"{parser.prog}: error: {error}\n")
         return 2
@@ -51,24 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _collect(samples: Sequence[Path], given: Sequence[str]) -> dict[str, Predictions]:
     """Each task's predictions, from samples or from ``TASK=FILE.json``; a task comes from one file alone."""
-    sources = [(_task_of(path), path, of_samples) for path in samples]
-    sources += [(task, Path(file), _of_json) for task, _, file in (one.partition("=") for one in given)]
+    sources: list[tuple[str, Path, Callable[[Path], Any]]] = []
+    for path in samples:
+        named = [name for name in zeroscrolls.NAMES if f"_{name}_" in path.name]
+        if len(named) != 1:
+            raise DataError(f"{path}: the name does not say which task's samples these are; keep lm_eval's file name")
+        sources.append((named[0], path, of_samples))
+    sources += [(task, Path(file), files.read_json) for task, _, file in (one.partition("=") for one in given)]
     origin: dict[str, Path] = {}
     answers: dict[str, Predictions] = {}
     for task, path, read in sources:
         if task in origin:
-            raise DataError(
-                f"{task}: predictions in {origin[task]} and in {path}; expected one file a task, so name the run's own"
-            )
+            both = f"{task}: predictions in {origin[task]} and in {path}"
+            raise DataError(f"{both}; expected one file a task, so name the run's own")
         origin[task], answers[task] = path, read(path)
+        if not isinstance(answers[task], dict):
+            raise DataError(f"{path}: expected one JSON object, id -> prediction")
     return answers
-
-
-def _task_of(samples: Path) -> str:
-    found = [name for name in zeroscrolls.NAMES if f"_{name}_" in samples.name]
-    if len(found) != 1:
-        raise DataError(f"{samples}: the name does not say which task's samples these are; keep lm_eval's file name")
-    return found[0]
 
 
 def of_samples(path: Path) -> Predictions:
@@ -89,23 +92,11 @@ def of_samples(path: Path) -> Predictions:
     return found
 
 
-def _of_json(path: Path) -> Predictions:
-    found = files.read_json(path)
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected one JSON object, id -> prediction")
-    return found
-
-
 def check(answers: Mapping[str, Predictions], expected: Mapping[str, Collection[str]], partial: bool = False) -> None:
-    """Make sure that each task has one prediction for each of its test examples, and nothing else.
-
-    Args:
-        answers: task -> id -> prediction.
-        expected: task -> the ids of its test examples, for the tasks whose data are at hand.
-        partial: whether fewer than the leaderboard's ten tasks are acceptable.
+    """Make sure that each task has one prediction for each of its ``expected`` ids, and nothing else.
 
     Raises:
-        DataError: unknown or missing tasks, missing or surplus ids, a prediction that is no text.
+        DataError: unknown tasks, missing ones unless ``partial``, missing or surplus ids, a prediction that is no text.
     """
     if unknown := sorted(set(answers) - set(LEADERBOARD)):
         raise DataError(f"submission: {', '.join(unknown)}: no such task of ZeroSCROLLS")
@@ -117,28 +108,13 @@ def check(answers: Mapping[str, Predictions], expected: Mapping[str, Collection[
     for task, found in answers.items():
         if bad := [name for name, prediction in found.items() if not isinstance(prediction, str)]:
             raise DataError(f"submission, {task}: the prediction for {bad[0]} is no text")
-        wanted = set(expected.get(task, found))
+        wanted = set(expected[task])
         for problem, ids in (("missing", wanted - set(found)), ("not in the test set", set(found) - wanted)):
             if ids:
                 raise DataError(
                     f"submission, {task}: {len(found)} predictions for {len(wanted)} examples; {len(ids)} ids are "
                     f"{problem}, such as {min(ids)}"
                 )
-
-
-def as_csv(answers: Mapping[str, Predictions]) -> str:
-    """The submission as CSV, read again to be sure that nothing was lost.
-
-    Raises:
-        DataError: a prediction that CSV cannot hold.
-    """
-    rows = [(task, name, text) for task in LEADERBOARD if task in answers for name, text in answers[task].items()]
-    written = io.StringIO(newline="")
-    csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
-    written.seek(0)
-    if [tuple(row) for row in csv.reader(written)] != [COLUMNS, *rows]:
-        raise DataError("submission: a prediction cannot be written as CSV without loss")
-    return written.getvalue()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from lm_eval.utils import warning_once
@@ -28,17 +27,14 @@ Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Budget:
-    """A prompt may have at most ``tokens`` tokens.
+    """A prompt may have at most ``tokens`` tokens; ``why`` says where the limit comes from, and the way out.
 
-    They are what the context ``window`` of the model (lm-eval's ``max_length``) has beside ``new_tokens`` for the
-    answer, and no more than the protocol's ``cap``. ``encode`` gives a string's token ids as the model will get them;
-    ``offsets`` says where each token stands in it, in characters, and is None where the tokenizer keeps no account.
+    ``encode`` gives a string's token ids as the model will get them; ``offsets`` says where each token stands in it, in
+    characters, and is None where the tokenizer keeps no account.
     """
 
     tokens: int
-    window: int
-    new_tokens: int
-    cap: int | None
+    why: str
     encode: Encode
     offsets: Offsets | None = None
 
@@ -52,20 +48,12 @@ class Budget:
 
     def check(self, prompt: str, what: str) -> None:
         """Raise ``PromptTooLong`` where a prompt does not fit that the protocol does not allow to cut."""
-        if (found := self.count(prompt)) > self.tokens:
-            raise self.too_long(what, found)
+        if not self.fits(prompt):
+            raise self.too_long(what, self.count(prompt))
 
     def too_long(self, what: str, found: int) -> PromptTooLong:
         """The error for a prompt of ``found`` tokens, with the numbers and the ways out."""
-        if self.cap == self.tokens:
-            limit, way_out = "by the task's protocol", "raise it with --metadata prompt_tokens=N"
-        else:
-            limit = f"(window of {self.window} less {self.new_tokens} for the answer)"
-            way_out = (
-                "take a smaller variant of the task, fewer new tokens (--gen_kwargs max_gen_toks=N), or, where the "
-                "model's positions reach that far, a larger window (--model_args max_length=N)"
-            )
-        return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {limit}; {way_out}")
+        return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {self.why}")
 
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
         """The longest beginning of ``document`` with which the prompt fits, cut between two tokens where known.
@@ -112,45 +100,44 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         raise DataError(
             f"{type(lm).__name__} does not say how long its context window is; add max_length=N to --metadata"
         )
-    encode, offsets = _tokenizing(lm, metadata.get("tokenizer"))
-    # an encoder-decoder's window holds the prompt alone
-    free = window - (0 if getattr(lm, "backend", None) == "seq2seq" else new_tokens)
+    tokenizer = getattr(lm, "tokenizer", None) or _load_tokenizer(lm, metadata.get("tokenizer"))
+    backend = getattr(lm, "backend", None)
+    free = window - (0 if backend == "seq2seq" else new_tokens)  # an encoder-decoder's window holds the prompt alone
     if free <= 0:
         raise PromptTooLong(
             f"a window of {window} tokens has no room for a prompt and {new_tokens} new tokens; "
             "ask for fewer with --gen_kwargs max_gen_toks=N"
         )
+    why = "by the task's protocol; raise it with --metadata prompt_tokens=N"
+    if cap is None or free < cap:
+        why = (
+            f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
+            "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
+            "(--model_args max_length=N)"
+        )
     if cap is not None and free < cap:
         message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
         warning_once(logger, message)
-    return Budget(min(free, cap or free), window, new_tokens, cap, encode, offsets)
-
-
-def _tokenizing(lm: Any, name: Any) -> tuple[Encode, Offsets | None]:
-    """How to encode a string as ``lm`` does, and where its tokens stand; ``name`` is of a tokenizer to take else."""
-    tokenizer = getattr(lm, "tokenizer", None)
-    if tokenizer is None:
-        if not isinstance(name, str):
-            raise DataError(
-                f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
-                "--metadata tokenizer=NAME_OR_FOLDER"
-            )
-        tokenizer = _load_tokenizer(name)
+    limit = min(free, cap or free)
     if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
-        return tokenizer.encode, None
+        return Budget(limit, why, tokenizer.encode)
 
-    def spans(text: str) -> Sequence[tuple[int, int]]:
+    def offsets(text: str) -> Sequence[tuple[int, int]]:
         return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
 
-    own = getattr(lm, "tok_encode", None) if getattr(lm, "backend", None) == "causal" else None
+    own = getattr(lm, "tok_encode", None) if backend == "causal" else None
     encode = own or (lambda text: tokenizer(text)["input_ids"])
-    return encode, spans if getattr(tokenizer, "is_fast", False) else None
+    return Budget(limit, why, encode, offsets if getattr(tokenizer, "is_fast", False) else None)
 
 
-@cache
-def _load_tokenizer(name: str) -> Any:
+def _load_tokenizer(lm: Any, name: Any) -> Any:
     from transformers import AutoTokenizer
 
+    if not isinstance(name, str):
+        raise DataError(
+            f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
+            "--metadata tokenizer=NAME_OR_FOLDER"
+        )
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

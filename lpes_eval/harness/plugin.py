@@ -14,14 +14,12 @@ Each function takes the module of lm-eval that has just been imported. What is e
 - the command line: an error that the user can fix is one line, and a bad factors file is found before anything loads.
 
 Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
-once, and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run
-(``lpes_eval.harness.task``).
+and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.harness.task``).
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 import sys
@@ -62,25 +60,15 @@ def tasks_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "tasks"
 
 
-_told: set[str] = set()
-
-
 @contextmanager
 def _ours(part: str) -> Iterator[None]:
-    """What we add to a call of lm-eval's: if it breaks, say so once and go on. lm-eval's own part never stands here."""
+    """What we add to a call of lm-eval's: if it breaks, say so and go on. lm-eval's own part never stands here."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if part not in _told:
-            _told.add(part)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            logger.warning(
-                "lpes-eval could not %s (%s) and leaves this to lm_eval; LPES_EVAL_PLUGIN=0 turns its extensions off",
-                part,
-                reason,
-            )
+        logger.warning("lpes-eval could not %s (%r); LPES_EVAL_PLUGIN=0 turns its extensions off", part, error)
 
 
 # -- called by the import hook ---------------------------------------------------------------------------------------
@@ -97,29 +85,20 @@ def extend_models(registry: ModuleType) -> None:
 
 def extend_tasks(manager: ModuleType) -> None:
     """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too."""
-    cls = manager.TaskManager
-    original = cls.__init__
+    build, init = manager.TaskIndex.build, manager.TaskManager.__init__
+    defaults = Path(str(manager.__file__)).parent
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def build_with_ours(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
+        return (build([tasks_folder()], **options) if defaults in paths else {}) | build(paths, **options)
+
+    @functools.wraps(init)
+    def init_with_members(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
         with _ours("add its tasks to the task manager"):
-            options = inspect.signature(original).bind(self, *args, **kwargs)
-            options.apply_defaults()
-            if options.arguments.get("include_defaults", True):
-                ours = manager.TaskIndex().build([tasks_folder()])
-                index = self._index | {name: entry for name, entry in ours.items() if name not in self._index}
-                of_kind = {kind: sorted(name for name, e in index.items() if e.kind == kind) for kind in manager.Kind}
-                vars(self).update(  # all or nothing
-                    _index=index,
-                    _all_tasks=sorted(index),
-                    _all_subtasks=sorted(of_kind[manager.Kind.TASK] + of_kind[manager.Kind.PY_TASK]),
-                    _all_groups=of_kind[manager.Kind.GROUP],
-                    _all_tags=of_kind[manager.Kind.TAG],
-                )
             _add_members(self)
 
-    cls.__init__ = init
+    manager.TaskIndex.build = staticmethod(build_with_ours)
+    manager.TaskManager.__init__ = init_with_members
 
 
 def _add_members(manager: Any) -> None:
@@ -130,14 +109,13 @@ def _add_members(manager: Any) -> None:
     """
     from lm_eval.tasks.manager import TaskIndex, load_yaml
 
-    def in_place(group: dict[str, Any] | None) -> list[dict[str, Any]]:
-        members = (group or {}).get("task")
-        members = members if isinstance(members, list) else []
-        return [member for member in members if isinstance(member, dict) and {"task", "class"} <= set(member)]
+    def in_place(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+        members = group.get("task") if isinstance(group.get("task"), list) else []
+        return [member for member in members or () if isinstance(member, dict) and {"task", "class"} <= set(member)]
 
     index = manager.task_index
     for group in manager.all_groups:
-        if in_place(index[group].cfg):
+        if in_place(index[group].cfg or {}):
             for member in in_place(load_yaml(index[group].yaml_path)):
                 if member["task"] not in index:
                     TaskIndex.process_cfg(member, None, index)
@@ -150,10 +128,7 @@ def extend_evaluate(evaluator: ModuleType) -> None:
 
     @functools.wraps(original)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        lm = None
-        with _ours("tell its tasks which model is evaluated"):
-            lm = inspect.signature(original).bind(*args, **kwargs).arguments["lm"]
-        with evaluating(lm):
+        with evaluating(args[0] if args else kwargs.get("lm")):
             return original(*args, **kwargs)
 
     setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
@@ -202,7 +177,7 @@ EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def extend(module: ModuleType) -> None:
-    """Extend a module of lm-eval that has just been imported."""
+    """Extend a module of lm-eval that has just been imported; what the hook calls."""
     EXTENSIONS[module.__name__](module)
 
 

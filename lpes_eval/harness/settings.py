@@ -44,24 +44,14 @@ def _as_it_is(value: Any) -> Any:
 
 
 SETTINGS: dict[str, Callable[[Any], Any]] = {
-    "chat_prompt": _as_it_is,
+    **dict.fromkeys(("chat_prompt", "data_dir", "max_length", "split", "text_file", "tokenizer"), _as_it_is),
+    **dict.fromkeys(("length", "longest", "prompt_tokens", "stride", "windows"), _whole(1)),
+    **dict.fromkeys(("num_documents", "num_keys"), _whole(2)),
     "cutting": _one_of("prompt", "authors"),
-    "data_dir": _as_it_is,
-    "length": _whole(1),
-    "longest": _whole(1),
-    "max_length": _as_it_is,
-    "num_documents": _whole(2),
-    "num_keys": _whole(2),
     "positions": _positions,
     "prompt_style": _one_of("vicuna", "llama2", "chat"),
-    "prompt_tokens": _whole(1),
     "search_seed": _whole(None),
     "source": _one_of("generated", "official", "folder"),
-    "split": _as_it_is,
-    "stride": _whole(1),
-    "text_file": _as_it_is,
-    "tokenizer": _as_it_is,
-    "windows": _whole(1),
 }
 """Each setting, and what reads its value; a task's README says which it takes."""
 
@@ -99,5 +89,5 @@ def refuse_misspelt(metadata: Mapping[str, Any], complete: bool = False) -> None
     for name, value in metadata.items():
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)
         if name not in SETTINGS and (near or complete):
-            meant = f"{near[0]}={value}" if near else f"one of {', '.join(SETTINGS)}"
+            meant = f"{near[0]}={value}" if near else f"one of {', '.join(sorted(SETTINGS))}"
             raise DataError(f"{name}={value}: no setting of this task; expected {meant} (--metadata)")

@@ -35,7 +35,11 @@ class BenchmarkTask(ConfigurableTask):
 
     _budget: tuple[Any, int, budget.Budget] | None = None
 
-    def __init__(self, config: dict[str, Any], **own: Any) -> None:
+    def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any] | None = None, **own: Any) -> None:
+        """Fill in what the YAML, ``config``, does not say; ``metrics`` are metric -> aggregation."""
+        up = own.get("output_type") != "loglikelihood"
+        if metrics:
+            own["metric_list"] = [{"metric": m, "aggregation": a, "higher_is_better": up} for m, a in metrics.items()]
         # where a function is named, lm-eval looks for no implementation of the metrics
         own = {"test_split": SPLIT, "process_results": scored_by_its_class, **own}
         super().__init__(config={key: value for key, value in {**own, **config}.items() if key != "class"})
@@ -200,14 +204,8 @@ class ExamTask(BenchmarkTask):
     """
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
-        """Fill in what the YAML, ``config``, does not say; ``metrics`` are metric -> aggregation."""
-        super().__init__(
-            config,
-            output_type="generate_until",
-            num_fewshot=0,
-            generation_kwargs={"until": [], "do_sample": False, "max_gen_toks": 512},
-            metric_list=[{"metric": m, "aggregation": how, "higher_is_better": True} for m, how in metrics.items()],
-        )
+        generation = {"until": [], "do_sample": False, "max_gen_toks": 512}
+        super().__init__(config, metrics, output_type="generate_until", num_fewshot=0, generation_kwargs=generation)
 
     def prompts(self, doc: dict, render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it, or several, each a request of its own.

@@ -1,39 +1,18 @@
 """The port to a model: set these factors, answer these requests.
 
-An evaluation knows no more of a model than ``Engine``. ``exact`` answers greedy requests fast; ``harness`` is lm-eval's
-own loop, for everything else.
+An evaluation knows no more of a model than that. ``harness`` is lm-eval's own loop, for everything; ``exact`` answers
+greedy requests fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from search.engines.limits import reason_against
 
-
-class Engine(Protocol):
-    """What answers a fixed list of lm-eval's requests.
-
-    Attributes:
-        num_layers: layers of the model.
-        cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
-        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
-    """
-
-    num_layers: int
-    cut: list[bool]
-    unended: set[int]
-
-    def set_factors(self, factors: Sequence[float]) -> None:
-        """Answer with these factors from now on, one a layer."""
-
-    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
-        """Each request's responses, by its number, some at a time.
-
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next.
-        """
+if TYPE_CHECKING:
+    from search.engines.harness import HarnessEngine
 
 
 def choose(
@@ -45,16 +24,16 @@ def choose(
     tokens_per_batch: int | None = None,
     prompts_per_batch: int | None = None,
     pool: Any = None,
-) -> tuple[Engine, str | None]:
+) -> tuple[HarnessEngine, str | None]:
     """The engine for these requests, and why it is lm-eval's own loop; None where it is the fast one.
 
     Args:
         lm: the lm-eval model.
         requests: lm-eval's instances.
-        fast: answer by ``exact`` where that can be exact.
-        share_prefixes: of it, prefill common beginnings once.
-        tokens_per_batch: of it, the batch's size.
-        prompts_per_batch: of it, the batch's size in prompts instead.
+        fast: answer by ``exact`` where that can be exact; the others are its options.
+        share_prefixes: prefill common beginnings once.
+        tokens_per_batch: the batch's size.
+        prompts_per_batch: the batch's size in prompts instead.
         pool: of several processes, whose engines answer then.
     """
     from search.engines.exact import ExactEngine
@@ -68,8 +47,7 @@ def choose(
     if reason is not None:
         return HarnessEngine(lm, requests), reason
     engine = ExactEngine(lm, requests, share_prefixes=share_prefixes)
-    if tokens_per_batch is not None:
-        engine.tokens_per_batch = tokens_per_batch
     if prompts_per_batch is not None:
-        engine.tokens_per_batch = prompts_per_batch * engine.longest
+        tokens_per_batch = prompts_per_batch * engine.longest
+    engine.tokens_per_batch = tokens_per_batch or engine.tokens_per_batch
     return engine, None

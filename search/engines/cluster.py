@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lpes_eval.errors import UserError
-from search.engines.limits import is_cut
+from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
@@ -237,16 +237,12 @@ def _cause(error: Any) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-class ClusterEngine:
+class ClusterEngine(HarnessEngine):
     """Has a pool's workers answer a fixed list of requests."""
 
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
-        from lpes_eval import rope
-
-        self._pool, self._number, self._requests = pool, pool.add(requests), len(requests)
-        self.num_layers = len(rope.find_decoder(lm.model).layers)
-        self.cut = [is_cut(lm, request) for request in requests]
-        self.unended: set[int] = set()
+        super().__init__(lm, requests)
+        self._pool, self._number = pool, pool.add(requests)
         self._factors: tuple[float, ...] = ()
 
     def set_factors(self, factors: Sequence[float]) -> None:
@@ -269,9 +265,9 @@ class ClusterEngine:
 
     def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
         if order is None:
-            size = math.ceil(self._requests / CHUNKS)
-            numbers = range(self._requests)
-            parts: list[Order] = [(tuple(numbers[k : k + size]),) for k in range(0, self._requests, size)]
+            numbers = range(len(self._requests))
+            size = math.ceil(len(numbers) / CHUNKS)
+            parts: list[Order] = [(tuple(numbers[k : k + size]),) for k in range(0, len(numbers), size)]
         else:
             size = math.ceil(len(order) / CHUNKS)
             parts = [tuple(tuple(some) for some in order[k : k + size]) for k in range(0, len(order), size)]

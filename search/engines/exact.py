@@ -18,6 +18,7 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,14 +30,18 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
+from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, room_for_prompt
-from search.engines.prefixes import Group, Tokens, share
+
+Tokens = tuple[int, ...]
 
 LOOKS = 8
 """Batches, at the least, of prompts that are asked in an order: whoever gives one may stop after any batch."""
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
+SHORTEST_PREFIX = 16
+"""Tokens that prompts must have in common before it is worth splitting them."""
 
 
 @dataclass
@@ -51,6 +56,14 @@ class Count:
     forwards: int = 0
     prefilled: int = 0
     shared: int = 0
+
+
+@dataclass
+class Group:
+    """Prompts (by their number) that begin with the same tokens, and go through the model in one row."""
+
+    prefix: Tokens
+    members: list[int]
 
 
 @dataclass
@@ -74,7 +87,7 @@ class _Lane:
     answer: Tokens = ()
 
 
-class ExactEngine:
+class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
@@ -85,23 +98,17 @@ class ExactEngine:
 
     Attributes:
         count: what answering has cost so far.
-        prompt_tokens: tokens of all prompts together.
         longest: tokens of the longest prompt and the longest answer it may get.
     """
 
     def __init__(
         self, lm: HFLM, requests: Sequence[Any], *, share_prefixes: bool = True, tokens_per_batch: int = 65_536
     ) -> None:
-        self.lm, self.model = lm, lm.model
-        self.count = Count()
-        self.unended: set[int] = set()
-        self.tokens_per_batch = tokens_per_batch
-        self.num_layers = len(rope.find_decoder(lm.model).layers)
+        super().__init__(lm, requests)
+        self.model, self.count, self.tokens_per_batch = lm.model, Count(), tokens_per_batch
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
-        self._repeats = [request.repeats or 1 for request in requests]
-        self.cut: list[bool] = []
         self._prompts = [self._prepare(*request.args) for request in requests]
         prompts = [prompt.tokens for prompt in self._prompts]
         self.prompt_tokens = sum(map(len, prompts))
@@ -114,16 +121,11 @@ class ExactEngine:
         asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
         room = room_for_prompt(self.lm, asked["max_gen_toks"])
         kept = encode(self.lm, context, truncation=self.lm.truncation)[-room:]  # as HFLM
-        self.cut.append(len(kept) < len(encode(self.lm, context)))
         end = self.lm.tok_decode(self.lm.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(list(asked["until"]), eos=end)
         tokens_of = self.lm.tokenizer.encode
         stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
         return Prompt(tuple(kept), until, stops, asked["max_gen_toks"])
-
-    def set_factors(self, factors: Sequence[float]) -> None:
-        """Answer with these factors from now on, one a layer."""
-        rope.apply(self.model, factors)
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
         """Answer all requests, batch by batch: each request's number and its responses.
@@ -148,11 +150,11 @@ class ExactEngine:
                 self.tokens_per_batch = self._tokens(batch) // 2
                 waiting = [*(batch if size > 1 else self._halves(batch[0])), *waiting]
                 continue
-            texts = {
-                i: postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
+            yield {
+                i: [postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)]
+                * (self._requests[i].repeats or 1)
                 for i, tokens in answers.items()
             }
-            yield {i: [text] * self._repeats[i] for i, text in texts.items()}
 
     def _parts(self, numbers: Sequence[int]) -> list[Group]:
         """These prompts, those together that share a prefix."""
@@ -173,14 +175,14 @@ class ExactEngine:
             yield Group(group.prefix, group.members[k : k + lanes])
 
     def _halves(self, row: Group) -> list[Group]:
-        if len(row.members) == 1:
+        middle = len(row.members) // 2
+        if not middle:
             raise UserError(
                 f"not even one prompt of {len(self._prompts[row.members[0]].tokens)} tokens fits the memory of "
                 f"{self.lm.device}; take a smaller dtype (--model_args dtype=...), another device or a task with "
                 "shorter prompts"
             )
-        middle = (len(row.members) + 1) // 2
-        return [Group(row.prefix, row.members[:middle]), Group(row.prefix, row.members[middle:])]
+        return [Group(row.prefix, some) for some in (row.members[:middle], row.members[middle:])]
 
     def _room(self, rows: Sequence[Group]) -> tuple[int, int, int, int]:
         """Rows of a batch, tokens of their prefix, tokens that may come behind it of each prompt, prompts of a row."""
@@ -304,3 +306,24 @@ class ExactEngine:
         return answer[-1] in self._ends or any(
             stop in decode(answer[-window:]) for stop, window in self._prompts[i].stops
         )
+
+
+def share(prompts: Sequence[Tokens]) -> list[Group]:
+    """Group prompts whose common beginning is at least half of each; in sorted order these are neighbours.
+
+    A prefix never is a whole prompt: the last token is what the model is asked about.
+    """
+    groups: list[Group] = []
+    for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+        beginning = prompts[i][:-1]
+        if groups:
+            last = groups[-1]
+            pairs = zip(last.prefix, beginning, strict=False)
+            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            longest = max(len(prompts[j]) for j in (i, *last.members))
+            if common >= max(SHORTEST_PREFIX, longest / 2):
+                last.prefix = beginning[:common]
+                last.members.append(i)
+                continue
+        groups.append(Group(beginning, [i]))
+    return groups

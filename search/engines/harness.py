@@ -23,8 +23,14 @@ AT_ONCE = 48
 class HarnessEngine:
     """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would.
 
-    An answer counts as ``unended`` where its text has as many tokens as it may have.
+    Attributes:
+        num_layers: layers of the model.
+        cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
+        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
+        prompt_tokens: tokens of all prompts together, where they are known.
     """
+
+    prompt_tokens: int | None = None
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
@@ -38,7 +44,11 @@ class HarnessEngine:
         rope.apply(self.lm.model, factors)
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
-        """The responses of each request, by its number: all at once, or some of ``order`` at a time."""
+        """Each request's responses, by its number, some at a time.
+
+        Args:
+            order: the requests by number, as they are to be answered: some together, then the next.
+        """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
         torch.manual_seed(DEFAULT_OTHER_SEED)

@@ -13,13 +13,8 @@ from lpes_eval.errors import UserError
 
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
 HARMLESS = SAMPLING | {
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "use_cache",
-    "max_length",
-    "transformers_version",
-}
+    "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "max_length", "transformers_version"
+}  # fmt: skip
 """Entries of a generation config that leave greedy decoding the most probable token, one after another."""
 NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_beams": 1, "min_length": 0}
 """Further entries, which do so at these values."""
@@ -62,7 +57,8 @@ def is_cut(lm: Any, request: Any) -> bool:
         return False
     if request.request_type == "generate_until":
         room = room_for_prompt(lm, normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"])
-        return len(encode(lm, request.args[0])) > room
+        whole = len(encode(lm, request.args[0]))
+        return whole > min(room, len(encode(lm, request.args[0], truncation=True)) if lm.truncation else whole)
     if request.request_type == "loglikelihood":
         context, continuation = request.args
         pair = lm._encode_pair(context, continuation) if context else ([0], lm.tok_encode(continuation))

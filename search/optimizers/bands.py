@@ -6,48 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lpes_eval.flags import at_least
+from lpes_eval.flags import amount, at_least
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import Y_HIGH, Y_LOW, Individual, Points
 
 Band = tuple[int, int]
 """Layers (first, last + 1)."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """One pass over all bands.
-
-    Attributes:
-        effort: the share of the search examples that it is measured on.
-        steps: what a band's factors are multiplied by.
-    """
-
-    effort: float
-    steps: tuple[float, ...]
-
-
-SWEEPS = (Sweep(0.25, (1.5, 1.2, 1 / 1.2)), Sweep(0.25, (1.2, 1.1, 1 / 1.1)), Sweep(1.0, ()))
-"""Two scans on a quarter of the examples, and the finalists on all of them (docs/landscapes.md compares others)."""
+SCANS, SHARE = ((1.5, 1.2, 1 / 1.2), (1.2, 1.1, 1 / 1.1)), 0.25
+"""What a band's factors are multiplied by in each scan, and the share of the search examples that a scan is measured
+on; the finalists are measured on all of them (docs/landscapes.md compares others)."""
 
 
 @dataclass(frozen=True)
 class BandConfig(Config):
     """How far a scan goes."""
 
-    finest: int = setting(8, at_least(1), "bands that the layers are divided into at most", least=1)
-    least_gain: float = setting(0.01, float, "fitness that a change has to add to be kept", "G", least=0)
-    finalists: int = setting(6, at_least(1), "fittest of a scan that are measured on more examples", least=1)
+    finest: int = setting(8, at_least(1), "bands that the layers are divided into at most")
+    least_gain: float = setting(0.01, amount, "fitness that a change has to add to be kept", "G")
+    finalists: int = setting(6, at_least(1), "fittest of a scan that are measured on more examples")
 
 
 class BandScan(Optimizer):
     """Scale whole bands of layers by a step, and keep what makes the model fitter.
 
-    A sweep takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
+    A scan takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. The second scan takes smaller steps. At last what was kept and the other finalists are measured
-    on all examples; another one has to gain the least gain there too. It draws nothing at random.
+    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what was
+    kept last, what was kept before it (where that is better after all, or worsens no guard), and the fittest others;
+    another one has to gain the least gain there too. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -56,55 +43,41 @@ class BandScan(Optimizer):
     ignores = ("curve", "generations")
 
     def _set_up(self, model: object) -> None:
-        self._fitness: dict[Points, float] = {}  # in this sweep
+        self._fitness: dict[Points, float] = {}  # on as many examples as now
         self._center: tuple[Points, float] | None = None  # what was kept last
+        self._kept: list[Points] = []  # all that was kept, in this order
         self._bands: dict[Points, Band] = {}  # of a generation of single bands
         self._finalists: list[Points] = []  # besides what was kept, which is measured on all examples before them
         self._again = True  # whether the generation is measured on more examples than what is known
-        self._sweep, self._level = 0, 0
-        self.generations = 2 * sum(bool(sweep.steps) for sweep in SWEEPS) * len(self._levels()) + 2
+        self._scan = self._level = 0
         self._next: list[Points] = [self.start]
+        self._levels = _levels(self.space.L, self.config.finest)
+        self.generations = 2 * len(SCANS) * len(self._levels) + 2
+        finalists, bands = self.config.finalists, sum(map(len, self._levels))
+        single = bands * sum(map(len, SCANS))
+        together = len(SCANS) * sum(len(_sizes(len(level))) for level in self._levels)
+        self.max_evaluations = 1 + single + together + finalists
+        self.max_effort = SHARE * (self.max_evaluations - finalists) + finalists
+        # Two steps of each scan are new where few bands are kept, and an individual is given up after about three
+        # quarters of its examples.
+        self.expected_evaluations = min(1 + 2 * len(SCANS) * bands + finalists, self.max_evaluations)
+        self.expected_effort = SHARE * 3 / 4 * (self.expected_evaluations - finalists) + finalists
 
     @property
     def done(self) -> bool:
-        """Whether the last sweep is over."""
+        """Whether nothing is left to be measured."""
         return not self._next
 
     @property
     def effort(self) -> float:
-        """The sweep's."""
-        return SWEEPS[min(self._sweep, len(SWEEPS) - 1)].effort
+        """A scan's share; all examples for the finalists."""
+        return SHARE if self._scan < len(SCANS) else 1.0
 
     @property
     def best(self) -> tuple[Individual, float]:
         """The last that was kept: one that is fitter by less than the least gain is not worth another factor."""
         best, fitness = super().best
         return (Individual(self._center[0], "kept"), self._center[1]) if self._center else (best, fitness)
-
-    @property
-    def max_evaluations(self) -> int:
-        """The most individuals that will be asked for."""
-        levels = self._levels()
-        single = sum(len(bands) * len(sweep.steps) for bands in levels for sweep in SWEEPS)
-        together = len(SWEEPS) * sum(len(_sizes(len(bands))) for bands in levels)
-        return 1 + single + together + self.config.finalists
-
-    @property
-    def max_effort(self) -> float:
-        """All examples for the finalists, and a scan's share for the others."""
-        return SWEEPS[0].effort * (self.max_evaluations - self.config.finalists) + self.config.finalists
-
-    @property
-    def expected_evaluations(self) -> int:
-        """Two steps of each scan are new where few bands are kept."""
-        likely = 1 + 4 * sum(map(len, self._levels())) + self.config.finalists
-        return min(likely, self.max_evaluations)
-
-    @property
-    def expected_effort(self) -> float:
-        """Of a scan's individuals about three quarters of the examples are asked before they are given up."""
-        scanned = self.expected_evaluations - self.config.finalists
-        return SWEEPS[0].effort * scanned * 3 / 4 + self.config.finalists
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
@@ -117,7 +90,7 @@ class BandScan(Optimizer):
         origin = "band" if self._bands else "together"
         if self._center is None:
             origin = "start"
-        elif self.effort == SWEEPS[-1].effort:
+        elif self.effort == 1:
             origin = "finalist"
         parents = (self._center[0],) if self._center else ()
         return [[Individual(P, origin, parents)] for P in self._next]
@@ -130,22 +103,23 @@ class BandScan(Optimizer):
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest
+            self._kept.append(fittest[0])
         if self._again:
             self._next = self._finalists
         else:
             self._next = self._together(*before) if self._bands and before else []
         self._bands, self._finalists, self._again = {}, [], False
-        levels = self._levels()
-        while not self._next and self._sweep < len(SWEEPS):
-            if self._level < len(levels):
-                self._bands = self._scaled(levels[self._level], SWEEPS[self._sweep].steps)
+        while not self._next and self._scan < len(SCANS):
+            if self._level < len(self._levels):
+                self._bands = self._scaled(self._levels[self._level], SCANS[self._scan])
                 self._next, self._level = list(self._bands), self._level + 1
                 continue
-            self._sweep, self._level = self._sweep + 1, 0
-            if self._sweep < len(SWEEPS) and SWEEPS[self._sweep].effort > SWEEPS[self._sweep - 1].effort:
+            self._scan, self._level = self._scan + 1, 0
+            if self._scan == len(SCANS):
                 assert self._center is not None
                 fittest_first = sorted(self._fitness, key=lambda P: -self._fitness[P])
-                kept, *others = dict.fromkeys([self._center[0], *fittest_first])
+                earlier = self._kept[-1 - self.config.finalists // 2 :]
+                kept, *others = dict.fromkeys([*reversed(earlier), *fittest_first])
                 self._next, self._finalists = [kept], others[: self.config.finalists - 1]
                 self._fitness, self._again = {}, True
 
@@ -182,14 +156,13 @@ class BandScan(Optimizer):
     def _better(self, fitness: float, than: float) -> bool:
         return fitness > than and fitness >= than + self.config.least_gain - 1e-9  # sums are rounded
 
-    def _levels(self) -> list[list[Band]]:
-        """The whole stack, its halves and so on; of a stack with fewer layers, single layers at last."""
-        L, finest = self.space.L, self.config.finest
-        counts = [1]
-        while counts[-1] < min(finest, L):
-            counts.append(min(2 * counts[-1], L))
-        edges = [[round(i * L / n) for i in range(n + 1)] for n in counts if n <= finest]
-        return [list(pairwise(ends)) for ends in edges]
+
+def _levels(L: int, finest: int) -> list[list[Band]]:
+    """The whole stack, its halves and so on; of a stack with fewer layers, single layers at last."""
+    counts = [1]
+    while counts[-1] < min(finest, L):
+        counts.append(min(2 * counts[-1], L))
+    return [list(pairwise(round(i * L / n) for i in range(n + 1))) for n in counts if n <= finest]
 
 
 def _sizes(n: int) -> list[int]:

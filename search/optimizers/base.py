@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from random import Random
 from typing import Any, ClassVar
 
@@ -16,31 +16,25 @@ from search.space import Y_START, Individual, Points, Space
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of an optimiser; each field is a flag of the command line (``setting``)."""
-
-
-def setting(default: Any, type: Any, help: str, metavar: str = "N", least: float = -math.inf) -> Any:
-    """A field of a ``Config``.
-
-    Args:
-        default: its value where the flag is not given.
-        type: reads the flag's text.
-        help: the flag's line in ``--help``.
-        metavar: what stands for the value there.
-        least: the smallest value.
-    """
-    return field(default=default, metadata={"type": type, "help": help, "metavar": metavar, "least": least})
-
-
-def check(config: Config) -> None:
-    """Refuse a setting below its least value.
+    """Settings of an optimiser; each field made by ``setting`` is a flag of the command line.
 
     Raises:
-        UserError: it names the setting.
+        UserError: a value that the flag would not take.
     """
-    for each in fields(config):
-        if not (value := getattr(config, each.name)) >= each.metadata.get("least", -math.inf):
-            raise UserError(f"{each.name}={value}: expected at least {each.metadata['least']}")
+
+    def __post_init__(self) -> None:
+        """Have each flag's reader look at the value."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            try:
+                each.metadata.get("type", str)(str(value))
+            except ArgumentTypeError as error:
+                raise UserError(f"{each.name}={value}: {error}") from None
+
+
+def setting(default: Any, type: Any, help: str, metavar: str = "N") -> Any:
+    """A field of a ``Config``: ``type`` reads the flag's text, the others are as for ``add_argument``."""
+    return field(default=default, metadata={"type": type, "help": help, "metavar": metavar})
 
 
 class Optimizer:
@@ -58,6 +52,11 @@ class Optimizer:
         start: the individual to set out from; by default Eq. 8.
         seed: of the random generator.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
+
+    Attributes:
+        max_evaluations: the most individuals that will be asked for; a subclass sets it.
+        history: of an interrupted search, the journal's last entry of each generation.
+        told: individuals whose fitness was told.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -70,6 +69,9 @@ class Optimizer:
     a layer."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
+    max_evaluations: int
+    also: str = ""
+    """For the search's plan: what it costs besides its evaluations."""
 
     def __init__(
         self,
@@ -83,13 +85,10 @@ class Optimizer:
     ) -> None:
         if generations < 0:
             raise UserError(f"generations={generations}: expected at least 0")
-        self.config = config or self.Config()
-        check(self.config)
+        self.config: Any = config or self.Config()
         self.space, self.start = space, start or space.start()
-        self.generation, self.generations = 0, generations
+        self.generation, self.generations, self.told = 0, generations, 0
         self.history: Mapping[int, Mapping[str, Any]] = {}
-        """Of an interrupted search, the journal's last entry of each generation."""
-        self.told = 0
         self._asked: list[list[Individual]] | None = None
         self._best: tuple[Individual, float] | None = None
         self._seed, self._rng = seed, Random(seed)
@@ -106,14 +105,6 @@ class Optimizer:
             UserError: one line that names the flag.
         """
 
-    def plan(self) -> list[str]:
-        """Lines for the search's plan, where it costs more than its evaluations or starts in a way of its own."""
-        return []
-
-    def note(self, first: Sequence[float]) -> str:
-        """What a person should know once the first generation's fitness is there; empty if nothing."""
-        return ""
-
     @property
     def done(self) -> bool:
         """Whether there is nothing left to ask for."""
@@ -126,22 +117,17 @@ class Optimizer:
             raise ValueError("no best individual: nothing has been told yet")
         return self._best
 
-    @property
-    def max_evaluations(self) -> int:
-        """The most individuals that will be asked for."""
-        raise NotImplementedError
-
-    @property
+    @cached_property
     def max_effort(self) -> float:
-        """The same, in measurements on all search examples."""
+        """The most that will be asked for, in measurements on all search examples."""
         return self.max_evaluations
 
-    @property
+    @cached_property
     def expected_evaluations(self) -> int:
-        """About how many it is likely to ask for, for the plan's estimate of the time."""
+        """About how many individuals it is likely to ask for, for the estimates of the time."""
         return self.max_evaluations
 
-    @property
+    @cached_property
     def expected_effort(self) -> float:
         """The same, in measurements on all search examples."""
         return self.expected_evaluations
@@ -150,11 +136,6 @@ class Optimizer:
     def effort(self) -> float:
         """The share of the search examples on which the individuals that are asked for now are measured."""
         return 1.0
-
-    @property
-    def asking_seconds(self) -> float:
-        """How long the model worked for the individuals that ``ask()`` gives, before they are evaluated."""
-        return 0.0
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
@@ -170,24 +151,24 @@ class Optimizer:
         return [individual for siblings in self._asked for individual in siblings]
 
     def tell(self, fitness: Sequence[float]) -> None:
-        """Take the fitness of the individuals that ``ask()`` gave, in their order."""
-        asked = self.ask()
-        if len(fitness) != len(asked):
-            raise ValueError(f"{len(asked)} individuals were asked for, {len(fitness)} fitness values told")
-        if not all(math.isfinite(f) for f in fitness):
-            raise ValueError(f"fitness must be finite, not {list(fitness)}")
-        for individual, f in zip(asked, fitness, strict=True):
+        """Take the fitness of the individuals that ``ask()`` gave, in their order.
+
+        Raises:
+            ValueError: not as many as were asked for.
+        """
+        asked = list(zip(self.ask(), map(float, fitness), strict=True))
+        for individual, f in asked:
             if self._best is None or f > self._best[1]:
-                self._best = individual, float(f)
-        values = iter(fitness)
+                self._best = individual, f
+        told = iter(asked)
         survivors: dict[Points, float] = {}
         for siblings in self._asked or []:
-            scored = [(individual.points, float(next(values))) for individual in siblings]
+            scored = [(individual.points, f) for individual, f in (next(told) for _ in siblings)]
             P, f = min(scored, key=lambda pair: (-pair[1], self._tie(pair[0])))
             survivors[P] = f
         self._learn(survivors, fitness)
         self._asked = None
-        self.told += len(fitness)
+        self.told += len(asked)
         self.generation += 1
 
     def _tie(self, P: Points) -> float:

@@ -52,13 +52,9 @@ class CMAES(Optimizer):
         steps = np.array(x_step + y_step) * self.space.grid  # a step of 0 means continuous
         bounds = np.tile([0.0, 1.0], (len(steps), 1))
         size = self.config.size
+        self.max_evaluations = size * (self.generations + 1)
         self._cma = CMAwM(np.array(x + y), SIGMA, bounds, steps, seed=self._seed, population_size=size)
         self._drawn: list[Any] = []  # what CMAwM must be told about: its draws before they were put on the grid
-
-    @property
-    def max_evaluations(self) -> int:
-        """How many individuals will be asked for."""
-        return int(self.config.size * (self.generations + 1))
 
     def _propose(self) -> list[list[Individual]]:
         self._drawn, generation = [], []

@@ -19,13 +19,13 @@ from search.space import X_STEPS, Y_HIGH, Y_LOW, Y_STEPS, Individual, Points
 class GeneticConfig(Config):
     """Table 12, in its symbols."""
 
-    population: int = setting(32, at_least(1), "N_ps, size of the initial population", least=1)
-    parents: int = setting(12, at_least(1), "N_pa, individuals that become parents", least=1)
-    mutations: int = setting(16, at_least(0), "N_mu, offspring by mutation a generation", least=0)
-    crossovers: int = setting(4, at_least(0), "N_cr, offspring by crossover a generation", least=0)
-    crossover_tries: int = setting(4, at_least(1), "N_ct, attempts at a valid crossover", least=1)
-    max_dx: float = setting(2, amount, "M_x, the most a mutation moves a point's x", "X", least=0)
-    max_dy: float = setting(0.2, amount, "M_y, the most it moves a point's y", "Y", least=0)
+    population: int = setting(32, at_least(1), "N_ps, size of the initial population")
+    parents: int = setting(12, at_least(1), "N_pa, individuals that become parents")
+    mutations: int = setting(16, at_least(0), "N_mu, offspring by mutation a generation")
+    crossovers: int = setting(4, at_least(0), "N_cr, offspring by crossover a generation")
+    crossover_tries: int = setting(4, at_least(1), "N_ct, attempts at a valid crossover")
+    max_dx: float = setting(2, amount, "M_x, the most a mutation moves a point's x", "X")
+    max_dy: float = setting(0.2, amount, "M_y, the most it moves a point's y", "Y")
     diverse: bool = False
 
 
@@ -64,6 +64,7 @@ class GeneticAlgorithm(Optimizer):
         if c.parents > c.population:
             raise UserError(f"--parents {c.parents}: expected at most as many as --population, {c.population}")
         self._M_x, self._M_y = 0 if self.space.fixed_x else c.max_dx, c.max_dy
+        self.max_evaluations = c.population + self.generations * (c.mutations + 2 * c.crossovers)
         self._S: dict[Points, float] = {}  # S_i with its fitness: a set, as the union of line 7 makes it
 
     @classmethod
@@ -78,29 +79,10 @@ class GeneticAlgorithm(Optimizer):
                 )
 
     @property
-    def max_evaluations(self) -> int:
-        """The most individuals that will be asked for: both children of every crossover, no parent twice."""
-        c = self.config
-        return int(c.population + self.generations * (c.mutations + 2 * c.crossovers))
-
-    @property
     def cutoff(self) -> tuple[Points, float] | None:
         """The least fit parent: an individual that does not reach its fitness never becomes one."""
         S_pa = self._select_parents()
         return (S_pa[-1], self._S[S_pa[-1]]) if len(S_pa) == self.config.parents else None
-
-    def plan(self) -> list[str]:
-        """Where the first population comes from."""
-        return ["a diverse first population"] if self.config.diverse else []
-
-    def note(self, first: Sequence[float]) -> str:
-        """Say so where the first generation gives nothing to go by."""
-        if len(first) < 2 or len(set(first)) > 1:
-            return ""
-        return (
-            f"all {len(first)} individuals of the first generation have fitness {first[0]:.4f}, so parents are drawn "
-            "at random; another --start or --skip may find better ground (docs/search.md)"
-        )
 
     def _propose(self) -> list[list[Individual]]:
         c = self.config

@@ -6,7 +6,6 @@ The factors are the only parameters; the loss is the cross-entropy of the refere
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ class GradientConfig(Config):
     """App. C."""
 
     learning_rate: float = setting(1e-5, positive, "Adam's", "X")
-    epoch_samples: int = setting(2000, at_least(1), "examples an epoch (a generation), drawn by the lambdas", least=1)
-    gradient_batch: int = setting(32, at_least(1), "examples a step", least=1)
+    epoch_samples: int = setting(2000, at_least(1), "examples an epoch (a generation), drawn by the lambdas")
+    gradient_batch: int = setting(32, at_least(1), "examples a step")
 
 
 class GradientDescent(Optimizer):
@@ -57,22 +56,10 @@ class GradientDescent(Optimizer):
         self._steps = self.config.epoch_samples // self.config.gradient_batch
         self._s = [y for _, y in self.start]
         self._m, self._v, self._t = [0.0] * self.space.L, [0.0] * self.space.L, 0
-        self._asking_seconds = 0.0
-
-    @property
-    def max_evaluations(self) -> int:
-        """The start, and the end of each epoch."""
-        return self.generations + 1
-
-    @property
-    def asking_seconds(self) -> float:
-        """How long the last epoch's passes through the model took."""
-        return self._asking_seconds
-
-    def plan(self) -> list[str]:
-        """What comes on top of the evaluations."""
-        samples, batch = self._steps * self.config.gradient_batch, self.config.gradient_batch
-        return [f"{self.generations} x {samples:,} examples forwards and backwards, {self._steps} batches of {batch}"]
+        self.max_evaluations = self.generations + 1  # the start, and the end of each epoch
+        steps, batch = self._steps, self.config.gradient_batch
+        samples = f"{self.generations} x {steps * batch:,} examples"
+        self.also = f"{samples} forwards and backwards, {steps} batches of {batch}"
 
     def _propose(self) -> list[list[Individual]]:
         before = self._points()
@@ -86,13 +73,11 @@ class GradientDescent(Optimizer):
         return [[Individual(self._points(), "gradient", (before,), kept)]]
 
     def _descend(self) -> None:
-        began = time.perf_counter()
         rng = stream("gradient", self._seed, self.generation)
         for _ in range(self._steps):
             numbers = [self._loss.choose(rng.random(), rng.random()) for _ in range(self.config.gradient_batch)]
             _, gradient = self._loss([1.0] * self._unscaled + self._s, numbers)
             self._step(gradient[self._unscaled :])
-        self._asking_seconds = time.perf_counter() - began
 
     def _step(self, gradient: Sequence[float]) -> None:
         self._t += 1

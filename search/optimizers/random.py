@@ -13,8 +13,8 @@ from search.space import Individual, Points
 class GenerationConfig(Config):
     """As many individuals a generation as the genetic algorithm evaluates with the same flags."""
 
-    mutations: int = setting(16, at_least(0), "N_mu, offspring by mutation a generation", least=0)
-    crossovers: int = setting(4, at_least(0), "N_cr, offspring by crossover a generation", least=0)
+    mutations: int = setting(16, at_least(0), "N_mu, offspring by mutation a generation")
+    crossovers: int = setting(4, at_least(0), "N_cr, offspring by crossover a generation")
 
     @property
     def size(self) -> int:
@@ -29,10 +29,8 @@ class RandomSearch(Optimizer):
     title = "control points drawn at random, a control"
     default_start = None
 
-    @property
-    def max_evaluations(self) -> int:
-        """How many individuals will be asked for."""
-        return int(self.config.size * (self.generations + 1))
+    def _set_up(self, model: object) -> None:
+        self.max_evaluations = self.config.size * (self.generations + 1)
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:

@@ -21,7 +21,6 @@ from search.space import Y_START, Individual, to_points
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
-    from search.journal import Journal
     from search.run import Search
     from search.tasks import Column
 
@@ -65,11 +64,8 @@ class Outcome:
         held_out = self.held_out
         if held_out is None or not self.fitter:
             return self.fitter
-        compared = [
-            direction(held_out.comparisons[task.name, PLAIN].mean, task.sign)
-            for task in held_out.tasks
-            if (task.name, PLAIN) in held_out.comparisons
-        ]
+        pairs = [(task, held_out.comparisons.get((task.name, PLAIN))) for task in held_out.tasks]
+        compared = [direction(paired.mean, task.sign) for task, paired in pairs if paired]
         if not compared:  # corpus metrics: nothing to pair
             return held_out.measured[FOUND].fitness > held_out.measured[PLAIN].fitness and not held_out.worsened
         return 1 in compared and -1 not in compared and not held_out.worsened
@@ -77,8 +73,7 @@ class Outcome:
 
 def direction(difference: Difference, sign: int) -> int:
     """1 where the interval shows an improvement, -1 where it shows a loss, 0 where it shows neither."""
-    low, high = sorted((sign * difference.low, sign * difference.high))
-    return (low > 0) - (high < 0)
+    return sign * ((difference.low > 0) - (difference.high < 0))
 
 
 def seconds(value: float) -> str:
@@ -145,13 +140,17 @@ def plan(search: Search) -> str:
 
 def duration(search: Search) -> str:
     """How long the search may take, by one batch that is answered now."""
-    prompts, taken = search.evaluator.time_a_batch() or (0, 0.0)
+    prompts, taken = search.evaluator.time_two_batches()
     return _render("duration.txt.j2", search, prompts=prompts, taken=taken)
 
 
-def to_beat(search: Search, entries: Mapping[str, Entry], journal: Journal) -> str:
+def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
     """The fitness of the plain model and of PI, and how long the search may take at their pace."""
-    values = {"entries": named(search, entries), "known": len(journal.individuals), "pace": entries[PLAIN]["seconds"]}
+    values = {
+        "entries": named(search, entries),
+        "known": len(search.journal.individuals),
+        "pace": entries[PLAIN]["seconds"],
+    }
     return _render("to_beat.txt.j2", search, several=len(search.evaluator.objectives) > 1, **values)
 
 
@@ -169,9 +168,9 @@ def verdict(search: Search, outcome: Outcome) -> str:
     return " ".join(text.split())
 
 
-def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
+def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
-    args, held_out, individuals = search.args, outcome.held_out, list(journal.individuals.values())
+    args, held_out, individuals = search.args, outcome.held_out, list(search.journal.individuals.values())
     return _render(
         "summary.md.j2",
         search,
@@ -186,13 +185,13 @@ def summary(search: Search, journal: Journal, outcome: Outcome) -> str:
             for trade in tradeoff.front(tradeoff.trades(individuals, search.evaluator))
         ],
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
-        **_totals(search, journal),
+        **_totals(search),
     )
 
 
-def _totals(search: Search, journal: Journal) -> dict[str, Any]:
+def _totals(search: Search) -> dict[str, Any]:
     """What the individuals of a search came to together."""
-    individuals = journal.individuals.values()
+    individuals = search.journal.individuals.values()
     return {
         "evaluated": len(individuals),
         "stopped_early": sum("stopped_after" in entry for entry in individuals),
@@ -201,10 +200,10 @@ def _totals(search: Search, journal: Journal) -> dict[str, Any]:
     }
 
 
-def write(search: Search, journal: Journal, outcome: Outcome) -> None:
+def write(search: Search, outcome: Outcome) -> None:
     """``summary.md``, ``report.json`` and the pictures."""
-    folder, held_out = search.args.output, outcome.held_out
-    write_atomically(folder / "summary.md", summary(search, journal, outcome))
+    args, held_out, folder = search.args, outcome.held_out, search.args.output
+    write_atomically(folder / "summary.md", summary(search, outcome))
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
@@ -213,10 +212,10 @@ def write(search: Search, journal: Journal, outcome: Outcome) -> None:
             name: {key: entry[key] for key in ("key", "fitness", "scores", "seconds")}
             for name, entry in outcome.to_beat.items()
         },
-        **_totals(search, journal),
+        **_totals(search),
     }
-    if search.by_chance:
-        data["stopped_early_error"] = search.args.early_stopping_error
+    if args.early_stopping == "probable":
+        data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
         data["guards"] = held_out.guards
         data["held_out"] = {
@@ -235,7 +234,7 @@ def write(search: Search, journal: Journal, outcome: Outcome) -> None:
             for (task, name), comparison in held_out.comparisons.items()
         ]
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-    individuals = list(journal.individuals.values())
+    individuals = list(search.journal.individuals.values())
     pictures.convergence(folder, individuals, named(search, outcome.to_beat))
     pictures.tradeoff(folder, search, individuals, outcome)
     pictures.curve(folder, outcome.found.per_layer())

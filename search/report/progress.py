@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
 from search.report.pages import Entry, label, named, seconds
 from search.space import Individual
 
@@ -17,8 +22,6 @@ if TYPE_CHECKING:
 @contextmanager
 def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
     """Show each individual as it is measured."""
-    from rich.live import Live
-
     optimizer = search.optimizer
     asked = prompts = answered = 0
     took = 0.0  # seconds for the prompts answered now: individuals that are known say nothing about the rest
@@ -42,8 +45,12 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         if optimizer.generation == 0:
             first.append(entry["fitness"])
         elif first:
-            if note := optimizer.note(first):
-                print(f"note: {note}", flush=True)  # above the live display, which takes over what is printed
+            if len(first) > 1 and len(set(first)) == 1:
+                print(  # above the live display, which takes over what is printed
+                    f"note: all {len(first)} individuals of the first generation have fitness {first[0]:.4f}, so "
+                    "chance decides between them; another --start or --skip may find better ground (docs/search.md)",
+                    flush=True,
+                )
             first.clear()
         total = max(optimizer.expected_evaluations, asked)
         to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)
@@ -55,27 +62,18 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         if live is None:
             print(line, flush=True)
         else:
-            live.update(
-                _display(
-                    search, line, asked / total, {**named(search, to_beat), "best so far": best, "this one": entry}
-                )
-            )
+            rows = named(search, to_beat) | {"best so far": best, "this one": entry}
+            live.update(Group(line, _table(search, rows), ProgressBar(total, asked, width=50)))  # a bar ends no line
 
     with Live(refresh_per_second=4) if sys.stdout.isatty() else nullcontext() as live:
         yield show
 
 
-def _display(search: Search, line: str, done: float, rows: Mapping[str, Entry]) -> Any:
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    table.add_column("fitness", justify="right")
-    for _, column in search.evaluator.columns.values():
-        table.add_column(label(column, len(search.evaluator.objectives) > 1), justify="right")
+def _table(search: Search, rows: Mapping[str, Entry]) -> Table:
+    table, several = Table("", box=None, pad_edge=False), len(search.evaluator.objectives) > 1
+    for heading in ("fitness", *(label(column, several) for _, column in search.evaluator.columns.values())):
+        table.add_column(heading, justify="right")
     for name, entry in rows.items():
         values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
         table.add_row(name, f"{entry['fitness']:.4f}", *values)
-    return Group(line, table, ProgressBar(total=1.0, completed=done, width=50))  # a bar ends no line
+    return table

@@ -12,20 +12,8 @@ from benchmarks.efficiency_report import interval, report
 from lpes_eval import methods, rope
 from lpes_eval.errors import UnsupportedModel, UserError
 
-FLAGS = [
-    "--shapes",
-    "tiny",
-    "--lengths",
-    "16",
-    "--batches",
-    "1",
-    "--rounds",
-    "3",
-    "--new_tokens",
-    "2",
-    "--threads",
-    "1",
-]
+FLAGS = ["--shapes", "tiny", "--lengths", "16", "--batches", "1", "--rounds", "3"]
+FLAGS += ["--new_tokens", "2", "--threads", "1"]
 
 
 def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
@@ -65,7 +53,7 @@ def made(plain, **seconds):
     return {
         "hardware": {"gpu": "a GPU"},
         "versions": {"torch": "2", "transformers": "5"},
-        "settings": {"dtype": "float16", "new_tokens": 10, "cpu_time": False},
+        "settings": {"dtype": "float16", "new_tokens": 10},
         "cells": [cell | {"settings": dict.fromkeys(["plain", *seconds])}],
         "left_out": [{"shape": "vicuna-13b", "batch": 1, "length": 32768, "error": "no time left"}],
     }
@@ -92,13 +80,6 @@ def test_ratios_are_medians_of_the_samples_own_ratios():
     assert "Left out: vicuna-13b, batch 1, 32768 tokens (no time left)" in table
 
 
-def test_samples_in_step_are_judged_where_there_are_any():
-    results = made(plain=([1.0] * 3, [2.0] * 3), lpes=([1.0, 5.0, 5.0], [2.0, 9.0, 9.0]))
-    for row in results["cells"][0]["rows"]:
-        row["in_step"] = row["prefill_s"] == 1.0
-    assert "decode 1.000 (1.000 to 1.000) at" in report(results)
-
-
 def test_a_missed_target_is_said_and_none_without_lpes():
     plain = ([1.0] * 3, [2.0] * 3)
     table = report(made(plain=plain, lpes=([1.0] * 3, [2.1] * 3)))
@@ -115,13 +96,11 @@ def test_the_interval_of_a_median_is_the_sign_tests(number, ends):
     assert interval(values) == ends
 
 
-def test_cells_go_from_cheap_to_dear_and_large_ones_stay_out():
-    args = efficiency.arguments(["--preset", "gpu"])
-    assert (args.device, args.dtype, args.largest) == ("cuda", "float16", 65536)
+def test_a_preset_says_what_other_flags_leave_out():
+    args = efficiency.arguments(["--preset", "gpu", "--batches", "2"])
+    assert (args.device, args.dtype, args.batches) == ("cuda", "float16", [2])
     small = efficiency.arguments(["--preset", "small", "--out", "e.json"])  # --out is what --output was called
-    assert (small.shapes, small.batches, small.device, small.output) == (["reference"], [1], "cpu", "e.json")
-    costs = [efficiency.cost({"shape": "vicuna-7b", "batch": 1, "length": n}) for n in (1500, 4096, 16384)]
-    assert costs == sorted(costs)
+    assert (small.shapes, small.device, small.output) == (["reference"], "cpu", "e.json")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +116,10 @@ def test_a_flag_with_which_nothing_can_be_measured_is_named(flag, value, capsys)
 def test_a_missing_device_and_a_file_of_something_else_are_named(tmp_path):
     with pytest.raises(UserError, match="--device cuda:99: PyTorch cannot use it"):
         efficiency.main(["--device", "cuda:99"])
-    for name, content in (("text.json", "no JSON"), ("list.json", "[]"), ("other.json", '{"version": 1}')):
+    for name, content in (("text.json", "no JSON"), ("other.json", '{"version": 1}')):
         (tmp_path / name).write_text(content)
-        with pytest.raises(UserError, match=f"{name}: expected a file that this program wrote"):
+        with pytest.raises(UserError, match=f"{name}: "):
             efficiency.main(["--report", str(tmp_path / name)])
-    with pytest.raises(UserError, match=r"none\.json: expected a file that this program wrote"):
-        efficiency.main(["--report", str(tmp_path / "none.json")])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +140,7 @@ def test_the_gpu_preset_runs_at_full_width_and_never_mixes_devices(monkeypatch, 
     tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
     for name in efficiency.METHODS:
         both = [model, efficiency.with_method(name, model)[0]]
-        for seen in efficiency.measure(both, tokens, 1, efficiency.Clock("meta"), random.Random(0)):
+        for seen in efficiency.measure(both, tokens, 1, random.Random(0)):
             assert seen["decode_s"] > 0
 
 
@@ -192,16 +169,14 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
     monkeypatch.setattr(methods, "load", lambda name: broken.get(name) or load(name))
     efficiency.main([*FLAGS, "--shapes", "tiny", "small", "--output", str(tmp_path / "e.json")])
     results = json.loads((tmp_path / "e.json").read_text())
-    found = {out.get("method", out["shape"]): out["error"] for out in results["left_out"]}
-    assert found.keys() == {*errors, "small"}
-    assert found["moice"] == "out of memory: CUDA out of memory"
-    assert found["pi"].startswith("out of memory: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
-    assert found["ms_poe"] == "refused: llama: not this one"
+    assert {out.get("method", out["shape"]) for out in results["left_out"]} == {*errors, "small"}
     (cell,) = results["cells"]
     assert {row["method"] for row in cell["rows"]} == {"plain", *methods.names()} - errors.keys()
     said = capsys.readouterr().out
-    assert "Left out: small, batch 1, 16 tokens (the model does not fit into memory)." in said
-    assert "Left out: ms_poe in tiny, batch 1, 16 tokens (refused: llama: not this one)." in said
+    at = "batch 1, 16 tokens"
+    assert f"Left out: small, {at} (the model does not fit into memory)." in said
+    assert f"Left out: ms_poe in tiny, {at} (refused: llama: not this one)." in said
+    assert f"Left out: moice in tiny, {at} (out of memory: CUDA out of memory)." in said
     broken["lpes"] = failing("lpes", RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         efficiency.main([*FLAGS, "--output", str(tmp_path / "e.json")])
@@ -232,7 +207,7 @@ def test_models_in_step_answer_as_each_does_alone():
     seen = {0: [], 1: []}
     for i, each in enumerate((model, other)):
         each.register_forward_hook(lambda module, args, output, i=i: seen[i].append(output.logits.clone()))
-    efficiency.measure([model, other], tokens, 3, efficiency.Clock("cpu"), random.Random(0))
+    efficiency.measure([model, other], tokens, 3, random.Random(0))
     for i, each in enumerate((model, other)):
         together, ids = list(seen[i]), tokens
         assert len(together) == 4

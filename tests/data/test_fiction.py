@@ -34,22 +34,13 @@ def patterns(fact: fiction.Fact) -> list[re.Pattern[str]]:
     return [re.compile(" " + re.escape(s).replace(r"\{value\}", value) + r"(?= and |\.)") for s in fact.statements]
 
 
-def question_patterns(fact: fiction.Fact) -> list[str]:
-    return [re.escape(question).replace(r"\{title\}", "(.+)") for question in fact.questions]
-
-
 @cache
 def asked(question: str) -> tuple[fiction.Fact, str]:
     """The fact that a question asks, and the title it names."""
-    matches = [
-        (fact, match.group(1))
-        for kind in fiction.KINDS
-        for fact in kind.facts
-        for pattern in question_patterns(fact)
-        if (match := re.fullmatch(pattern, question))
-    ]
-    assert len(matches) == 1, question
-    return matches[0]
+    wordings = [(fact, wording) for kind in fiction.KINDS for fact in kind.facts for wording in fact.questions]
+    matches = [(f, re.fullmatch(re.escape(w).replace(r"\{title\}", "(.+)"), question)) for f, w in wordings]
+    ((fact, match),) = [(fact, match) for fact, match in matches if match]
+    return fact, match[1]
 
 
 def test_there_are_as_many_examples_as_the_benchmark_has():
@@ -83,23 +74,6 @@ def test_copying_the_gold_document_is_right_and_copying_any_distractor_is_wrong(
         assert {best_subspan_em(f"{d.title} {d.text}", e.answers) for d in e.distractors} == {0.0}
 
 
-def test_every_fact_is_asked_in_both_wordings():
-    wordings = Counter()
-    for i in range(600):
-        question = fiction.generate(i, 1).question
-        fact, _ = asked(question)
-        wordings[fact, [bool(re.fullmatch(p, question)) for p in question_patterns(fact)].index(True)] += 1
-    assert len(wordings) == sum(2 * len(kind.facts) for kind in fiction.KINDS) == 48
-
-
-def test_several_answers_are_accepted_for_people_dates_and_renamed_towns():
-    by_fact = {}
-    for i in EXAMPLES:
-        by_fact.setdefault(asked(example(i).question)[0].value, set()).add(len(example(i).answers))
-    assert by_fact["person"] == by_fact["date"] == by_fact["river"] == {2}
-    assert by_fact["town"] == {1, 2}
-
-
 def test_answers_do_not_repeat_so_there_is_nothing_to_know_by_heart():
     answers = Counter(example(i).answers[0] for i in EXAMPLES)
     assert max(answers.values()) <= 2
@@ -120,22 +94,17 @@ def test_documents_are_english_and_about_as_long_as_the_published_benchmarks_hun
     assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", " ".join(texts))
 
 
-def remarks_of(document: mdqa.Document) -> list[str]:
-    """The sentences of a document that follow none of its kind's statements, its first one apart."""
-    stated = [pattern for fact in values_of(document) for pattern in patterns(fact)]
-    return [s for s in re.split(r"(?<=\.) ", document.text)[1:] if not any(p.search(s) for p in stated)]
-
-
 def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_that_can_be_asked_for():
     orders = set()
     for i in EXAMPLES:
         for document in example(i).documents(0):
-            subject = document.title.split()[-1]
-            remarks = [remark.split(f"{subject} ", 1)[1] for remark in remarks_of(document)]
-            assert len(set(remarks)) == fiction.REMARKS == 4
-            assert all(re.fullmatch("[a-z ,]+[.]", remark) for remark in remarks)
+            stated = [pattern for fact in values_of(document) for pattern in patterns(fact)]
             sentences = re.split(r"(?<=\.) ", document.text)[1:]
-            orders.add(tuple(any(sentence.endswith(remark) for remark in remarks) for sentence in sentences))
+            remarks = [sentence for sentence in sentences if not any(p.search(sentence) for p in stated)]
+            assert len(set(remarks)) == fiction.REMARKS == 4
+            subject = re.escape(document.title.split()[-1])
+            assert all(re.fullmatch(f".*{subject} [a-z ,]+[.]", remark) for remark in remarks)
+            orders.add(tuple(sentence in remarks for sentence in sentences))
     assert len(orders) == 35  # of seven sentences, any four
 
 
@@ -174,9 +143,3 @@ def test_the_vocabulary_spells_every_prompt_and_answer(num_documents):
         e = fiction.generate(i, num_documents)
         text = e.prompt(50) + f" {e.answers[0]}\n"
         assert re.fullmatch(f"(?:{pieces})+", text), text
-
-
-def test_no_word_of_the_vocabulary_is_idle():
-    examples = [fiction.generate(i, 2) for i in range(900)]
-    text = " ".join(e.prompt(0) + " " + " ".join(e.answers) for e in examples)
-    assert set(fiction.words()) <= set(re.findall(r"\w+", text))

@@ -1,6 +1,7 @@
 """Key-value retrieval: the benchmark's prompt to the byte, positions that differ in nothing else, disjoint splits."""
 
 import gzip
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -59,13 +60,9 @@ def test_keys_and_values_are_distinct_uuid4():
 
 def test_generated_examples_are_the_same_on_every_machine():
     """The digest was taken once; a change of it is a change of the task, and of its version."""
-    import hashlib
-
     text = "".join(kv.generate(i, 50).prompt(40) for i in range(10))
-    assert hashlib.sha256(text.encode()).hexdigest() == DIGEST
-
-
-DIGEST = "f9d5c26df7ac9c9ce2480b9db4e0840027146f4fb83d1866d3f2438604c5db09"
+    digest = "f9d5c26df7ac9c9ce2480b9db4e0840027146f4fb83d1866d3f2438604c5db09"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
 @pytest.mark.parametrize(
@@ -100,17 +97,11 @@ def test_drawing_is_even_and_repeatable():
 # -- official files --------------------------------------------------------------------------------------------------
 
 
-def official(path, lines):
-    with gzip.open(path, "wt") as file:
-        file.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    return path
-
-
 LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}
 
 
-def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path):
-    question, _ = kv.read_official(official(tmp_path / "f.jsonl.gz", [LINE, LINE]), 3)
+def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path, write):
+    question, _ = kv.read(write(tmp_path / "f.jsonl.gz", LINE, LINE), 3)
     orders = {p: [k for k, _ in question.at(p)[0]] for p in (0, 50, 100)}
     assert orders == {0: ["b", "a", "c"], 50: ["a", "b", "c"], 100: ["a", "c", "b"]}
     assert {question.value(p) for p in (0, 50, 100)} == {"2"}
@@ -118,7 +109,7 @@ def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_ord
 
 @needs_sample
 def test_the_official_sample_of_75_pairs_is_read_whole():
-    questions = kv.read_official(SHARED, 75)
+    questions = kv.read(SHARED, 75)
     assert len(questions) == 500
     with gzip.open(SHARED, "rt") as file:
         first = json.loads(file.readline())
@@ -127,13 +118,9 @@ def test_the_official_sample_of_75_pairs_is_read_whole():
     assert questions[0].prompt(60) == prompt_by_protocol(records, first["key"])
 
 
-def test_a_file_may_lie_in_the_folder_uncompressed(tmp_path):
-    (tmp_path / "kv-retrieval-3_keys.jsonl").write_text((json.dumps(LINE) + "\n") * 5)
-    rows, source = kv.load(num_keys=3, data_dir=str(tmp_path))
-    assert len(rows) == 3
-    assert source.version(1) == "1 folder: kv-retrieval-3_keys"
-    assert source.location.endswith(".jsonl")
-    official(tmp_path / "kv-retrieval-3_keys.jsonl.gz", [LINE] * 10)
+def test_a_file_that_is_there_in_both_forms_is_not_chosen_by_us(tmp_path, write):
+    for ending in ("", ".gz"):
+        write(tmp_path / f"kv-retrieval-3_keys.jsonl{ending}", LINE, LINE)
     with pytest.raises(DataError, match=r"3_keys.jsonl: there is kv-retrieval-3_keys.jsonl.gz too; expected one of"):
         kv.load(num_keys=3, data_dir=str(tmp_path))
 
@@ -148,16 +135,3 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
 def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
     task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
-
-
-def test_a_size_without_an_official_file_is_not_looked_for_on_the_web(tmp_path, monkeypatch):
-    monkeypatch.setenv("LPES_EVAL_DATA", str(tmp_path))
-    for num_keys, named in (
-        (75, "get it from https://.*kv-retrieval-75"),
-        (50, "no official file has num_keys=50; expected one of 75, 140, 300"),
-    ):
-        missing = rf"{tmp_path}: kv-retrieval-{num_keys}_keys.jsonl.gz is not there.*{named}"
-        with pytest.raises(DataError, match=missing):
-            kv.load(num_keys=num_keys)
-    with pytest.raises(DataError, match="no official file"):
-        kv.load(num_keys=50, source="official")

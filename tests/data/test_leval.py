@@ -1,11 +1,9 @@
 """L-Eval: prompts to the byte, the authors' cutting and answer extraction, files, and the tasks on a tiny model."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-import tiny_llama
 from lpes_eval.data import leval
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 from lpes_eval.harness.segments import join
@@ -15,22 +13,19 @@ needs_samples = pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmark's 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-COURSERA_SYSTEM = (
+EXAM = (
     "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice"
-    " questions, there could be a sinlge correct option or multiple correct options. Please only provide the letter"
-    " corresponding to the answer (like A or AB) when answering. "
+    " questions, there {} Please only provide the letter corresponding to the answer (like A or {}) when answering. "
 )
-EXAM_SYSTEM = (
-    "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice"
-    " questions, there is only a sinlge correct option. Please only provide the letter corresponding to the answer"
-    " (like A or B) when answering. For other questions, please directly give the concise and accurate answer. "
-)
-SCI_FI_SYSTEM = (
+COURSERA = EXAM.format("could be a sinlge correct option or multiple correct options.", "AB")
+ONE = EXAM.format("is only a sinlge correct option.", "B")
+ONE += "For other questions, please directly give the concise and accurate answer. "
+SCI_FI = (
     'Now you are given a scientific fiction. I will ask you some questions and the answer should be "True" or "False".'
     " Notice that you should answer the question based on the evidence in the document instead of your background"
     " knowledge."
 )
-SYSTEMS = {"coursera": COURSERA_SYSTEM, "quality": EXAM_SYSTEM, "tpo": EXAM_SYSTEM, "sci_fi": SCI_FI_SYSTEM}
+SYSTEMS = {"coursera": COURSERA, "quality": ONE, "tpo": ONE, "sci_fi": SCI_FI}
 HEADER = (
     "A chat between a curious user and an artificial intelligence assistant.The assistant gives helpful, detailed, and"
     " polite answers to the user's questions."
@@ -175,31 +170,20 @@ def test_sci_fi_has_two_judgements():
         assert leval.judgement_scores(loyalty, fact, output) == scores, loyalty
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, *lines) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-GOOD = {"input": "text", "instructions": ["q", "r"], "outputs": ["A", "B"]}
-
-
 # -- the tasks ---------------------------------------------------------------------------------------------------------
 
 WINDOW, NEW_TOKENS = 1024, 8
+LONG = "Document 0. " + "the story goes on and on " * 300
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, write):
     """The benchmark's repository in small: five documents, the first one long."""
     home = tmp_path_factory.mktemp("leval")
     for name in leval.NAMES:
         lines = [
             {
-                "input": f"Document {d}. " + "the story goes on and on " * (300 if d == 0 else 3),
+                "input": f"Document {d}. " + "the story goes on and on " * 3 if d else LONG,
                 "instructions": [
                     f"Question {q} about {d}, based on the world described in the document." + " why" * (q * 9)
                     for q in range(3)
@@ -213,27 +197,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory):
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(str(tiny_llama.save(tmp_path_factory.mktemp("model"), WINDOW)), device="cpu", batch_size=2)
+def lm(toy):
+    return toy(WINDOW)
 
 
 @pytest.fixture(scope="module")
-def evaluate(lm, folder, task_manager):
-    def run(tasks, limit=None, lm=lm, metadata=None, **options):
-        import lm_eval
+def run(evaluate, lm, folder):
+    def evaluated(tasks, limit=None, options=(), **metadata):
+        return evaluate(lm, tasks, limit, options, **{"data_dir": str(folder), "split": "all", **metadata})
 
-        manager = task_manager(**{"data_dir": str(folder), "split": "all", **(metadata or {})})
-        options |= {"gen_kwargs": {"max_gen_toks": NEW_TOKENS}, "bootstrap_iters": 0}
-        return lm_eval.simple_evaluate(lm, tasks=tasks, limit=limit, task_manager=manager, **options)
-
-    return run
+    return evaluated
 
 
 @pytest.fixture(scope="module")
-def results(evaluate):
-    return evaluate(["leval"])
+def results(run):
+    return run(["leval"])
 
 
 def document_of(prompt: str) -> str:
@@ -262,32 +240,30 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
     assert len(source["sha256"]) == 64
 
 
-def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results, folder):
-    text = leval.read(folder / leval.OFFICIAL.places[0] / "tpo.jsonl", "tpo")[0].text
+def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results):
     prompts = [sample["arguments"][0][0] for sample in results["samples"]["leval_tpo"]]
     (document,) = {document_of(prompt) for prompt in prompts[:3]}
-    assert text.startswith(document)
-    assert (len(text.split(" ")) - len(document.split(" "))) > 250
+    assert LONG.startswith(document)
+    assert (len(LONG.split(" ")) - len(document.split(" "))) > 250
     assert len(document.split(" ")) % 250 == (WINDOW - NEW_TOKENS) % 250  # so many words, less 250 at a time
     assert document_of(prompts[3]) == "Document 1. " + "the story goes on and on " * 3
 
 
 @pytest.mark.parametrize("limit", [300, 990])
-def test_by_the_authors_rule_the_limit_is_the_documents_alone(evaluate, folder, lm, limit):
-    text = leval.read(folder / leval.OFFICIAL.places[0] / "tpo.jsonl", "tpo")[0].text
-    expected = cut_by_their_loop(text, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
+def test_by_the_authors_rule_the_limit_is_the_documents_alone(run, lm, limit):
+    expected = cut_by_their_loop(LONG, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
     metadata = {"cutting": "authors", "prompt_tokens": limit}
     if limit + 200 > WINDOW - NEW_TOKENS:  # the rest comes on top, and does not fit
         with pytest.raises(PromptTooLong, match=rf"leval_tpo.* prompt tokens, at most {WINDOW - NEW_TOKENS}"):
-            evaluate(["leval_tpo"], limit=1, metadata=metadata)
+            run(["leval_tpo"], limit=1, **metadata)
     else:
-        (sample,) = evaluate(["leval_tpo"], limit=1, metadata=metadata)["samples"]["leval_tpo"]
+        (sample,) = run(["leval_tpo"], limit=1, **metadata)["samples"]["leval_tpo"]
         assert document_of(sample["arguments"][0][0]) == expected
         assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
 
 
-def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm):
-    results = evaluate(["leval_coursera", "leval_sci_fi"], limit=4, apply_chat_template=True)
+def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):
+    results = run(["leval_coursera", "leval_sci_fi"], 4, {"apply_chat_template": True})
     for name in ("coursera", "sci_fi"):
         for sample in results["samples"][f"leval_{name}"]:
             prompt = sample["arguments"][0][0]
@@ -298,17 +274,17 @@ def test_chat_template_gets_the_benchmarks_two_messages_and_counts(evaluate, lm)
     assert world.startswith("<user>Question 0 about 0")
 
 
-def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(evaluate, lm):
+def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(run, lm):
     prompts = {}
     for task, metadata in (("leval_tpo", {"prompt_tokens": 600}), ("leval_16k_tpo", {})):
-        (sample,) = evaluate([task], limit=1, metadata=metadata)["samples"][task]
+        (sample,) = run([task], limit=1, **metadata)["samples"][task]
         prompts[task] = len(lm.tok_encode(sample["arguments"][0][0]))
     assert prompts["leval_tpo"] <= 600 < prompts["leval_16k_tpo"] <= WINDOW - NEW_TOKENS
     with pytest.raises(PromptTooLong, match=r"leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
-        evaluate(["leval_tpo"], metadata={"prompt_tokens": 100})
+        run(["leval_tpo"], prompt_tokens=100)
 
 
-def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, tmp_path):
+def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, tmp_path, write):
     for metadata, message in (
         ({"data_dir": None, "source": "generated"}, "no generated set"),
         ({"split": "test"}, "split='test'.* held_out, search, all"),
@@ -317,18 +293,13 @@ def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_m
     ):
         with pytest.raises(UserError, match=message):
             task_manager(**{"data_dir": str(folder), "split": "all", **metadata}).load(["leval_tpo"])
-    for line in (GOOD, {**GOOD, "instructions": [], "outputs": []}):
-        path = write(tmp_path / "tpo.jsonl", line)
-        with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
-            task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
-    task = task_manager(data_dir=str(folder)).load(["leval_tpo"])["tasks"]["leval_tpo"]
-    assert task.fewshot_context(task.eval_docs[0], 0) == task.doc_to_text(task.eval_docs[0])
-    with pytest.raises(DataError, match=r"leval_tpo.* --num_fewshot 2"):
-        task.fewshot_context(task.eval_docs[0], 2)
+    path = write(tmp_path / "tpo.jsonl", leval.LINE)
+    with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
+        task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
 
 
 @needs_samples
-def test_the_official_files_have_the_published_sizes_and_run(evaluate):
+def test_the_official_files_have_the_published_sizes_and_run(run):
     sizes = {name: leval.read(SHARED / f"{name}.jsonl", name) for name in leval.NAMES}
     assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
         "coursera": (15, 172),
@@ -336,7 +307,7 @@ def test_the_official_files_have_the_published_sizes_and_run(evaluate):
         "tpo": (15, 269),
         "sci_fi": (7, 64),
     }
-    results = evaluate(["leval"], limit=2, metadata={"split": "held_out", "data_dir": str(SHARED.parent)})
+    results = run(["leval"], limit=2, split="held_out", data_dir=str(SHARED.parent))
     assert all(len(samples) == 2 for samples in results["samples"].values())
 
 

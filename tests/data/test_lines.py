@@ -1,7 +1,7 @@
 """Files in the benchmarks' form are read, and every other line is refused with its place and what is wrong with it."""
 
-import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ TASKS = Path(__file__).resolve().parents[2] / "tasks"
 CONTEXTS = mdqa.LINE["ctxs"]
 ZERO = {**zeroscrolls.LINE, "output": "x"}
 READERS = {  # benchmark -> a reader of a file, and a line that it reads
-    "kv": (lambda path: kv.read_official(path, 2), kv.LINE),
+    "kv": (lambda path: kv.read(path, 2), kv.LINE),
     "mdqa": (lambda path: mdqa.read(path, 2), mdqa.LINE),
     "leval": (lambda path: leval.read(path, "sci_fi"), {**leval.LINE, "outputs": ["True [fact: False]"]}),
     "zeroscrolls": (lambda path: zeroscrolls.read(path, "qasper", "held_out"), ZERO),
@@ -23,13 +23,8 @@ READERS = {  # benchmark -> a reader of a file, and a line that it reads
 }
 
 
-def write(path: Path, *lines) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return path
-
-
 @pytest.mark.parametrize("benchmark", READERS)
-def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benchmark):
+def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benchmark, write):
     read, good = READERS[benchmark]
     assert len(read(write(tmp_path / "f.jsonl", good))) == 1
     without = {key: value for key, value in good.items() if key != next(iter(good))}
@@ -62,9 +57,9 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("mdqa", {"ctxs": [CONTEXTS[0]] * 2}, "example 2: 2 documents .* expected one"),
         ("leval", {"input": None}, "line 2: 'input' is NoneType"),
         ("leval", {"instructions": ["q", 3]}, "line 2: 'instructions'"),
-        ("leval", {"instructions": ["q", "r"]}, "document 2: 2 instructions but 1 outputs"),
-        ("leval", {"outputs": [" "]}, "document 2: 'outputs' holds an empty text"),
-        ("leval", {"outputs": ["True"]}, "document 2: the reference 'True' has no"),
+        ("leval", {"instructions": ["q", "r"]}, "example 2: 2 instructions but 1 outputs"),
+        ("leval", {"outputs": [" "]}, "example 2: 'outputs' holds an empty text"),
+        ("leval", {"outputs": ["True"]}, "example 2: the reference 'True' has no"),
         ("zeroscrolls", {"input": 3}, "line 2: 'input' is int"),
         ("zeroscrolls", {"truncation_seperator": None}, "line 2: 'truncation_seperator' is NoneType"),
         ("zeroscrolls", {"query_start_index": "5"}, "line 2: 'query_start_index' is str"),
@@ -76,17 +71,17 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("perplexity", {"text": 1}, "line 2: 'text' is int"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmark, change, message):
+def test_a_line_that_cannot_be_used_is_refused_with_its_place(tmp_path, benchmark, change, message, write):
     read, good = READERS[benchmark]
     path = write(tmp_path / "f.jsonl", good, {**good, **change})
     with pytest.raises(DataError, match=rf"^{path}.*{message}"):
         read(path)
 
 
-def test_the_lines_that_the_readmes_show_are_read(tmp_path):
+def test_the_lines_that_the_readmes_show_are_read(tmp_path, write):
     for folder, read, size, beginning in (
         ("mdqa_pos", mdqa.read, 2, "Document [1](Title: New mill)"),
-        ("kv_retrieval", kv.read_official, 3, "Extract the value"),
+        ("kv_retrieval", kv.read, 3, "Extract the value"),
     ):
         (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / folder / "README.md").read_text(), re.M)
         (question,) = read(write(tmp_path / "f.jsonl", shown), size)
@@ -100,23 +95,23 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
 @pytest.mark.parametrize(
     ("load", "there", "said"),
     [
-        (kv.load, [KV.format(8)], f"(there is {KV.format(8)}: add num_keys=8 to --metadata)"),
+        (kv.load, [KV.format(8)], f"(there: {KV.format(8)}; choose with num_keys=N"),
         (
             kv.load,
             [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
-            f"are {KV.format(8)}.gz, {KV.format(75)}.gz: add num_keys=8 or 75 to --metadata)",
+            f"(there: {KV.format(75)}.gz, {KV.format(8)}.gz; choose",
         ),
-        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there, and no official file has num_keys=50"),
+        (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50; expected"),
+        (partial(kv.load, num_keys=75), [], f"{KV.format(75)}.gz is not there; get it from https://"),
         *(
-            (mdqa.load, [place + MDQA.format(8)], f"there is {MDQA.format(8)}: add num_documents=8 to --metadata")
+            (mdqa.load, [place + MDQA.format(8)], f"there: {MDQA.format(8)}; choose with num_documents=N")
             for place in ("", "8_total_documents/", "qa_data/8_total_documents/")
         ),
     ],
 )
-def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, load, there, said):
+def test_where_a_size_is_not_in_the_folder_those_that_are_there_are_named(tmp_path, load, there, said, write):
     for name in there:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        write(tmp_path / name)
     with pytest.raises(DataError) as caught:
         load(data_dir=str(tmp_path))
     assert said in str(caught.value)

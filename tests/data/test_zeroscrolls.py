@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import tiny_llama
 from lpes_eval.data import zeroscrolls, zeroscrolls_submission
 from lpes_eval.data.source import Asked
 from lpes_eval.errors import DataError, PromptTooLong
@@ -129,11 +128,6 @@ def test_an_archive_is_refused_in_one_line_wherever_a_byte_is_wrong(tmp_path):
     assert refused > len(whole) // 2
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_llama.tokenizer()
-
-
 def fit(tokenizer, example, window, render=str, new_tokens=8):
     limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
     return join(zeroscrolls.fit(example, limits, render))
@@ -196,23 +190,9 @@ def test_chat_models_get_the_published_prompt_without_header(tmp_path):
 # -- the tasks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory):
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(str(tiny_llama.save(tmp_path_factory.mktemp("model"), 700)), device="cpu", batch_size=8)
-
-
 @pytest.fixture
-def evaluate(lm, folder, task_manager):
-    def run(tasks, **metadata):
-        import lm_eval
-
-        manager = task_manager(data_dir=str(folder), **metadata)
-        arguments = {"limit": 2, "gen_kwargs": {"max_gen_toks": 8}, "bootstrap_iters": 0}
-        return lm_eval.simple_evaluate(lm, tasks=tasks, task_manager=manager, **arguments)
-
-    return run
+def run(toy, folder, evaluate):
+    return lambda tasks, **metadata: evaluate(toy(700), tasks, limit=2, data_dir=str(folder), **metadata)
 
 
 def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder, task_manager):
@@ -231,14 +211,14 @@ def test_chat_template_and_system_instruction_go_around_the_published_prompt(fol
         task.fewshot_context(doc, 1)
 
 
-def test_all_seven_run_whole_and_scored(lm, evaluate):
-    results = evaluate(["zeroscrolls"])
+def test_all_seven_run_whole_and_scored(toy, run):
+    results = run(["zeroscrolls"])
     assert set(results["samples"]) == {f"zeroscrolls_{name}" for name in zeroscrolls.NAMES}
     for samples in results["samples"].values():
         cut, whole = (sample["arguments"][0][0] for sample in samples)
         assert SEPARATOR in cut
         assert SEPARATOR not in whole
-        assert 680 < len(lm.tok_encode(cut)) <= 692
+        assert 680 < len(toy(700).tok_encode(cut)) <= 692
         assert not any("input" in sample["doc"] for sample in samples)
     scores = {name: results["results"][f"zeroscrolls_{name}"] for name in zeroscrolls.NAMES}
     assert {"rouge1,none", "rouge2,none", "rougeL,none", "score,none"} <= set(scores["qmsum"])
@@ -251,13 +231,14 @@ def test_all_seven_run_whole_and_scored(lm, evaluate):
 # -- the submission file -----------------------------------------------------------------------------------------------
 
 
-def test_test_split_is_answered_and_becomes_a_submission(evaluate, folder, tmp_path, capsys):
-    results = evaluate(["zeroscrolls_qasper"], split="test")
-    logged = tmp_path / "samples_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl"
-    samples = results["samples"]["zeroscrolls_qasper"]
-    logged.write_text("".join(json.dumps(s, default=str) + "\n" for s in samples))
-    output = tmp_path / "out.csv"
-    arguments = [str(logged), "--data_dir", str(folder), "--output", str(output), "--partial"]
+def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, capsys, write):
+    samples = [
+        json.loads(json.dumps(s, default=str))
+        for s in run(["zeroscrolls_qasper"], split="test")["samples"].popitem()[1]
+    ]
+    name, output = "samples_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl", tmp_path / "out.csv"
+    write(tmp_path / name, *samples)
+    arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output), "--partial"]
 
     def refused(*arguments) -> str:
         assert zeroscrolls_submission.main(arguments) == 2
@@ -265,30 +246,26 @@ def test_test_split_is_answered_and_becomes_a_submission(evaluate, folder, tmp_p
         return capsys.readouterr().err
 
     assert "1 ids are missing, such as qasper_2" in refused(*arguments)  # two of three examples were answered
-    third = {**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]}
-    with logged.open("a") as file:
-        file.write(json.dumps(third, default=str) + "\n")
+    samples.append({**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]})
+    write(tmp_path / name, *samples)
     assert "no predictions for gov_report" in refused(*arguments[:-1])
-    other = tmp_path / "other model" / logged.name
-    other.parent.mkdir()
-    other.write_text(logged.read_text())
-    assert f"qasper: predictions in {other} and in {logged}" in refused(str(other), *arguments)
-    other.write_text(logged.read_text() * 2)
+    other = write(tmp_path / "other model" / name, *samples)
+    assert f"qasper: predictions in {other} and in {tmp_path / name}" in refused(str(other), *arguments)
+    write(other, *samples, *samples)
     assert "sample 4: id qasper_0 stands there twice" in refused(str(other), *arguments[1:])
 
     assert zeroscrolls_submission.main(arguments) == 0
     with output.open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["Task", "ID", "Prediction"]
-    assert [tuple(r[:2]) for r in rows[1:]] == [("qasper", f"qasper_{n}") for n in range(3)]
-    assert [r[2] for r in rows[1:]] == [*(s["resps"][0][0] for s in samples), 'a, "quoted"\nline']
+    expected = [["qasper", f"qasper_{n}", sample["resps"][0][0]] for n, sample in enumerate(samples)]
+    assert rows == [["Task", "ID", "Prediction"], *expected]
 
 
-def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys):
+def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys, write):
     archive(tmp_path, "quality", [], [row("quality", 1, "text", None)])
     common = ["--data_dir", str(tmp_path), "--output", str(tmp_path / "o.csv"), "--partial", "--predictions"]
     for content, status in (({"quality_1": "C"}, 0), ([1], 2)):
-        (tmp_path / "p.json").write_text(json.dumps(content))
+        write(tmp_path / "p.json", content)
         assert zeroscrolls_submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
     assert "id -> prediction" in capsys.readouterr().err
 

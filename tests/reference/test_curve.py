@@ -26,19 +26,18 @@ def test_the_shipped_picture_is_of_the_shipped_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "out", "words"),
     [
-        (None, "a.png", "log.jsonl"),
         ("", "a.png", "log.jsonl: the file is empty"),
         ("no JSON", "a.png", "log.jsonl, line 1: not JSON"),
-        ('{"step": 1, "level": "copy", "loss": 1}', "a.xyz", "a.xyz: expected a name that ends in .png or .svg"),
+        ('{"step": 1, "level": "copy", "loss": 1}', "a.xyz", "'xyz' is not supported"),
         ('{"step": 1, "level": "copy", "loss": 1}', "log.jsonl/a.png", "File exists"),
     ],
 )
 def test_what_cannot_be_drawn_is_named_in_one_line(
-    log: str | None, out: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    log: str, out: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if log is not None:
-        (tmp_path / "log.jsonl").write_text(log)
+    (tmp_path / "log.jsonl").write_text(log)
     assert curve.main([str(tmp_path / "log.jsonl"), str(tmp_path / out)]) == 2
     error = capsys.readouterr().err
     assert words in error
+    assert error.startswith("error: ")
     assert error.count("\n") == 1

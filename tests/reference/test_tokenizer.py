@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference import tokenizer as vocabulary
-from lpes_eval.data import kv
 from lpes_eval.reference import path
 
 transformers = pytest.importorskip("transformers")
@@ -94,20 +93,6 @@ def test_prompt_and_answer_tokenize_alike_whole_and_by_pieces(
     assert BUILT.encode(f'{prompt(records, key)} "{value}"').ids == whole + [
         i for piece in answer for i in BUILT.encode(piece).ids
     ]
-
-
-def test_text_that_spells_a_special_token_is_split_into_bytes(tokenizer: object) -> None:
-    ids = tokenizer("a<|end|>b<|pad|>").input_ids
-    assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(ids)
-
-
-def test_a_model_that_learns_articles_keeps_the_entries_that_it_knew() -> None:
-    """A grown model takes over the first rows of the smaller one's embedding."""
-    known = vocabulary.build(vocabulary.RECORDS_SIZE)
-    assert known.get_vocab().items() < BUILT.get_vocab().items()
-    text = kv.generate(0, 5).prompt(40)
-    assert known.encode(text).ids == BUILT.encode(text).ids
-    assert max(BUILT.encode(text).ids) < vocabulary.RECORDS_SIZE < vocabulary.VOCAB_SIZE
 
 
 @pytest.mark.parametrize("number", [1, 9, 10, 28, 99])

@@ -114,17 +114,3 @@ def test_tasks_where_lower_is_better_and_units_of_unequal_weight():
         for k in rng.sample(range(60), 60):
             race.take(k, own[k])
         assert race.lost == lost
-
-
-def table(runs=400, questions=200):
-    """What docs/search.md says of simulated individuals."""
-    for shared in (0.0, 0.5, 0.8):
-        ours, theirs = (count / runs for count in lost_of_equals(random.Random(5), runs, questions, shared))
-        print(f"just reaching the parent, {shared:.0%} alike: {ours:.4f} lost; by a test at every look {theirs:.4f}")
-    for accuracy in (0.0, 0.2, 0.4, 0.5):
-        asked = asked_of_poor(random.Random(5), runs // 10, questions, accuracy)
-        print(f"at {accuracy} against a parent at 0.6: given up after {asked:g} of {questions}")
-
-
-if __name__ == "__main__":
-    table()

@@ -3,7 +3,6 @@
 import logging
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,7 @@ from search.cache import FitnessCache
 from search.engines import reason_against
 from search.engines.exact import ExactEngine
 from search.evaluator import Cutoff, Evaluator
-from search.identity import fingerprint
-from search.tasks import Prompting, load_tasks
+from search.tasks import load_tasks
 
 
 def individuals(count, layers=3, seed=0):
@@ -79,17 +77,6 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
 
 
-def test_pi_is_measured_under_its_factor_and_not_as_the_plain_model(toy_lm, task_folder):
-    tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    evaluator = Evaluator(toy_lm, tasks)
-    plain = evaluator(Factors.from_uniform(1.0))
-    pi = evaluator(Factors.from_uniform(1.9))
-    assert rope.applied(toy_lm.model) == [1.9] * 3
-    expected = [by_the_harness(toy_lm, [1.9] * 3, "toy", task_folder, f"hits@{p}") for p in (0, 50, 100)]
-    assert list(pi.examples.values()) == expected
-    assert pi.examples != plain.examples
-
-
 def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, task_folder):
     parts = load_tasks(
         toy_lm, ["toy_choice", "toy_plain"], metrics=["acc", "misses"], weights=[3, 1], include_path=task_folder
@@ -123,7 +110,7 @@ def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, task_folder, monk
     monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
     load = lambda **how: load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, **how)  # noqa: E731
     asked = lambda parts: [request.args for part in parts for request in part.task.instances]  # noqa: E731
-    parts = load(prompting=Prompting(**options))
+    parts = load(**options)
     assert asked(parts) != asked(load())  # so agreeing below is not a matter of course
     fitness = Evaluator(toy_lm, parts)
     assert (fitness.slow_because is None) == ("do_sample" not in options.get("gen_kwargs", {}))
@@ -173,9 +160,7 @@ def test_code_that_a_model_writes_is_run_only_on_request(toy_lm, task_folder, mo
     monkeypatch.setattr(ConfigurableTask, "UNSAFE_CODE", True, raising=False)
     with pytest.raises(UserError, match="--confirm_run_unsafe_code"):
         load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
-    assert load_tasks(
-        toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(confirm_run_unsafe_code=True)
-    )
+    assert load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, confirm_run_unsafe_code=True)
 
 
 @pytest.mark.parametrize(("task", "divided"), [("toy_plain", True), ("toy", False)])
@@ -242,84 +227,6 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_fol
         fewer(factors)
 
 
-@pytest.mark.parametrize(
-    ("file", "before", "after"),
-    [
-        ("utils.py", '"hits": shared', '"hits": 1 - shared'),
-        ("answer.txt", "c", "d"),
-        ("toy_plain.yaml", "repeats: 1", "repeats: 2"),
-        ("toy_plain.yaml", 'regex_pattern: "(.*)"', 'regex_pattern: "(.)"'),
-    ],
-    ids=["process_results", "reference answers", "repeats", "filter"],
-)
-def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path, file, before, after):
-    folder = tmp_path / "tasks"
-    shutil.copytree(task_folder, folder)
-    filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
-    code = (folder / "utils.py").read_text()
-    assert '"c" if i % 2 else "e"' in code
-    (folder / "utils.py").write_text(
-        code.replace('"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
-    )
-    (folder / "answer.txt").write_text("c")
-    with (folder / "toy_plain.yaml").open("a") as plain:
-        plain.write(f"\nrepeats: 1\n{filters}\n")
-    load = lambda: Evaluator(toy_lm, load_tasks(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
-    described = load().describe()
-    assert load().describe() == described
-    text = (folder / file).read_text()
-    assert before in text
-    (folder / file).write_text(text.replace(before, after))
-    assert load().describe() != described
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("_max_length", 1000), ("add_bos_token", True), ("truncation", True), ("max_gen_toks", 300)]
-)
-def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
-    toy_lm, task_folder, monkeypatch, name, value
-):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
-    before = fitness.describe()
-    owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
-    monkeypatch.setattr(owner, name, value)
-    assert fitness.describe() != before
-
-
-def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
-    before = fitness.describe()
-    with monkeypatch.context() as patch:
-        patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
-        assert fitness.describe()["model"] != before["model"]
-    assert fitness.describe() == before
-    tokenizer = type(toy_lm.tokenizer).from_pretrained(toy_lm.tokenizer.name_or_path)
-    monkeypatch.setattr(toy_lm, "tokenizer", tokenizer)
-    assert fitness.describe() == before
-    tokenizer.add_tokens(["red0 "])
-    assert fitness.describe()["reading"] != before["reading"]
-
-
-@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
-def test_so_is_other_code_of_this_package(toy_lm, task_folder, monkeypatch, file):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
-    before, read = fitness.describe(), Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
-    assert fitness.describe()["code_sha256"] != before["code_sha256"]
-
-
-def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
-    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
-    described = []
-    for switch in switches:
-        fitness = Evaluator(toy_lm, parts, **switch)
-        described.append(fitness.describe())
-        fitness([1.0, 1.5, 1.2])
-        described.append(fitness.describe())
-    assert all(other == described[0] for other in described)
-
-
 def test_a_cache_folder_that_cannot_be_used_is_said_once_and_ends_nothing(toy_lm, task_folder, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
@@ -380,9 +287,9 @@ def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
 def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):
     """toy_choice has a test split only, so lm-eval would take its examples from there."""
     with pytest.raises(UserError, match=r"toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"):
-        load_tasks(toy_lm, ["toy_choice"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+        load_tasks(toy_lm, ["toy_choice"], include_path=task_folder, num_fewshot=3)
     held_out = load_tasks(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
-    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, prompting=Prompting(num_fewshot=3))
+    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, num_fewshot=3)
     prompts = [request.args[0] for request in part.task.instances]
     assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
@@ -435,12 +342,6 @@ def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, tas
     assert stopped
 
 
-def test_the_examples_of_a_question_are_taken_together(toy_lm, task_folder):
-    tasks = load_tasks(toy_lm, ["toy", "toy_plain"], include_path=task_folder)
-    questions = [[(task.name, number) for task, number in q] for q in Evaluator(toy_lm, tasks).questions]
-    assert questions == [[(task.name, k)] for task in tasks for k in range(len(task.docs))]
-
-
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
     toy_lm, task_folder, monkeypatch, caplog
 ):
@@ -475,34 +376,22 @@ def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkey
     assert len(tried) == 4  # simple_evaluate tries as ever
 
 
-def test_another_weight_is_another_model(toy_lm):
-    before = fingerprint(toy_lm.model)
-    assert fingerprint(toy_lm.model) == before
-    weight = toy_lm.model.model.layers[1].mlp.up_proj.weight
-    with torch.no_grad():
-        kept = weight[0, 0].item()
-        weight[0, 0] += 1
-        assert fingerprint(toy_lm.model) != before
-        weight[0, 0] = kept
-
-
 @pytest.mark.parametrize(
-    ("setting", "value", "reason"),
-    [("repetition_penalty", 1.05, "repetition_penalty"), ("no_repeat_ngram_size", 3, "no_repeat_ngram_size")],
+    ("config", "setting", "value"),
+    [
+        ("generation_config", "repetition_penalty", 1.05),
+        ("generation_config", "no_repeat_ngram_size", 3),
+        ("config", "rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
+    ],
 )
-def test_a_model_that_does_not_decode_plainly_is_left_to_the_harness(
-    toy_lm, task_folder, monkeypatch, setting, value, reason
+def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_is_left_to_the_harness(
+    toy_lm, task_folder, monkeypatch, config, setting, value
 ):
     (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
     assert reason_against(toy_lm, part.task.instances) is None
-    monkeypatch.setattr(toy_lm.model.generation_config, setting, value)
-    assert reason in reason_against(toy_lm, part.task.instances)
-
-
-def test_positions_that_depend_on_the_length_are_left_to_the_harness(toy_lm, task_folder, monkeypatch):
-    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
-    monkeypatch.setattr(toy_lm.model.config, "rope_parameters", {"rope_type": "dynamic", "factor": 2.0})
-    assert "dynamic" in reason_against(toy_lm, part.task.instances)
+    monkeypatch.setattr(getattr(toy_lm.model, config), setting, value)
+    reason = reason_against(toy_lm, part.task.instances)
+    assert (setting if isinstance(value, float | int) else value["rope_type"]) in reason
 
 
 @pytest.mark.parametrize(
@@ -510,10 +399,10 @@ def test_positions_that_depend_on_the_length_are_left_to_the_harness(toy_lm, tas
     [
         ({"tasks": []}, "no task"),
         ({"tasks": ["toy"], "positions": (0, 130, 100)}, "positions="),
-        ({"tasks": ["toy"], "lambdas": (0.5, 0.5)}, "3 positions, but 2 lambdas"),
         ({"tasks": ["toy"], "lambdas": (0, 0, 0)}, "not all 0"),
         ({"tasks": ["toy"], "weights": (1, 2)}, "2 weights for 1 task"),
         ({"tasks": ["toy_plain"], "metrics": ["hits,strict"]}, "no filter 'strict'"),
+        ({"tasks": ["toy_plain"], "metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),
         ({"tasks": ["toy_plain", "toy_plain"]}, "asked for twice"),
     ],
 )
@@ -521,11 +410,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(toy_lm, task_folder, arg
     with pytest.raises(UserError, match=message) as refused:
         load_tasks(toy_lm, include_path=task_folder, **arguments)
     assert "\n" not in str(refused.value)
-
-
-def test_an_unknown_metric_is_named_with_those_there_are(toy_lm, task_folder):
-    with pytest.raises(UserError, match="no metric 'f1'; it has hits, misses, luck"):
-        load_tasks(toy_lm, ["toy_plain"], metrics=["f1"], include_path=task_folder)
 
 
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):

@@ -203,7 +203,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 115),
+        ([], "BandScan", 109),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
@@ -274,11 +274,6 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, {}, 0.1))
     _, out, _ = command(*SEARCH_ONLY, "--guard", "none")
     assert out.count("individuals of the first generation have fitness 0.0000") == 1
-
-
-def test_skipped_layers_are_left_alone(command, tmp_path):
-    assert command(*SEARCH_ONLY, "--skip", "1", "--control_points", "2")[0] == 0
-    assert factors_file.load(found(tmp_path / "out")).per_layer()[0] == 1.0
 
 
 def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(command, monkeypatch):

@@ -123,31 +123,22 @@ def test_it_goes_on_from_the_journal_without_descending_again(loss, monkeypatch)
     assert asked == []
 
 
-def test_the_command_runs_it_as_any_other_optimizer(toy_lm, task_folder, tmp_path, monkeypatch):
+def test_the_command_runs_it_with_its_examples_in_the_plan_and_its_time_in_the_seconds(
+    toy_lm, task_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
-    flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "4", "--gradient_batch", "2"]
+    step = GradientDescent._step
+    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
+    flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
     flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache", "--skip", "1"]
     assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
+    assert "and 2 x 4 examples forwards and backwards, 2 batches of 2" in capsys.readouterr().out
     journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     [file] = [path for path in tmp_path.glob("*.json") if path.name in ("factors.json", "best_effort.json")]
     found = json.loads(file.read_text())
     assert [entry["origin"] for entry in journal] == ["baseline", "PI", "start", "gradient", "gradient"]
     assert found["origin"]["fitness"]["value"] == journal[-1]["fitness"]  # the last epoch, not the fittest
     assert found["unscaled_layers"] == [0]
-
-
-def test_the_time_and_the_examples_of_the_gradients_are_in_the_plan_and_in_the_seconds(
-    toy_lm, task_folder, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
-    step = GradientDescent._step
-    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
-    flags = ["--optimizer", "gradient", "--generations", "1", "--epoch_samples", "5", "--gradient_batch", "2"]
-    flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache"]
-    assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "and 1 x 4 examples forwards and backwards, 2 batches of 2" in out
-    journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert journal[-1]["seconds"] > 1
 
 

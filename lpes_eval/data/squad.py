@@ -1,0 +1,15 @@
+"""SQuAD's normalisation of answers (Rajpurkar et al. 2016, arXiv 1606.05250), of which three benchmarks have a variant.
+
+Where a word ends, and with it what is an article, ``re`` and ``regex`` see differently: to ``re`` an accent (U+0301) is
+no part of a word. Each benchmark's own code says which it takes, and scores follow it.
+"""
+
+import re
+import string
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def bare(text: str, article: re.Pattern[str] = re.compile(r"\b(a|an|the)\b")) -> str:
+    """``text`` without ASCII punctuation and articles, its white space made single. It is not lower-cased."""
+    return " ".join(article.sub(" ", text.translate(_NO_PUNCTUATION)).split())
