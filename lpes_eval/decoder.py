@@ -5,7 +5,9 @@ A model that cannot be given layer factors is refused here, with the reason; ``d
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +79,7 @@ def find_decoder(model: nn.Module) -> Decoder:
 
     own = {h: tuple(found) for h, layer in enumerate(layers) if (found := _rotaries(layer))}
     shared = tuple(module for module in _rotaries(owner) if all(module not in found for found in own.values()))
-    if shared and not any({"position_embeddings", "**"} & _arguments(layer) for layer in layers):
+    if shared and not any({"position_embeddings", "**"} & {*arguments(layer)} for layer in layers):
         raise refuse("its layers compute their rotation from something other than handed-down position embeddings")
     if (owners := _key_owners(text, layers)) is None:
         raise refuse("some of its layers attend to keys of earlier layers, and its configuration does not say of which")
@@ -92,7 +94,7 @@ def _key_owners(config: Any, layers: tuple[nn.Module, ...]) -> tuple[int, ...] |
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for layer in layers[:first_shared]:
         known = [module.is_kv_shared_layer for module in layer.modules() if hasattr(module, "is_kv_shared_layer")]
-        if any(known) or (not known and any("shared_kv_states" in _arguments(module) for module in layer.modules())):
+        if any(known) or (not known and any("shared_kv_states" in arguments(module) for module in layer.modules())):
             return None
     shared = range(first_shared, len(layers))
     return (*range(first_shared), *(max(k for k in range(first_shared) if kinds[k] == kinds[h]) for h in shared))
@@ -110,10 +112,15 @@ def _stacks(root: nn.Module | None, depths: set[int | None]) -> list[tuple[nn.Mo
 
 def _rotaries(module: nn.Module) -> list[nn.Module]:
     """The modules within that turn position ids into rotary tables."""
-    return [m for m in module.modules() if "Rotary" in type(m).__name__ and "position_ids" in _arguments(m)]
+    return [m for m in module.modules() if "Rotary" in type(m).__name__ and "position_ids" in arguments(m)]
 
 
-def _arguments(module: nn.Module) -> set[str]:
-    """The names of what a module's forward takes; ``**`` where it takes anything."""
-    parameters = inspect.signature(type(module).forward).parameters
-    return {"**" if one.kind is one.VAR_KEYWORD else name for name, one in parameters.items()}
+def arguments(module: nn.Module) -> tuple[str, ...]:
+    """The names of what a module's forward takes, in order; ``**`` where it takes anything."""
+    return _names(type(module).forward)
+
+
+@functools.cache
+def _names(forward: Callable) -> tuple[str, ...]:
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    return tuple("**" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)

@@ -10,22 +10,19 @@ A small JSON object, described field by field in ``docs/factors.md`` and by the 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 import os
-import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from lpes_eval import curves
-from lpes_eval.errors import FactorsError
-from lpes_eval.files import write_atomically
+from lpes_eval import curves, files
+from lpes_eval.errors import DataError, FactorsError
 
 FORMAT = "lpes-factors"
 VERSION = 1
@@ -37,7 +34,6 @@ MAX_POINTS = 12
 LEAST, GREATEST = 1e-3, 1e6
 """Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
-_drawn = functools.lru_cache(maxsize=256)(curves.layer_factors)
 _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
@@ -146,7 +142,7 @@ class Factors:
         left = [h for h in range(depth) if h not in self.unscaled_layers]
         kind, points = self.curve or ("free", (self.uniform,) * len(left))
         try:
-            values = iter(_drawn(kind, points, len(left)) if left else ())
+            values = iter(curves.layer_factors(kind, points, len(left)) if left else ())
         except ValueError as error:
             raise FactorsError(f"curve.points: {error}") from None
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
@@ -174,7 +170,7 @@ class Factors:
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
         try:
-            write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
+            files.write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
         except OSError as error:
             reason = error.strerror or error
             raise FactorsError(f"{path}: cannot be written ({reason}); expected a path where a file can be") from error
@@ -186,7 +182,16 @@ def load(path: str | Path) -> Factors:
     Raises:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
-    return _read(path, "load reads a factors file; one number for all layers is Factors.from_uniform(NUMBER)")
+    path = Path(os.path.expanduser(path))
+    try:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path}: larger than 1 MiB, and a factors file holds a few hundred numbers at most")
+        data = files.read_json(path)
+    except DataError as error:
+        raise FactorsError(f"{error}; expected a factors file, which is JSON (docs/factors.md)") from None
+    if isinstance(data, dict):  # a file says what it is
+        data = {"format": None, "version": None} | data
+    return Factors.from_dict(data, str(path))
 
 
 def parse(value: Any) -> Factors:
@@ -203,14 +208,14 @@ def parse(value: Any) -> Factors:
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
     if value == REFERENCE:
-        return load(Path(__file__).parent / "reference" / "base" / "factors.json")
+        value = Path(__file__).parent / "reference" / "base" / "factors.json"
     if isinstance(value, str):
         if not value.strip():
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
         with suppress(ValueError):
             value = value if "_" in value else float(value)  # Python reads 1_5 as 15
     if isinstance(value, str | Path):
-        return _read(value, "give a factors file, or a number for all layers")
+        return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
@@ -220,59 +225,12 @@ def parse(value: Any) -> Factors:
     )
 
 
-# -- reading a file --------------------------------------------------------------------------------------------------
-
-
-def _read(path: str | Path, way_out: str) -> Factors:
-    """A factors file; the way out is for a path where no file is."""
-    path = Path(os.path.expanduser(path))
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # it would be waited for
-            raise ValueError("a pipe or a device; expected a factors file (JSON)")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError("larger than 1 MiB; a factors file holds a few hundred numbers at most")
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except FileNotFoundError:
-        found = f"no such file; {way_out}"
-    except IsADirectoryError:
-        found = "is a folder; expected a factors file (JSON)"
-    except UnicodeDecodeError:
-        found = "not UTF-8 text; expected a factors file (JSON)"
-    except json.JSONDecodeError as error:
-        cut = "; it is empty or was cut off" if error.pos >= len(error.doc.rstrip()) else ""
-        found = f"not JSON ({error.msg}, line {error.lineno} column {error.colno}){cut}"
-    except RecursionError:
-        found = "nested too deeply; expected a factors file (JSON)"
-    except (OSError, ValueError) as error:
-        found = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-    else:
-        if isinstance(data, dict):  # a file says what it is
-            data = {"format": None, "version": None} | data
-        return Factors.from_dict(data, str(path))
-    raise FactorsError(f"{path}: {found}")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise ValueError(f"the key {reprlib.repr(key)} stands there twice")
-        out[key] = value
-    return out
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number; factors are finite")
-
-
 # -- what a field may hold -------------------------------------------------------------------------------------------
 
 
 def _require(right: bool, where: str, found: Any, expected: str) -> None:
     if not right:
-        raise FactorsError(f"{where}: found {reprlib.repr(found)}, expected {expected}")
+        raise FactorsError(f"{where}: found {files.shown(found)}, expected {expected}")
 
 
 def _is(value: Any, *types: type) -> bool:
@@ -281,25 +239,24 @@ def _is(value: Any, *types: type) -> bool:
 
 def _fields(data: Any) -> dict[str, Any]:
     """A decoded file's fields as the arguments of ``Factors``."""
-    own = tuple(one.name for one in fields(Factors))
-    given = _object(data, "at the top", ("format", "version", *own))
+    given = _object(data, "at the top", ("format", "version", *(one.name for one in fields(Factors))))
     for name, expected in (("format", FORMAT), ("version", VERSION)):
         found = given.pop(name, expected)
         _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
     for name, value in given.items():
         _require(value is not None, name, value, "a value; leave the field out where there is none")
     if "curve" in given:
-        curve, expected = given["curve"], "an object with 'kind' and 'points'"
-        _require(isinstance(curve, Mapping) and set(curve) == {"kind", "points"}, "curve", curve, expected)
+        curve = given["curve"]
+        right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
+        _require(right, "curve", curve, "an object with 'kind' and 'points'")
         given["curve"] = (curve["kind"], curve["points"])
     return given
 
 
 def _object(value: Any, where: str, known: Collection[str]) -> dict[str, Any]:
     _require(isinstance(value, Mapping), where, value, "an object")
-    for name in value:
-        if name not in known:
-            raise FactorsError(f"{where}: unknown field {reprlib.repr(name)}; known fields are {', '.join(known)}")
+    if unknown := [name for name in value if name not in known]:
+        raise FactorsError(f"{where}: unknown field {files.shown(unknown[0])}; known fields are {', '.join(known)}")
     return dict(value)
 
 

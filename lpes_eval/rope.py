@@ -38,8 +38,6 @@ BATCHED_LIMIT = 1 << 15
 """The tables of all layers are made at once up to this many rows (layers times positions: 16 MiB of float32 in heads of
 128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's."""
 
-CACHE = "cache"
-"""What transformers calls the key-value cache from 5.24 on; ``past_key_values`` before."""
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
@@ -119,7 +117,7 @@ class _LayerFactors:
         self._values, self._tensor = values, tensor
         self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
         self._owners = decoder.factor_layer
-        self._stamp = _Stamp(values if tensor is None else None)
+        self._stamp = Stamp(values if tensor is None else None)
         self._handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             decoder.module.register_forward_hook(self._note_cache),
@@ -127,8 +125,6 @@ class _LayerFactors:
         if tensor is None and set(values) == {1.0}:
             return
         for rotary in decoder.rotaries:
-            if tensor is None and min(values) >= 1:
-                self._handles.append(rotary.register_forward_pre_hook(self._divide, with_kwargs=True))
             self._handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
@@ -136,12 +132,6 @@ class _LayerFactors:
             for rotary in decoder.own.get(h, ()):
                 answer = functools.partial(self._answer, h=h)
                 self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_stamp": self._stamp.factors}  # caches belong to one model and not to its copy
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _stamp=_Stamp(state["_stamp"]))
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -152,42 +142,25 @@ class _LayerFactors:
         """Take all hooks out. Caches filled under these factors refuse to be used from now on."""
         for handle in self._handles:
             handle.remove()
-        for cache in list(self._stamp.caches):
-            cache.__dict__.pop(_ATTRIBUTE, None)
-            retire(cache, "under layer factors that were changed or removed since")
-
-    # -- giving each layer its table
-
-    def _divide(self, rotary: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Have a rotary module make the tables of all layers in the call that makes its own.
-
-        Not of factors below 1: the dynamic kinds choose their frequencies by the longest position that they see.
-        """
-        call = _named(args, kwargs)
-        if len(self._divisors) * call["position_ids"].numel() <= BATCHED_LIMIT:
-            call["position_ids"] = _divided(call["position_ids"], self._divisors_on(call["x"].device))
-        return (), call
+        self._stamp.retire("under layer factors that were changed or removed since")
 
     def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
         """What a rotary module answers in place of its ``output``: all layers' tables, or that of its layer ``h``.
 
-        Where its positions were not divided before, its own forward is called again for each layer: undecorated, so
-        that the dynamic kinds keep the frequencies that they have chosen by the true length, and that gradients flow.
-        The true positions are there too, for code that looks for the longest all the same (Phi-MoE).
+        The true positions are always among those that it is asked for, as some code looks for the longest (Phi-MoE).
         """
-        call = _named(args, kwargs)
-        if h is None and call["position_ids"].is_floating_point():
-            tables = _split(output, len(self._divisors))
-            return _Tables(lambda h: tables[1 + self._owners[h]])
+        call = named(args, kwargs)
         divisors = self._divisors_on(call["x"].device)
-        forward = inspect.unwrap(type(rotary).forward)
-        call["x"] = call["x"].new_empty(1)  # only its dtype and device count; the hidden states need not be kept
 
         def of(h: int) -> Any:
-            one_and_own = torch.stack((divisors[0], divisors[1 + self._owners[h]]))
-            return _split(forward(rotary, **call | {"position_ids": _divided(call["position_ids"], one_and_own)}), 2)[1]
+            return _tables(rotary, call, torch.stack((divisors[0], divisors[1 + self._owners[h]])))[1]
 
-        return _Tables(of) if h is None else of(h)
+        if h is not None:
+            return of(h)
+        if self._tensor is None and len(divisors) * call["position_ids"].numel() <= BATCHED_LIMIT:
+            tables = _tables(rotary, call, divisors)
+            return _Tables(lambda h: tables[1 + self._owners[h]])
+        return _Tables(of)
 
     def _divisors_on(self, device: torch.device) -> Tensor:
         """1 and the factors, (1 + layers,); kept on the device that was asked for last, as a GPU waits for a copy."""
@@ -198,14 +171,12 @@ class _LayerFactors:
             self._divisors = self._divisors.to(device)
         return self._divisors
 
-    # -- guarding the cache
-
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; else stamp it."""
         cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
         if cache is None:
             return
-        stamp = getattr(cache, _ATTRIBUTE, None)
+        stamp = getattr(cache, STAMP, None)
         unknown = self._tensor is not None and _compiling()  # compiled code does not know a tensor's values
         same = stamp is self._stamp or (stamp is not None and (unknown or stamp.factors == self.factors))
         if not same and (held := held_in(cache)) > 0:
@@ -222,12 +193,10 @@ class _LayerFactors:
                 self._mark(cache)
 
     def _mark(self, cache: Cache) -> None:
-        if _compiling():  # an attribute is all that can be left
-            setattr(cache, _ATTRIBUTE, self._stamp)
-            return
-        stamp = self._stamp if self._tensor is None else _Stamp(self.factors, self._stamp.caches)
-        setattr(cache, _ATTRIBUTE, stamp)
-        stamp.caches.add(cache)
+        if self._tensor is None or _compiling():
+            self._stamp.put(cache)
+        else:
+            Stamp(self.factors, self._stamp.caches).put(cache)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -268,18 +237,29 @@ def _own(value: Any, h: int) -> Any:
     return value
 
 
-def _named(args: tuple, kwargs: dict) -> dict[str, Any]:
+def named(args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
     return dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
 
 
-def _divided(ids: Tensor, divisors: Tensor) -> Tensor:
+def divided(ids: Tensor, divisors: Tensor) -> Tensor:
     """Positions (B, T), or (3, B, T) where they have several axes, by U divisors: (..., U * B, T), float32."""
     return (ids.unsqueeze(-3) / divisors[:, None, None]).flatten(-3, -2)
 
 
-def _split(output: Any, number: int) -> list[Any]:
-    """The tables of each divisor, from a rotary module's answer for all: (U * B, T, d) tensors, one or a tuple."""
+def ask(rotary: nn.Module, call: dict[str, Any], position_ids: Tensor) -> Any:
+    """What a rotary module answers to the ``call``, by name, at other positions.
+
+    Its own forward is called undecorated, so that the dynamic kinds keep the frequencies that they have chosen by the
+    true length, and that gradients flow. Of ``x`` only its dtype and device count; the states need not be kept.
+    """
+    forward = inspect.unwrap(type(rotary).forward)
+    return forward(rotary, **call | {"x": call["x"].new_empty(1), "position_ids": position_ids})
+
+
+def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list[Any]:
+    """A rotary module's table at positions divided by each of the divisors: tensors (B, T, d), one or a tuple."""
+    output, number = ask(rotary, call, divided(call["position_ids"], divisors)), len(divisors)
     if isinstance(output, tuple):
         return list(zip(*(part.chunk(number) for part in output), strict=True))
     return list(output.chunk(number))
@@ -287,34 +267,62 @@ def _split(output: Any, number: int) -> list[Any]:
 
 # -- caches: keys in them are rotated already ------------------------------------------------------------------------
 
+STAMP = "_rotated_by"
+"""The attribute of a cache that holds its stamp."""
 
-class _Stamp:
-    """On a cache and its copies: the factors that its keys are rotated under; None for a tensor's, in compiled code.
 
-    Each application of factors has its own stamp and ``caches``; compiled code need only ask whether it is the same.
+class Stamp:
+    """On a cache and its copies: what has rotated its keys; and ``caches``, all those with this stamp.
+
+    Each application of factors, and each method, has its own, so compiled code need only ask whether it is the same.
+    ``factors`` are None for a method's, and for those of a tensor in compiled code. A copy of a cache has the cache's
+    stamp; a copy of a model gets one of its own.
     """
 
-    def __init__(self, factors: tuple[float, ...] | None, caches: WeakSet[Cache] | None = None) -> None:
+    def __init__(self, factors: tuple[float, ...] | None = None, caches: WeakSet[Cache] | None = None) -> None:
         self.factors = factors
         self.caches = caches if caches is not None else WeakSet()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Stamp:
-        self.caches.update([memo[id(cache)] for cache in self.caches if id(cache) in memo])
-        return self
+    def put(self, cache: Cache) -> None:
+        """Stamp a cache; in compiled code an attribute is all that can be left."""
+        setattr(cache, STAMP, self)
+        if not _compiling():
+            self.caches.add(cache)
 
-    def __reduce__(self) -> tuple:
-        return _Stamp, (self.factors,)
+    def retire(self, rotated: str) -> None:
+        """Have all caches refuse updates until they are reset: their keys were ``rotated`` in a way that is gone."""
+        for cache in list(self.caches):
+            cache.__dict__.pop(STAMP, None)
+            if held_in(cache) > 0:
+                cache.update = functools.partial(_refuse_update, cache, rotated)  # type: ignore[method-assign]
+        self.caches.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stamp:  # noqa: D105
+        copies = [memo[id(cache)] for cache in self.caches if id(cache) in memo]
+        self.caches.update(copies)
+        return self if copies else Stamp(self.factors)
+
+    def __reduce__(self) -> tuple:  # noqa: D105
+        return Stamp, (self.factors,)
+
+
+def _refuse_update(cache: Cache, rotated: str, *args: Any, **kwargs: Any) -> Any:
+    if (held := held_in(cache)) == 0:
+        del cache.update
+        return cache.update(*args, **kwargs)
+    raise CacheError(
+        f"the key-value cache holds {held} positions whose keys were rotated {rotated}; start with an empty cache"
+    )
 
 
 def cache_of(output: Any) -> Any:
     """The key-value cache in a model's output; transformers 5.24 calls it ``cache``, versions before otherwise."""
-    return getattr(output, CACHE if hasattr(output, CACHE) else "past_key_values", None)
+    return getattr(output, "cache" if hasattr(output, "cache") else "past_key_values", None)
 
 
 def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
     """The argument that hands a model its cache, under the name that its ``forward`` has for it."""
-    named = CACHE in inspect.signature(model.forward).parameters
-    return {CACHE if named else "past_key_values": cache}
+    return {"cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values": cache}
 
 
 def held_in(cache: Cache) -> int:
@@ -327,18 +335,3 @@ def held_in(cache: Cache) -> int:
         return 0 if _compiling() else int(length)
     layers = getattr(cache, "layers", ())
     return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)
-
-
-def retire(cache: Cache, rotated: str) -> None:
-    """Have a cache refuse updates until it is reset: its keys were ``rotated`` in a way that the model has left."""
-    if held_in(cache) > 0:
-        cache.update = functools.partial(_refuse_update, cache, rotated)  # type: ignore[method-assign]
-
-
-def _refuse_update(cache: Cache, rotated: str, *args: Any, **kwargs: Any) -> Any:
-    if (held := held_in(cache)) == 0:
-        del cache.update
-        return cache.update(*args, **kwargs)
-    raise CacheError(
-        f"the key-value cache holds {held} positions whose keys were rotated {rotated}; start with an empty cache"
-    )

@@ -221,58 +221,6 @@ def test_a_factor_changes_nothing_before_its_layer(family: str) -> None:
     assert rotating
 
 
-@every_family
-def test_generating_with_a_cache_is_generating_without(family: str) -> None:
-    model = plain_model(family)
-
-    def difference() -> float:
-        cached = generate(model, tokens())
-        # the first step is held against a whole forward too: generating, Gemma 4 cuts its rotary tables short
-        return max(apart(cached, generate(model, tokens(), use_cache=False)), apart(cached[0], logits(model)[:, -1]))
-
-    if family not in NAMED and (plain := difference()) > TOLERANCE["atol"]:
-        pytest.skip(f"the plain {family} differs with and without a cache, by {plain:.2g}")
-    with applied(model, factors_for(model)):
-        assert difference() < TOLERANCE["atol"]
-
-
-@every_family
-def test_a_left_padded_row_is_answered_like_the_row_alone(family: str) -> None:
-    model = plain_model(family)
-    rows, padding = tokens(length=20), 5
-    padded, mask = rows.clone(), torch.ones_like(rows)
-    padded[0, :padding] = mask[0, :padding] = 0
-
-    def difference() -> float:
-        batch = generate(model, padded, attention_mask=mask)
-        alone = generate(model, rows[:1, padding:]), generate(model, rows[1:])
-        return apart(batch, torch.cat(alone, dim=1))
-
-    if family not in NAMED and (plain := difference()) > TOLERANCE["atol"]:
-        pytest.skip(f"the plain {family} answers a padded row otherwise, by {plain:.2g}")
-    with applied(model, factors_for(model)):
-        assert difference() < TOLERANCE["atol"]
-
-
-def generate(model: Any, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Logits of four greedy steps: (steps, rows, vocabulary)."""
-    options = {"attention_mask": torch.ones_like(input_ids), "pad_token_id": 0} | options
-    result = model.generate(
-        input_ids,
-        do_sample=False,
-        max_new_tokens=4,
-        min_new_tokens=4,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
-    return torch.stack(result.logits)
-
-
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item()
-
-
 # -- layers that attend to the keys of an earlier layer, beside the families of the table ------------------------------
 
 
@@ -327,70 +275,31 @@ def test_shared_keys_of_nobody_knows_which_layer_are_refused() -> None:
         lpes_eval.apply(model, [1.5] * 4)
 
 
-# -- undoing, refusing ------------------------------------------------------------------------------------------------
+# -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-def marks(model: Any) -> dict[str, Any]:
-    """The attributes of every module, and how many entries its dictionaries (hooks among them) have."""
-    return {
-        name: {key: len(value) if isinstance(value, dict) else None for key, value in vars(module).items()}
-        for name, module in model.named_modules()
-    }
+WITHOUT = ("bert", "bloom", "gpt2", "gpt_bigcode", "jamba", "mamba", "mpt", "nemotron_h", "opt", "rwkv", "xlnet")
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    *((family, "no decoder layers with rotary", {}) for family in WITHOUT),
+    *((family, "table of whole positions", {}) for family in ("codegen", "gptj", "roformer")),
+    ("blt", "four transformers", {}),
+    ("falcon", "ALiBi", {"alibi": True}),  # though it has a rotary module
+    ("granitemoehybrid", "rotary", {"position_embedding_type": None}),
+    ("hrm_text", "several times", {}),
+    ("zamba2", "rotary", {"use_mem_rope": False}),
+]
 
 
-@every_family
-def test_remove_leaves_nothing_behind(family: str) -> None:
-    model = plain_model(family)
-    before, plain = marks(model), logits(model)
-    with applied(model, factors_for(model)):
-        assert marks(model) != before
-        assert not torch.equal(logits(model), plain)
-    assert marks(model) == before
-    assert torch.equal(logits(model), plain)
-
-
-REFUSED = {
-    "bert": "rotary",
-    "bloom": "rotary",
-    "blt": "four transformers",
-    "codegen": "table of whole positions",
-    "gpt2": "rotary",
-    "gpt_bigcode": "rotary",
-    "gptj": "table of whole positions",
-    "hrm_text": "several times",
-    "jamba": "rotary",
-    "mamba": "rotary",
-    "mpt": "rotary",
-    "nemotron_h": "rotary",
-    "opt": "rotary",
-    "roformer": "table of whole positions",
-    "rwkv": "rotary",
-    "xlnet": "rotary",
-}
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_a_model_that_cannot_be_given_factors_is_refused_with_the_reason(family: str) -> None:
+@pytest.mark.parametrize(("family", "reason", "changes"), REFUSED)
+def test_a_model_that_cannot_be_given_factors_is_refused_with_the_reason(
+    family: str, reason: str, changes: dict
+) -> None:
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(tiny_config(family))
-    with pytest.raises(UnsupportedModel, match=REFUSED[family]) as refusal:
+        model = transformers.AutoModelForCausalLM.from_config(tiny_config(family, **changes))
+    with pytest.raises(UnsupportedModel, match=reason) as refusal:
         lpes_eval.apply(model, 1.5)
     assert str(refusal.value).startswith(model.config.model_type + ": ")
     assert len(str(refusal.value).splitlines()) == 1
-
-
-def test_a_falcon_with_alibi_is_refused_though_it_has_a_rotary_module() -> None:
-    with pytest.raises(UnsupportedModel, match="ALiBi"):
-        lpes_eval.apply(tiny_model(tiny_config("falcon", alibi=True)), 1.5)
-
-
-@pytest.mark.parametrize(
-    ("family", "without"),
-    [("granitemoehybrid", {"position_embedding_type": None}), ("zamba2", {"use_mem_rope": False})],
-)
-def test_a_hybrid_that_is_configured_without_positions_is_refused(family: str, without: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModel, match="rotary"):
-        lpes_eval.apply(tiny_model(tiny_config(family, **without)), 1.5)
 
 
 def test_an_encoder_decoder_is_refused() -> None:

@@ -158,18 +158,17 @@ class GrowingLayer(DynamicLayer):
         """Append (B, heads, T, D) keys and values, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._rooms: dict[str, Any] = {"keys": self.keys, "values": self.values}
-        self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
+        self.keys = self._append("_keys_room", self.keys, key_states)
+        self.values = self._append("_values_room", self.values, value_states)
         return self.keys, self.values
 
-    def _append(self, name: str, new: Tensor) -> Tensor:
-        held: Tensor = getattr(self, name)
-        room = self._rooms[name]
+    def _append(self, name: str, held: Tensor, new: Tensor) -> Tensor:
         length = held.shape[-2] if held.numel() else 0
-        total = length + new.shape[-2]
+        total, room = length + new.shape[-2], getattr(self, name, held)
         there = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and len(held) == len(room)
         if not (length and there and total <= room.shape[-2]):
-            self._rooms[name] = room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
+            room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
+            setattr(self, name, room)
             if length:
                 room[:, :, :length] = held
         room[:, :, length:total] = new

@@ -117,14 +117,13 @@ class Buckets(InModel):
         for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
             self._part = self.bases[start : start + size]
             try:
-                output = self._original(**_repeated(each, len(self._part)))
-                if len(self.bases) > 1:
-                    for logits in output.logits.unflatten(0, (len(self._part), -1)):  # (B, T, V)
-                        mixed = _mixed(mixed, logits.float(), self.combine)
-                    output.logits = None
+                outputs.append(self._original(**_repeated(each, len(self._part))))
             finally:
-                self._part = ()
-            outputs.append(output)
+                rows, self._part = len(self._part), ()
+            if len(self.bases) > 1:
+                for logits in outputs[-1].logits.unflatten(0, (rows, -1)):  # (B, T, V)
+                    mixed = _mixed(mixed, logits.float(), self.combine)
+                outputs[-1].logits = None
         if mixed is not None:
             outputs[0].logits = mixed[0]
         _join([rope.cache_of(output) for output in outputs])
@@ -134,38 +133,37 @@ class Buckets(InModel):
         """Cosines and sines of every row's own base, (N * B, T, d)."""
         if not self._part or tuple(self._part) == (self._theta,):
             return output
-        table = Table.of(rotary, args, kwargs, output)
-        rows = table.call["x"].shape[0] // len(self._part)
-        ids = table.call["position_ids"]  # (N * B or 1, T), or with three axes in front
+        call = rope.named(args, kwargs)
+        rows, ids = call["x"].shape[0] // len(self._part), call["position_ids"]  # (N * B or 1, T), or (3, N * B, T)
         own = max(1, ids.shape[-2] // len(self._part))  # they are the same for every base
-        one = Table.of(rotary, (), table.call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
+        one = Table.of(rotary, (), call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
         tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
     def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
-        rows = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
+        given = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
-        held = next((each for each in keys if each is not None and each.numel() > 0), None)
-        if held is not None and held.shape[0] != len(self.bases) * rows.shape[0]:
+        held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
+        if held not in (None, needed := len(self.bases) * len(given)):
             raise CacheError(
-                f"the key-value cache holds {held.shape[0]} rows, and {NAME} with {len(self.bases)} bases needs "
-                f"{len(self.bases) * rows.shape[0]}; start with an empty cache, without beam search"
+                f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}; "
+                "start with an empty cache, without beam search"
             )
+
+
+ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": -2}
+"""Arguments of a forward that have rows, and where: ``position_ids`` may have several axes, (3, B, T)."""
 
 
 def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
     """The arguments of a forward with all rows ``count`` times, block after block."""
-    if count == 1:
-        return call
 
     def repeat(value: Any, rows: int) -> Any:
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # of masks, by kind of attention
             return {name: repeat(each, rows) for name, each in value.items()}
         return torch.cat([value] * count, dim=rows) if torch.is_tensor(value) and value.ndim > 1 else value
 
-    names = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0}
-    names["position_ids"] = -2  # (B, T), or (3, B, T) where positions have several axes
-    return {name: repeat(value, names[name]) if name in names else value for name, value in call.items()}
+    return {name: repeat(value, ROWS[name]) if name in ROWS else value for name, value in call.items()}
 
 
 def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:
@@ -180,9 +178,10 @@ def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -
         return each, confidence
     mean, weight = so_far
     total = torch.logaddexp(weight, confidence)
+    before, now = weight - total, confidence - total
     if combine == "probabilities":
-        return torch.logaddexp(mean + (weight - total), each + (confidence - total)), total
-    return mean * (weight - total).exp() + each * (confidence - total).exp(), total
+        return torch.logaddexp(mean + before, each + now), total
+    return mean * before.exp() + each * now.exp(), total
 
 
 def _join(caches: list[Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +29,6 @@ class InModel:
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the method cannot run in (``UserError``), as far as that is seen without weights."""
-        raise NotImplementedError
 
     def put(self, model: nn.Module) -> None:
         """Check a transformers model with its weights, and put the method into it.
@@ -37,11 +37,9 @@ class InModel:
             UnsupportedModel: with the reason.
             UserError: settings that do not fit the model, or layer factors or another method are in it already.
         """
-        raise NotImplementedError
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
-        raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """The settings in force, as they are recorded with results."""
@@ -77,15 +75,15 @@ class MethodLM(HFLM):
         if pretrained is None:
             pretrained = self.default_model(kwargs)
         if isinstance(pretrained, str):
-            if pretrained in reference.NAMES:
-                pretrained = str(reference.path(reference.NAMES[pretrained]))
-            pretrained = os.path.expanduser(pretrained)
-            if pretrained.startswith((".", "/", "~")) and not os.path.isdir(pretrained):
-                way_out = "give a model's folder or its name on the Hub"
-                raise UserError(f"pretrained={pretrained}: no such folder; {way_out}")
-            if os.path.isdir(pretrained) and not (kwargs.get("gguf_file") or "config.json" in os.listdir(pretrained)):
-                way_out = "give a folder with a model in it"
-                raise UserError(f"pretrained={pretrained}: no config.json in this folder; {way_out}")
+            folder = reference.path(reference.NAMES[pretrained]) if pretrained in reference.NAMES else pretrained
+            pretrained = os.path.expanduser(folder)
+            found = None
+            if not os.path.isdir(pretrained):
+                found = "no such folder" if pretrained.startswith((".", "/", "~")) else None
+            elif not kwargs.get("gguf_file") and "config.json" not in os.listdir(pretrained):
+                found = "no config.json in this folder"
+            if found is not None:
+                raise UserError(f"pretrained={pretrained}: {found}; give a model's folder or its name on the Hub")
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
         _check_device(kwargs.get("device"))
@@ -152,12 +150,12 @@ def _check_device(device: Any) -> None:
         found = torch.device(device or "cpu")
     except RuntimeError:
         raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
-    if found.type != "cuda":
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type != "cuda" or (there and (found.index or 0) < there):
         return
-    if torch.cuda.is_available():
-        if found.index is not None and found.index >= (there := torch.cuda.device_count()):
-            raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
-    elif found.index != 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
+    if there:
+        raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
+    if found.index != 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
         reason = f"PyTorch {torch.__version__} finds no GPU here"
         raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
 
@@ -174,11 +172,9 @@ def real(name: str, given: Any) -> float:
 
 def count(name: str, given: Any) -> int:
     """A whole number, 0 or more, that the user gave for the argument ``name``; ``UserError`` for something else."""
-    try:
+    with suppress(UserError):
         if (value := real(name, given)) >= 0 and value.is_integer():
             return int(value)
-    except UserError:
-        pass
     raise UserError(f"{name}={given}: expected a whole number, 0 or more")
 
 

@@ -22,14 +22,10 @@ A method is a subclass whose ``attend`` turns one ``Call`` into the attention's 
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-import itertools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +33,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
+from lpes_eval.decoder import arguments
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel
@@ -44,7 +41,7 @@ from lpes_eval.methods.tables import Table
 
 _NAME = "lpes_eval_methods"
 _ATTRIBUTE = "_method_attention"
-_TOKENS = itertools.count()
+"""On an attention module: the method and the layer's number. On a cache: what the method remembers, by layer."""
 
 
 def claim(model: nn.Module, method: str) -> None:
@@ -65,7 +62,7 @@ def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
     decoder = rope.find_decoder(model)
     found: dict[int, list[nn.Module]] = {}
     for h, layer in enumerate(decoder.layers):
-        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in _arguments(m)]
+        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in arguments(m)]
         found[h] = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
     one = {h: modules[0] for h, modules in found.items() if modules}
     if decoder.own:
@@ -102,8 +99,8 @@ class Interception(InModel):
 
     name: str
     padding: Tensor | None = None
-    _entered: tuple[dict[str, Any], Table, NewAlone | None] | None = None  # what the attention that runs was given
-    _left = False  # its attention function has been called
+    _entered: tuple[dict[str, Any], Table, NewAlone | None] | tuple[()] | None = None
+    """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
 
     def attend(self, call: Call) -> Tensor:
@@ -132,8 +129,7 @@ class Interception(InModel):
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._caches: WeakSet[Cache] = WeakSet()
-        self._token = next(_TOKENS)  # what tells this method's caches from others'; plain, so that caches can be copied
+        self._stamp = rope.Stamp()
         self.partial: dict[int, bool] = {}
         training = model.training
         model.eval()
@@ -152,12 +148,8 @@ class Interception(InModel):
         self._model.__dict__.pop(rope.METHOD, None)
         for handle in self._handles:
             handle.remove()
-        for h in list(self._attentions):
-            self._release(h)
-        for cache in list(self._caches):
-            cache.__dict__.pop(_ATTRIBUTE, None)
-            rope.retire(cache, "by a method that has been taken out of the model since")
-        self._caches.clear()
+        self._release(*self._attentions)
+        self._stamp.retire("by a method that has been taken out of the model since")
 
     def project(self, call: Call, **changes: Any) -> tuple[Tensor, Tensor]:
         """The queries and keys that the layer's attention would compute, were ``changes`` among what it is given."""
@@ -169,14 +161,6 @@ class Interception(InModel):
         finally:
             self._projecting = False
         raise AssertionError("an attention module that did not call its attention function")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy of the model takes along: all but the caches, of which it has met none."""
-        return self.__dict__ | {"_caches": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the copy."""
-        self.__dict__.update(state, _caches=WeakSet())
 
     # -- hooks; none is a closure, so a copy of the model has its own
 
@@ -192,10 +176,11 @@ class Interception(InModel):
             attention.__dict__[_ATTRIBUTE] = (self, h)
             self._handles.append(attention.register_forward_pre_hook(self._enter, with_kwargs=True))
 
-    def _release(self, h: int) -> None:
-        attention = self._attentions.pop(h)
-        attention.config = self._configs[h]
-        attention.__dict__.pop(_ATTRIBUTE, None)
+    def _release(self, *layers: int) -> None:
+        for h in layers:
+            attention = self._attentions.pop(h)
+            attention.config = self._configs[h]
+            attention.__dict__.pop(_ATTRIBUTE, None)
 
     def _note_padding(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
@@ -203,13 +188,12 @@ class Interception(InModel):
 
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
         if not isinstance(output, tuple):
-            reason = f"its rotary tables are complex numbers, which {self.name} cannot use"
-            raise _unsupported(self._model, reason)
+            raise _unsupported(self._model, f"its rotary tables are complex numbers, which {self.name} cannot use")
         return Table.of(rotary, args, kwargs, output)
 
     def _enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        given = dict(zip(_arguments(attention), args, strict=False)) | kwargs
-        table, self._entered, self._left = given.get("position_embeddings"), None, False
+        given = dict(zip(arguments(attention), args, strict=False)) | kwargs
+        table, self._entered = given.get("position_embeddings"), None
         if _ATTRIBUTE not in attention.__dict__ or table is None:  # a layer without positions
             return None
         if not isinstance(table, Table):
@@ -228,29 +212,28 @@ class Interception(InModel):
         """The attention function of layer ``h``, as transformers calls it."""
         if self._projecting:
             raise _Projected(query, key)
-        if self._left:
+        if self._entered == ():
             raise _unsupported(self._model, "its layers call the attention function more than once")
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self._configs[h]._attn_implementation, eager)
         if self._entered is None:
             return function(module, query, key, value, mask, **options)
-        (given, table, cache), self._entered, self._left = self._entered, None, True
+        (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
         call = Call(self, h, module, given, table, cache, state, query, key, value, mask, options, function)
         return self._attend(call), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
         held = int(cache.get_seq_length(h))
-        token, states = cache.__dict__.get(_ATTRIBUTE, (None, {}))
-        if token != self._token:
+        if getattr(cache, rope.STAMP, None) is not self._stamp:
             if held > 0:
                 raise CacheError(
                     f"the key-value cache holds {held} positions whose keys {self.name} has not rotated; start with an "
                     "empty cache"
                 )
-            states = {}
-            cache.__dict__[_ATTRIBUTE] = (self._token, states)
-            self._caches.add(cache)
+            self._stamp.put(cache)
+            cache.__dict__[_ATTRIBUTE] = {}
+        states = cache.__dict__[_ATTRIBUTE]
         if held == 0:
             states[h] = {}
         return states[h]
@@ -274,18 +257,16 @@ class Interception(InModel):
         self._hook()
         self._attend: Callable[[Call], Tensor] = self._learn
         model(input_ids=tokens, use_cache=False)
-        for h in set(self._attentions) - set(self.partial):
-            self._release(h)
+        self._release(*(set(self._attentions) - set(self.partial)))
         if not self.partial:
             raise _unsupported(model, f"none of the layers for {self.name} rotates queries and keys")
         self._attend = self.plainly
-        same = False
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
-            same = _close(last_token_from_cache(), expected)
-        if not same:
-            cannot = f"which {self.name} cannot follow"
-            raise _unsupported(model, f"its attention uses what is cached in a way of its own, {cannot}")
-        self._attend = self.attend
+            if _close(last_token_from_cache(), expected):
+                self._attend = self.attend
+        if self._attend == self.plainly:
+            reason = "its attention uses what is cached in a way of its own"
+            raise _unsupported(model, f"{reason}, which {self.name} cannot follow")
 
     def _learn(self, call: Call) -> Tensor:
         """The attention of the model as it is; finds out whether the layer rotates whole heads, a part, or nothing."""
@@ -297,23 +278,13 @@ class Interception(InModel):
         else:
             del self.partial[call.layer]
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
-                reason = "the way in which its attention rotates queries and keys could not be reproduced"
+                reason = "its attention rotates queries and keys in a way that could not be reproduced"
                 raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
         return call.compute(*own, call.value)
 
 
 def _unsupported(model: Any, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{getattr(model.config, 'model_type', type(model).__name__)}: {reason}")
-
-
-def _arguments(module: Any) -> tuple[str, ...]:
-    """The names of the arguments of a module's forward."""
-    return _names(type(module).forward)
-
-
-@functools.cache
-def _names(forward: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

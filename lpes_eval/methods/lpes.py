@@ -5,8 +5,6 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,21 +41,22 @@ class LayerFactors(InModel):
     def check(self, model: nn.Module) -> None:
         """Refuse a model without rotary position embeddings, and one with another number of layers."""
         depth = len(rope.find_decoder(model).layers)
-        with self._named():
-            assert self.parsed is not None
+        assert self.parsed is not None
+        try:
             self.parsed.per_layer(depth)
+        except FactorsError as error:
+            given = f"={self.factors}" if isinstance(self.factors, str | Path | int | float) else ""
+            raise FactorsError(f"factors{given}: {error}") from None
 
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model; without any, refuse one that has some in it."""
         self._model = model
         if self.parsed is not None:
-            with self._named():
-                rope.apply(model, self.parsed)
+            self.check(model)
+            rope.apply(model, self.parsed)
         elif rope.applied(model) is not None:
-            raise UserError(
-                "pretrained: the model has layer factors in it; take them back for the plain model (lpes_eval.remove), "
-                "or give factors="
-            )
+            way_out = "take them back for the plain model (lpes_eval.remove), or give factors="
+            raise UserError(f"pretrained: the model has layer factors in it; {way_out}")
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
@@ -66,15 +65,6 @@ class LayerFactors(InModel):
     def describe(self) -> dict[str, Any]:
         """The factors, one a layer."""
         return {"factors": rope.applied(self._model)}
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say in an error which factors it is about."""
-        try:
-            yield
-        except FactorsError as error:
-            given = f"={self.factors}" if isinstance(self.factors, str | Path | int | float) else ""
-            raise FactorsError(f"factors{given}: {error}") from None
 
 
 class LPES(MethodLM):
@@ -146,8 +136,10 @@ class LPES(MethodLM):
         try:
             super().check(skeleton)
         except FactorsError as error:
-            default = "; it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
-            raise FactorsError(f"{error}{default if self._by_default else ''}") from None
+            if not self._by_default:
+                raise
+            way_out = "it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
+            raise FactorsError(f"{error}; {way_out}") from None
 
 
 Method = LPES

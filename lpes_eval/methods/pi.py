@@ -43,11 +43,6 @@ class OneFactor(LayerFactors):
         if self.skip >= (depth := len(rope.find_decoder(model).layers)):
             raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")
 
-    def put(self, model: nn.Module) -> None:
-        """Put the factor into the model."""
-        self.check(model)
-        super().put(model)
-
 
 class PI(LPES):
     """``lpes`` with the arguments ``factor`` and ``skip`` (see ``OneFactor``) in place of ``factors``."""

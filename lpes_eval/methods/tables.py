@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ class Table(tuple[Tensor, Tensor]):
     def of(cls, rotary: nn.Module, args: tuple, kwargs: dict, output: Pair) -> Table:
         """From what a forward hook of a rotary module is given."""
         table = cls(output)
-        table.rotary, table.call = rotary, dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+        table.rotary, table.call = rotary, rope.named(args, kwargs)
         return table
 
     def to(self, device: Any, **options: Any) -> Table:
@@ -52,19 +51,28 @@ class Table(tuple[Tensor, Tensor]):
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
-        ids = self.call["position_ids"]  # (B, T), or (3, B, T) where positions have several axes
+        ids = self.call["position_ids"]
 
         def make() -> Pair:
-            divided = ids.unsqueeze(-3) / _divisors(tuple(factors), ids.device)
-            return tuple(t.unflatten(0, (len(factors), -1)) for t in self._ask(divided.flatten(-3, -2)))
+            positions = rope.divided(ids, _divisors(tuple(factors), ids.device))
+            return tuple(t.unflatten(0, (len(factors), -1)) for t in rope.ask(self.rotary, self.call, positions))
 
         return self._once(("factors", *factors), make)
 
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
+        rotary: Any = self.rotary
+
+        def at(base: float) -> Pair:
+            own = rotary.inv_freq
+            rotary.inv_freq = frequencies(base, own)
+            try:
+                return rope.ask(rotary, self.call, self.call["position_ids"])
+            finally:
+                rotary.inv_freq = own
 
         def make() -> Pair:
-            tables = (tuple(self) if base == theta else self._at(base) for base in bases)
+            tables = (tuple(self) if base == theta else at(base) for base in bases)
             return tuple(torch.stack(each) for each in zip(*tables, strict=True))
 
         return self._once(("bases", *bases), make)
@@ -75,26 +83,11 @@ class Table(tuple[Tensor, Tensor]):
             made[key] = make()
         return made[key]
 
-    def _at(self, base: float) -> Pair:
-        rotary: Any = self.rotary
-        own = rotary.inv_freq
-        rotary.inv_freq = frequencies(base, own)
-        try:
-            return self._ask(self.call["position_ids"])
-        finally:
-            rotary.inv_freq = own
-
-    @torch.no_grad()
-    def _ask(self, position_ids: Tensor) -> Pair:
-        """The rotary module's own code at other positions, without what chooses frequencies by length around it."""
-        call = self.call | {"x": self.call["x"].new_empty(1), "position_ids": position_ids}
-        return inspect.unwrap(type(self.rotary).forward)(self.rotary, **call)
-
 
 @functools.lru_cache(maxsize=64)
 def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
-    """Factors shaped to divide positions, (U, 1, 1); kept, for a copy to a GPU at every token would wait for it."""
-    return torch.tensor(factors, dtype=torch.float32, device=device)[:, None, None]
+    """Factors on a device, (U,); kept, for a copy to a GPU at every token would wait for it."""
+    return torch.tensor(factors, dtype=torch.float32, device=device)
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:
@@ -113,31 +106,29 @@ def own_base(model: nn.Module, method: str) -> float:
     decoder = rope.find_decoder(model)
     config: Any = model.config
     parameters = config.get_text_config(decoder=True).rope_parameters or {}
-
-    def refuse(found: str) -> UnsupportedModel:
-        return UnsupportedModel(
+    theta, kind = parameters.get("rope_theta"), parameters.get("rope_type", "default")
+    rotary = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
+    kept: Any = getattr(rotary, "inv_freq", None)
+    found = None
+    if any(isinstance(value, dict) for value in parameters.values()):
+        found = "it has rotary tables of its own for each kind of attention"
+    elif kind != "default":
+        found = f"its rotary embedding is of type {kind}"
+    elif rotary is None or theta is None or kept is None:
+        found = "it has no single rotary module with a rope_theta and inverse frequencies"
+    elif not kept.is_meta:
+        rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
+        near = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
+        if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
+            found = "its rotary tables are complex numbers"
+        elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
+            found = f"its frequencies are not powers of its rope_theta, {theta:g}"
+    if found is not None:
+        raise UnsupportedModel(
             f"{config.model_type}: {found}; {method} replaces the base of default RoPE, the only kind that has one "
             "base and nothing else (docs/methods.md)"
         )
-
-    if any(isinstance(value, dict) for value in parameters.values()):
-        raise refuse("it has rotary tables of its own for each kind of attention")
-    if (kind := parameters.get("rope_type", "default")) != "default":
-        raise refuse(f"its rotary embedding is of type {kind}")
-    theta = parameters.get("rope_theta")
-    kept: Any = getattr(decoder.rotaries[0], "inv_freq", None) if len(decoder.rotaries) == 1 else None
-    if theta is None or decoder.own or kept is None:
-        raise refuse("it has no single rotary module with a rope_theta and inverse frequencies")
-    if kept.is_meta:
-        return float(theta)
-    rotary = decoder.rotaries[0]
-    if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
-        raise refuse("its rotary tables are complex numbers")
-    exact, rounding = frequencies(theta, kept.float()), torch.finfo(kept.dtype)
-    # model.to(torch.bfloat16) rounds buffers, too
-    rtol, atol = max(rounding.eps, 1e-5), max(rounding.tiny * rounding.eps, 1e-8)
-    if not torch.allclose(kept.float(), exact, rtol=rtol, atol=atol):
-        raise refuse(f"its frequencies are not powers of its rope_theta, {theta:g}")
+    assert theta is not None
     return float(theta)
 
 

@@ -1,34 +1,16 @@
 """What the methods share: attention taken over and given back, and rotary tables for other factors and bases."""
 
-import copy
-import inspect
 from dataclasses import dataclass
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, distance, generated, inputs
-from lpes_eval import methods
-from lpes_eval.errors import CacheError, UnsupportedModel, UserError
+from checks import FAMILIES, LENGTH, apart, generated, inputs, logits
+from lpes_eval.errors import CacheError, UnsupportedModel
 from lpes_eval.methods.interception import Interception, find_attention
 from lpes_eval.methods.tables import Table, frequencies, own_base
-
-FAMILIES = (
-    "llama",
-    "qwen2",
-    "mistral",
-    "gemma2",  # soft capping
-    "gemma3_text",  # two rotary tables
-    "stablelm",  # a part of the head rotated
-    "glm",  # neighbours paired
-    "cohere2",  # layers without positions, which get the tables all the same
-    "granite_swa",  # layers without positions, which get none
-    "gpt_oss",  # attention sinks, and a table of half the width
-    "gpt_neox",  # a cache by another name
-)
 
 
 @dataclass(eq=False)
@@ -48,32 +30,18 @@ class Plain(Interception):
         return call.compute(query, *call.cached(key, call.value))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return tiny_model(tiny_config(request.param))
-
-
 @pytest.fixture
 def llama():
     return tiny_model(tiny_config("llama"))
 
 
-@torch.no_grad()
-def logits(model, **given):
-    return model(**given or inputs()).logits
-
-
-def test_rotating_for_oneself_is_what_the_family_does(model):
-    expected, answer, attributes = logits(model), generated(model), [set(m.__dict__) for m in model.modules()]
-    method = Plain.into(model)
-    assert method.layers
-    assert (logits(model) - expected).abs().max() < 1e-5
-    found = generated(model)
-    assert torch.equal(found.sequences, answer.sequences)
-    assert distance(found.logits, answer.logits) < 1e-4
-    method.detach()
-    assert torch.equal(logits(model), expected)
-    assert [set(m.__dict__) for m in model.modules()] == attributes
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rotating_for_oneself_is_what_the_family_does(family):
+    model = tiny_model(tiny_config(family))
+    expected, answer = logits(model), generated(model)
+    assert Plain.into(model).layers
+    assert apart(logits(model), expected) < 1e-5
+    assert apart(generated(model), answer) < 1e-4
 
 
 def test_layers_are_taken_over_one_by_one_and_those_without_positions_never():
@@ -120,7 +88,7 @@ def test_values_that_heads_share_are_read_as_if_every_head_had_a_copy(values_too
 
     expected = generated(model)
     Copied.into(model)
-    assert distance(generated(model).logits, expected.logits) < 1e-4
+    assert apart(generated(model), expected) < 1e-4
 
 
 def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(llama):
@@ -140,23 +108,28 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(lla
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
+    ("family", "reason", "without_weights"),
     [
-        ("gpt2", "no decoder layers with rotary position embeddings"),
-        ("deepseek_v3", "latent attention"),
-        ("gemma3n_text", "keys of another layer"),
-        ("llama4_text", "complex numbers"),
-        ("diffllama", "call the attention function more than once"),
-        ("doge", "uses what is cached in a way of its own"),
+        ("gpt2", "no decoder layers with rotary position embeddings", True),
+        ("deepseek_v3", "latent attention", True),
+        ("gemma3n_text", "keys of another layer", True),
+        ("llama4_text", "complex numbers", False),
+        ("diffllama", "call the attention function more than once", False),
+        ("doge", "uses what is cached in a way of its own", False),
     ],
 )
-def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason):
-    if family in ("llama4_text", "diffllama", "doge"):  # what only shows when it runs
-        with pytest.raises(UnsupportedModel, match=reason):
-            Plain.into(tiny_model(tiny_config(family)))
-        return
-    with torch.device("meta"), pytest.raises(UnsupportedModel, match=reason):
-        find_attention(AutoModelForCausalLM.from_config(tiny_config(family)), "test")
+def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason, without_weights):
+    config = tiny_config(family)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UnsupportedModel, match=reason):
+        find_attention(skeleton, "Test") if without_weights else Plain.into(tiny_model(config))
+
+
+def test_layers_without_positions_alone_are_no_place_for_a_method():
+    model = tiny_model(tiny_config("exaone4", layer_types=["full_attention"] * 4))  # none has positions
+    with pytest.raises(UnsupportedModel, match="exaone4: none of the layers"):
+        Plain.into(model)
 
 
 def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
@@ -200,15 +173,12 @@ def test_a_table_moves_to_another_device_with_the_call_that_made_it(llama):
     assert moved.rotary is llama.model.rotary_emb
 
 
-def test_a_base_is_replaced_only_where_it_is_all_there_is(llama):
-    others = [
-        ("llama", {"rope_parameters": {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}}, f"type {kind}")
-        for kind in ("linear", "dynamic", "yarn")
-    ]
+def test_a_base_is_replaced_only_where_it_is_all_there_is():
+    scaled, kinds = {"factor": 2.0, "rope_theta": 1e4}, ("linear", "dynamic", "yarn")
     for family, changes, reason in (
         ("gemma3_text", {}, "tables of its own for each kind of attention"),
         ("llama4_text", {}, "complex numbers"),
-        *others,
+        *(("llama", {"rope_parameters": scaled | {"rope_type": kind}}, f"type {kind}") for kind in kinds),
     ):
         with pytest.raises(UnsupportedModel, match=reason):
             own_base(tiny_model(tiny_config(family, **changes)), "test")
@@ -225,51 +195,3 @@ def test_frequencies_are_those_of_the_base_up_to_the_rounding_of_their_dtype(dty
     rotary.inv_freq = frequencies(1.2 * theta, rotary.inv_freq)
     with pytest.raises(UnsupportedModel, match="not powers of its rope_theta"):
         own_base(model, "test")
-
-
-OTHERS = [name for name in methods.names() if name not in ("lpes", "pi")]
-STRONG = {"ms_poe": {"min": 2, "max": 20, "skip": 1, "threshold": 1.5}}
-
-
-def put(name, model):
-    kind = methods.load(name)
-    return kind.apply(model, **STRONG.get(name, kind.benchmark_settings(model)))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(llama, name):
-    plain = generated(llama)
-    there = put(name, llama)
-    expected = generated(llama)
-    assert distance(expected.logits, plain.logits) > 1e-3
-    copied = copy.deepcopy(llama)
-    assert inspect.signature(copied.forward) == inspect.signature(type(copied).forward.__get__(copied))
-    there.detach()
-    with torch.no_grad():
-        for weight in llama.parameters():
-            weight.zero_()
-    found = generated(copied)
-    assert torch.equal(found.sequences, expected.sequences)
-    assert distance(found.logits, expected.logits) == 0
-
-
-@pytest.mark.parametrize(("name", "heads"), [("ms_poe", 4), ("moice", 14)])
-def test_a_static_cache_has_no_room_for_more_keys_than_values(llama, name, heads):
-    put(name, llama)
-    with pytest.raises(UserError, match=f"caches {heads} heads of keys beside 2 of values"):
-        generated(llama, cache_implementation="static")
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_layer_factors_and_methods_exclude_each_other(llama, name):
-    lpes_eval.apply(llama, 1.5)
-    with pytest.raises(UserError, match="the model has layer factors"):
-        put(name, llama)
-    lpes_eval.remove(llama)
-    there = put("attention_buckets", llama)
-    with pytest.raises(UserError, match="in this model already, Attention Buckets"):
-        put(name, llama)
-    there.detach()
-    put(name, llama)
-    with pytest.raises(UserError, match="detach it first"):
-        lpes_eval.apply(llama, 1.5)

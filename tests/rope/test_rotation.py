@@ -5,11 +5,10 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
-from lpes_eval import methods, rope
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel, UserError
+from lpes_eval import rope
+from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
 from small_llama import FACTORS, by_hand, generate, llama, logits
 
@@ -21,12 +20,6 @@ def test_each_layer_rotates_at_its_own_scale(model, ids):
         lpes_eval.remove(model)
         assert torch.allclose(lpes, by_hand(model, ids, FACTORS), atol=1e-4)
         assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
-
-
-def test_all_ones_is_the_plain_model_bit_for_bit(model, ids):
-    plain = logits(model, ids)
-    lpes_eval.apply(model, [1.0] * 4)
-    assert torch.equal(logits(model, ids), plain)
 
 
 def test_uniform_factor_equals_linear_interpolation(model, ids):
@@ -47,23 +40,16 @@ def test_other_factors_replace_the_first(model, ids):
         assert rope.applied(model) is None
 
 
-def test_layers_in_another_order_take_the_factors_again(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
-    lpes_eval.apply(model, FACTORS)
-    with torch.no_grad():
-        found = logits(model, ids, use_cache=False)
+def test_factors_from_a_file_or_an_array(model, tmp_path):
+    path = tmp_path / "f.json"
+    Factors.from_list(FACTORS).save(path)
+    for given in (path, str(path), np.array(FACTORS)):
+        lpes_eval.apply(model, given)
+        assert rope.applied(model) == FACTORS
         lpes_eval.remove(model)
-        assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
-
-
-def test_factors_from_a_file(model, tmp_path):
-    Factors.from_uniform(1.5).save(tmp_path / "f.json")
-    lpes_eval.apply(model, tmp_path / "f.json")
-    assert rope.applied(model) == [1.5] * 4
-    Factors.from_list([1.5] * 5).save(tmp_path / "five.json")
-    for given in (tmp_path / "five.json", str(tmp_path / "five.json")):
-        with pytest.raises(FactorsError, match=rf"^{given}: the factors are for 5 layers, the model has 4"):
+    Factors.from_list([1.5] * 5).save(path)
+    for given, named in ((path, f"{path}: "), (str(path), f"{path}: "), (np.ones(5), "")):
+        with pytest.raises(FactorsError, match=rf"^{named}the factors are for 5 layers, the model has 4"):
             lpes_eval.apply(model, given)
 
 
@@ -87,11 +73,11 @@ def counted_calls(rotary, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 40])
-def test_a_forward_computes_all_tables_in_the_call_that_makes_the_models_own(model, ids, length, monkeypatch):
+def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, ids, length, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     calls = counted_calls(model.model.rotary_emb, monkeypatch)
     logits(model, ids[:1, :length])
-    assert calls == [(1 + 4, length)]  # the model's own and four layers'
+    assert calls == [(1, length), (1 + 4, length)]  # the true positions and four layers'
 
 
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
@@ -103,24 +89,6 @@ def test_positions_in_any_order_are_divided_one_by_one(model, positions):
     ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
     expected = logits(linear, ids, position_ids=positions)
     assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("change", ["inv_freq", "inv_freq.data", "attention_scaling"])
-def test_what_changes_in_place_in_the_rotary_module_counts(ids, change):
-    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 64}
-    model = llama(rope_parameters=yarn)
-    lpes_eval.apply(model, FACTORS)
-    before, rotary = logits(model, ids[:1]), model.model.rotary_emb
-    if change == "attention_scaling":
-        rotary.attention_scaling = 1.5
-    else:
-        frequencies = rotary.inv_freq.data if change == "inv_freq.data" else rotary.inv_freq
-        frequencies.mul_(0.5)
-    changed = logits(model, ids[:1])
-    assert not torch.equal(changed, before)
-    lpes_eval.remove(model)
-    lpes_eval.apply(model, FACTORS)
-    assert torch.equal(logits(model, ids[:1]), changed)
 
 
 def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
@@ -167,26 +135,12 @@ def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids
         assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
 
-def test_a_static_cache_generates_the_same(model, ids):
+def test_padding_at_the_right_changes_no_score(model, ids):
+    """At the left: tests/methods/test_all_families.py."""
     lpes_eval.apply(model, FACTORS)
-    dynamic = generate(model, ids)
-    assert torch.equal(generate(model, ids, cache_implementation="static", disable_compile=True), dynamic)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_answer(model, ids, side):
-    lpes_eval.apply(model, FACTORS)
-    short, long = ids[:1, :23], ids[1:, :40]
-    padding = torch.zeros(1, 17, dtype=torch.long)
-    if side == "left":
-        batch = torch.cat((torch.cat((padding, short), 1), long))
-        answers = generate(model, batch)[:, 40:]
-        assert torch.equal(answers[:1], generate(model, short)[:, 23:])
-        assert torch.equal(answers[1:], generate(model, long)[:, 40:])
-    else:
-        batch = torch.cat((torch.cat((short, padding), 1), long))
-        scored = logits(model, batch, attention_mask=(batch != 0).long())
-        assert torch.allclose(scored[0, :23], logits(model, short)[0], atol=1e-4)
+    alone = logits(model, ids[:1, :23])[0]
+    ids[0, 23:] = 0
+    assert torch.allclose(logits(model, ids, attention_mask=(ids != 0).long())[0, :23], alone, atol=1e-4)
 
 
 def test_a_compiled_model_answers_the_same(model, ids):
@@ -260,27 +214,6 @@ def test_wrong_factors_leave_the_model_as_it_was(model, ids):
     assert torch.equal(logits(model, ids), before)
 
 
-@pytest.mark.parametrize("method", ["attention_buckets", "ms_poe"])
-def test_a_model_with_another_method_in_it_is_refused(model, ids, method):
-    there = methods.load(method).apply(model)
-    expected = logits(model, ids)
-    with pytest.raises(UserError, match=r"^the model has (Ms-PoE|Attention Buckets) in it"):
-        lpes_eval.apply(model, FACTORS)
-    assert torch.equal(logits(model, ids), expected)
-    there.detach()
-    lpes_eval.apply(model, FACTORS)
-
-
-def test_factors_may_be_an_array(model):
-    lpes_eval.apply(model, np.array(FACTORS))
-    assert rope.applied(model) == FACTORS
-    with pytest.raises(FactorsError, match="factors are for 3 layers"):
-        lpes_eval.apply(model, np.ones(3))
-
-
-def test_a_model_without_rotary_positions_is_refused_with_the_reason():
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=31, n_positions=16))
-    with pytest.raises(UnsupportedModel, match=r"^gpt2: no decoder layers with rotary position embeddings"):
-        lpes_eval.apply(model, [1.0, 1.5])
+def test_what_is_no_model_of_transformers_is_refused():
     with pytest.raises(UnsupportedModel, match="no config"):
         lpes_eval.apply(torch.nn.Linear(2, 2), 1.5)

@@ -57,18 +57,17 @@ class Mixture(Interception):
                 "python -m lpes_eval.methods.moice.train"
             )
         if not isinstance(self.router, Router):
-            self.file = routers.find(self.router)
+            self.file = routers.file_of(self.router)
             self.router = routers.read(self.file)
 
     def check(self, model: Any) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
-        own_base(model, self.name)
+        self._theta = own_base(model, self.name)
         super().check(model)
         routers.check(self.router.config, self.file, routers.describe(model.config))
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, and the router on its device."""
-        self._theta = own_base(model, self.name)
         self.router.to(next(model.parameters()).device)
         super().put(model)
 

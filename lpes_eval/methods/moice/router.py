@@ -25,16 +25,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
-from lpes_eval.methods.tables import PUBLISHED_BASES
+from lpes_eval.methods.tables import PUBLISHED_BASES, parse_bases
 
-BASES = PUBLISHED_BASES
-"""Those of Attention Buckets (arXiv 2312.04455), which MoICE takes over. The router sees the query of the first."""
 TOP_K = 7
 INIT_STD = 0.02
 """Standard deviation of a new router's weights, as of any linear layer in the authors' code (``initializer_range``).
@@ -58,7 +56,7 @@ class RouterConfig:
     layers: int
     heads: int
     head_dim: int
-    bases: tuple[float, ...] = BASES
+    bases: tuple[float, ...] = PUBLISHED_BASES
     top_k: int = TOP_K
     model: str | None = None
     weights_sha256: str | None = None
@@ -66,11 +64,9 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        object.__setattr__(self, "bases", tuple(map(float, self.bases)))  # JSON has no tuples
+        object.__setattr__(self, "bases", parse_bases("bases", self.bases))
         if not all(isinstance(size, int) and size > 0 for size in (self.layers, self.heads, self.head_dim)):
             raise UserError(f"a router for {self.shape}: expected whole numbers above 0")
-        if not self.bases or not all(math.isfinite(base) and base > 1 for base in self.bases):
-            raise UserError(f"bases={list(self.bases)}: expected at least one rotary base, each above 1")
         if not (isinstance(self.top_k, int) and 1 <= self.top_k <= len(self.bases)):
             raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
         if not isinstance(self.training, dict):
@@ -84,17 +80,6 @@ class RouterConfig:
     def to_json(self) -> str:
         """As it stands in the file."""
         return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str, source: str) -> RouterConfig:
-        """Read what ``to_json`` wrote; ``UserError`` names ``source``."""
-        try:
-            data = json.loads(text)
-            if (version := data.pop("version")) != VERSION:
-                raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
-            return cls(**data)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{source}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
 
 
 class Router(nn.Module):
@@ -160,39 +145,41 @@ def write(router: Router, file: str | Path) -> None:
     write_atomically(file, save(tensors, metadata={METADATA: router.config.to_json()}))
 
 
-def find(path: str | Path) -> Path:
-    """The router's file for ``router=PATH``: that file, or ``router.safetensors`` in that folder."""
-    given = Path(path).expanduser()
-    file = given / FILE if given.is_dir() else given
-    if not file.is_file():
-        where = f" ({file})" if file != given else ""
-        raise UserError(f"router={path}: no such file{where}; train one with python -m lpes_eval.methods.moice.train")
-    return file
-
-
-def read_config(file: Path) -> RouterConfig:
-    """What the router in ``file`` is for; its weights are not read."""
+def read(path: str | Path) -> Router:
+    """The router in a file, or in ``router.safetensors`` in a folder; ``UserError`` where there is no sound one."""
+    file = file_of(path)
     try:
         with safe_open(file, framework="pt") as stored:
             metadata = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: not a safetensors file ({error}); train a router anew") from None
     if METADATA not in metadata:
         raise UserError(f"{file}: holds no MoICE router (no {METADATA!r} in its metadata); train one, or name another")
-    return RouterConfig.from_json(metadata[METADATA], str(file))
-
-
-def read(file: Path) -> Router:
-    """The router in ``file``; ``UserError`` where it is damaged."""
-    router, stored = Router(read_config(file)), load_file(file)
+    try:
+        data = json.loads(metadata[METADATA])
+        if (version := data.pop("version")) != VERSION:
+            raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
+        router = Router(RouterConfig(**data))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{file}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
     for name, weight in router.named_parameters():
-        found = tuple(stored[name].shape) if name in stored else "none"
+        found = tuple(tensors[name].shape) if name in tensors else "none"
         if found != tuple(weight.shape):
             raise UserError(f"{file}: tensor {name!r}: found {found}, expected {tuple(weight.shape)}")
-        if not bool(stored[name].isfinite().all()):
+        if not bool(tensors[name].isfinite().all()):
             raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
-    router.load_state_dict(stored)
+    router.load_state_dict(tensors)
     return router.requires_grad_(False)
+
+
+def file_of(path: str | Path) -> Path:
+    """The router's file for ``router=PATH``: that file, or ``router.safetensors`` in that folder."""
+    given = Path(path).expanduser()
+    file = given / FILE if given.is_dir() else given
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; train a router with python -m lpes_eval.methods.moice.train")
+    return file
 
 
 # -- which model a router is for -------------------------------------------------------------------------------------
@@ -204,16 +191,14 @@ def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) 
     Raises:
         UserError: other sizes, or other weights where both checksums are known; names both models.
     """
-    if config.shape != model.shape:
-        made_for, found = config.shape, model.shape
-    elif None not in (config.weights_sha256, model.weights_sha256) and config.weights_sha256 != model.weights_sha256:
+    made_for, found = config.shape, model.shape
+    if made_for == found and None not in (config.weights_sha256, model.weights_sha256):
         made_for, found = (f"weights {str(each.weights_sha256)[:12]}" for each in (config, model))
-    else:
-        return
-    raise UserError(
-        f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
-        f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
-    )
+    if made_for != found:
+        raise UserError(
+            f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
+            f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
+        )
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
@@ -222,10 +207,9 @@ def describe(config: Any, **options: Any) -> RouterConfig:
     Its name and its weights' checksum are those of the folder that the configuration was read from. ``options`` are
     further fields of :class:`RouterConfig`.
     """
-    text = config.get_text_config(decoder=True)
+    text, name = config.get_text_config(decoder=True), getattr(config, "_name_or_path", None) or None
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    name = getattr(config, "_name_or_path", None) or None
     options = {"model": name, "weights_sha256": weights_digest(name) if name is not None else None} | options
     return RouterConfig(text.num_hidden_layers, heads, size, **options)
 

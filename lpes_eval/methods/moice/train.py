@@ -17,14 +17,13 @@ A step depends on the settings and on its number alone. So a run that was killed
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,13 +74,8 @@ class Settings:
     seed: int = 0
 
 
-class Tokens(NamedTuple):
-    """Token ids (T,), and the index of the first that the loss is about."""
-
-    ids: Tensor
-    first: int
-
-
+Tokens = tuple[Tensor, int]
+"""Token ids (T,), and the index of the first that the loss is about."""
 Sequences = Callable[[int], Tokens]
 """Sequence number i of a run."""
 
@@ -99,16 +93,17 @@ def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
 
 def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
     """Sequences of prompts of ``settings.tasks`` with their answers."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def one(number: int) -> Tokens:
         task, size = settings.tasks[number % len(settings.tasks)]
         prompt, answer = task_text(task, size, settings.seed, number)
         context = tokenizer(prompt).input_ids
-        ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
+        ids = context + tokenizer(answer, add_special_tokens=False).input_ids + end
         if len(ids) > settings.length:
             found = f"a prompt and its answer take {len(ids)} tokens, more than --length {settings.length}"
             raise UserError(f"--task {task}:{size}: {found}; choose fewer records or documents")
-        return Tokens(torch.tensor(ids), len(context))
+        return torch.tensor(ids), len(context)
 
     return one
 
@@ -118,9 +113,10 @@ def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequ
 
     No more texts are read than the run needs.
     """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces: list[list[int]] = []
     for number in shuffled(range(len(texts)), stream("moice texts", settings.seed)):
-        ids = tokenizer(texts[number]).input_ids + _end(tokenizer)
+        ids = tokenizer(texts[number]).input_ids + end
         pieces += [ids[start : start + settings.length] for start in range(0, len(ids), settings.length)]
         if len(pieces) >= settings.steps * settings.batch:
             break
@@ -128,26 +124,18 @@ def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequ
     if not pieces:
         raise UserError(f"--text {settings.text}: no text of two tokens or more is in it")
 
-    @functools.cache
-    def order(epoch: int) -> list[int]:
-        return shuffled(range(len(pieces)), stream("moice pieces", settings.seed, epoch))
-
     def one(number: int) -> Tokens:
         epoch, place = divmod(number, len(pieces))
-        return Tokens(torch.tensor(pieces[order(epoch)[place]]), 1)
+        order = shuffled(range(len(pieces)), stream("moice pieces", settings.seed, epoch))
+        return torch.tensor(pieces[order[place]]), 1
 
     return one
 
 
-def _end(tokenizer: Any) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-
-
 def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
     """The language-model loss of each sequence, (B,), a mean over its tokens; and the balance loss of them together."""
-    ids = pad_sequence([s.ids for s in sequences], batch_first=True).to(model.device)
-    lengths = torch.tensor([len(s.ids) for s in sequences], device=model.device)
-    firsts = torch.tensor([s.first for s in sequences], device=model.device)
+    ids = pad_sequence([ids for ids, _ in sequences], batch_first=True).to(model.device)
+    lengths, firsts = torch.tensor([(len(ids), first) for ids, first in sequences], device=model.device).T
     place = torch.arange(ids.shape[1], device=model.device)
     real = place < lengths[:, None]
     start = int(firsts.min()) - 1  # logits from the first place on that any of the sequences is asked about
@@ -200,28 +188,28 @@ def train(
     try:
         if log:
             checkpoint.restore(out / CHECKPOINT, router, optimizer)
-        for step in range(len(log), settings.steps):
+        for step in range(len(log) + 1, settings.steps + 1):
             loss = balance = 0.0
-            for start in range(step * batch, (step + 1) * batch, micro_batch):
-                numbers = range(start, min(start + micro_batch, (step + 1) * batch))
-                each, of_balance = losses(model, router, [one(number) for number in numbers])
-                of_balance = of_balance * len(numbers) / batch
+            numbers = range((step - 1) * batch, step * batch)
+            for together in (numbers[start : start + micro_batch] for start in range(0, batch, micro_batch)):
+                each, of_balance = losses(model, router, [one(number) for number in together])
+                of_balance = of_balance * len(together) / batch
                 (scale * (each.sum() / batch + settings.balance * of_balance)).backward()
                 loss += each.sum().item() / batch
                 balance += of_balance.item()
-                bar.update(len(numbers))
+                bar.update(len(together))
             for weight in router.parameters():
                 weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 found = f"the loss is {loss:g} and its gradient has norm {norm:g}"
-                raise UserError(f"step {step + 1}: {found}; use --dtype bfloat16 or float32")
+                raise UserError(f"step {step}: {found}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
-            bar.set_postfix(loss=f"{loss:.4f}")
             entry = {"loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
-            log.append({"step": step + 1} | entry)
-            if (step + 1) % save_every == 0 or step + 1 == settings.steps:
+            bar.set_postfix(loss=entry["loss"])
+            log.append({"step": step} | entry)
+            if step % save_every == 0 or step == settings.steps:
                 write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
                 checkpoint.save(out / CHECKPOINT, router, optimizer, settings=_fixed(config, settings), log=log)
     finally:
@@ -237,7 +225,7 @@ def train(
 
 def _fixed(config: RouterConfig, settings: Settings) -> dict[str, Any]:
     """What must not change between a run and its continuation, the model included, as JSON gives it back."""
-    return json.loads(config.to_json()) | json.loads(json.dumps(asdict(settings)))
+    return json.loads(json.dumps(asdict(config) | asdict(settings)))
 
 
 def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict[str, Any]]:
@@ -246,8 +234,7 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
     Raises:
         UserError: it is one of other settings, or no checkpoint.
     """
-    file = out / CHECKPOINT
-    if not file.exists():
+    if not (file := out / CHECKPOINT).exists():
         return []
     before, log = checkpoint.notes(file, "settings", "log")
     if changed := checkpoint.changes(before, _fixed(config, settings)):
@@ -258,9 +245,8 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    given = _parser().parse_args(arguments)
     try:
-        _run(given)
+        _run(_parser().parse_args(arguments))
     except UserError as error:
         print(f"moice.train: error: {error}", file=sys.stderr)
         return 2
@@ -272,23 +258,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m lpes_eval.methods.moice.train",
         description="Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings.",
     )
-    add, defaults = parser.add_argument, Settings()
+    add = parser.add_argument
     add("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
     add("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
     task_help = f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}"
     data.add_argument("--task", nargs="+", metavar="TASK[:SIZE]", help=task_help)
-    for name, kind, default, words in (
-        ("length", at_least(2), defaults.length, "most tokens of a sequence"),
-        ("steps", at_least(1), defaults.steps, "optimizer steps"),
-        ("batch", at_least(1), defaults.batch, "sequences a step"),
-        ("rate", positive, defaults.rate, "learning rate"),
-        ("balance", amount, defaults.balance, "weight of the balance loss"),
-        ("seed", whole, defaults.seed, "of the router's first weights and of the data"),
-        ("micro_batch", at_least(1), 1, "sequences computed together"),
-        ("save_every", at_least(1), 1, "steps between checkpoints"),
+    for name, kind, words in (
+        ("length", at_least(2), "most tokens of a sequence"),
+        ("steps", at_least(1), "optimizer steps"),
+        ("batch", at_least(1), "sequences a step"),
+        ("rate", positive, "learning rate"),
+        ("balance", amount, "weight of the balance loss"),
+        ("seed", whole, "of the router's first weights and of the data"),
+        ("micro_batch", at_least(1), "sequences computed together"),
+        ("save_every", at_least(1), "steps between checkpoints"),
     ):
+        default = getattr(Settings, name, 1)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
     add("--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if fewer)")
     add("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
@@ -333,7 +320,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
-    notes = routers.read_config(file).training
+    notes = routers.read(file).config.training
     print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
 
 
