@@ -32,8 +32,9 @@ class BandScan(Optimizer):
     A scan takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what was
-    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others. Another
+    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what
+    was kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others.
+    Another
     one has to gain the least gain there too. It draws nothing at random.
     """
 
