@@ -34,8 +34,7 @@ class BandScan(Optimizer):
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what
     was kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others.
-    Another
-    one has to gain the least gain there too. It draws nothing at random.
+    Another one has to gain the least gain there too. It draws nothing at random.
     """
 
     Config = BandConfig
