@@ -17,7 +17,7 @@ import lpes_eval
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
 
-SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.compare.compare", "lpes_eval.compare.gate")
+SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.compare.compare", "lpes_eval.compare.gate", "lpes_eval.report.page")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

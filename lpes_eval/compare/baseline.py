@@ -9,14 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare.results import Metric, Model, Results, Task, flatten, read_json, well_formed
+from lpes_eval.compare.results import Metric, Model, Results, Task, differing, well_formed
 from lpes_eval.compare.tables import finite
-from lpes_eval.errors import DataError
 from lpes_eval.files import write_atomically
 
 FORMAT = "lpes-eval baseline"
 FORMAT_VERSION = 2
-WAY_OUT = "restore the file, or write it again with --update"
 
 
 def save(results: Results, path: str | Path) -> None:
@@ -37,44 +35,40 @@ def load(path: str | Path) -> Results:
         DataError: a file that is not a baseline, a damaged one, or one of another version of the format.
     """
     path = Path(path)
-    data = read_json(path, WAY_OUT)
-    if not _has_format(data):
-        raise DataError(f"{path}: not a baseline (its 'format' is not {FORMAT!r}); write one with --update")
-    if (version := data.get("format_version")) != FORMAT_VERSION:
-        raise DataError(f"{path}: baseline format {version!r}, expected {FORMAT_VERSION}; write it again with --update")
-    with well_formed(path, "damaged baseline", WAY_OUT):
+    with well_formed(path, "damaged baseline", "restore the file, or write it again with --update"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (found := (data.get("format"), data.get("format_version"))) != (FORMAT, FORMAT_VERSION):
+            raise ValueError(f"'format' and 'format_version' are {found}, expected {(FORMAT, FORMAT_VERSION)}")
         tasks = {name: _task(entry) for name, entry in data["tasks"].items()}
         if not tasks:
             raise ValueError("no tasks")
-        found = Results(path, Model(**data["model"]), None, data["provenance"], tasks)
-        str(found.model), found.model.is_same(found.model), flatten(found.provenance)  # fail here, not later
-        return found
+        run = Results(path, Model(**data["model"]), None, data["provenance"], tasks)
+        str(run.model), run.model.is_same(run.model), list(differing(run.provenance, {}))  # fail here, not later
+        return run
 
 
 def is_baseline(path: Path) -> bool:
     """Whether a file says of itself that it is a baseline, of any version, damaged or not."""
     try:
-        return path.is_file() and _has_format(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+        return bool(json.loads(path.read_bytes())["format"] == FORMAT)
+    except (OSError, LookupError, TypeError, ValueError, RecursionError):
         return False
 
 
-def _has_format(data: Any) -> bool:
-    return isinstance(data, dict) and data.get("format") == FORMAT
-
-
 def _task(entry: Mapping[str, Any]) -> Task:
-    flatten(entry["data"])
+    list(differing(entry["data"], {}))
     return Task(**{**entry, "metrics": {key: _metric(one, entry["examples"]) for key, one in entry["metrics"].items()}})
 
 
 def _metric(entry: Mapping[str, Any], examples: Any) -> Metric:
     values = {label: float(value) for label, value in entry["values"].items()}
     packed = entry["by_question"]
-    by_question = None if packed is None else {label: _unpack(packed[label]) for label in values}
+    by_question = None if packed is None else {label: tuple(map(float, packed[label])) for label in values}
     for label, scores in (by_question or {}).items():
         if len(scores) != examples or not math.isfinite(math.fsum(scores)):
             raise ValueError(f"{label}: {len(scores)} scores for {examples} questions")
+        if isinstance(packed[label], str) and not {*packed[label]} <= {"0", "1"}:
+            raise ValueError(f"{label}: other letters than 0 and 1")
     if not values:
         raise ValueError("a metric without values")
     return Metric(bool(entry["higher_is_better"]), values, by_question)
@@ -85,9 +79,3 @@ def _pack(scores: tuple[float, ...]) -> str | list[float]:
     if all(score in (0.0, 1.0) for score in scores):
         return "".join("1" if score else "0" for score in scores)
     return list(scores)
-
-
-def _unpack(packed: str | list[float]) -> tuple[float, ...]:
-    if isinstance(packed, str):
-        return tuple({"0": 0.0, "1": 1.0}[score] for score in packed)
-    return tuple(map(float, packed))

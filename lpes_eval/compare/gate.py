@@ -47,41 +47,29 @@ class Options:
     ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
     fails. A mean over positions, or the score of a task without positions, that gets worse by more than ``max_drop``
     fails whatever chance says: for deterministic reruns, without a false-alarm rate. ``strict`` fails where a score
-    cannot be tested, too.
+    cannot be tested, too. ``other_model`` and ``other_prompts`` allow these to differ from the baseline's.
     """
 
     alpha: float = ALPHA
     tolerance: float = TOLERANCE
     max_drop: float | None = None
     strict: bool = False
+    other_model: bool = False
+    other_prompts: bool = False
 
 
-def regress(
-    baseline: Results,
-    now: Results,
-    options: Options = Options(),
-    *,
-    other_model: bool = False,
-    other_prompts: bool = False,
-) -> tables.Report:
+def regress(baseline: Results, now: Results, options: Options = Options()) -> tables.Report:
     """Hold a run against a baseline; the report has ``failed`` where something got worse.
 
     Every position of every metric, its mean over positions and its spread is one test. Their levels add up to ``alpha``
     at most, so that a rerun of the same model fails with a probability of at most ``alpha``, however many tasks there
     are.
 
-    Args:
-        baseline: what was committed.
-        now: the fresh run.
-        options: what decides about a change.
-        other_model: hold another model against the baseline on purpose.
-        other_prompts: accept the same examples in other prompts.
-
     Raises:
         NotComparable: another model; a task or metric that is missing, or a task of another version or other examples;
             nothing at all that could be tested, or too few questions for any test to fail.
     """
-    _check_comparable(baseline, now, other_model, other_prompts)
+    _check_comparable(baseline, now, options)
     scores = [
         _Score(name, key, metric, new.metrics[key], logged=None not in (task.documents, new.documents))
         for name, task in baseline.tasks.items()
@@ -90,14 +78,15 @@ def regress(
     ]
     levels = _levels([(score.tests, score.questions) for score in scores], options.alpha)
     if not any(levels) and options.max_drop is None:
-        asked, tests = max((score.questions for score in scores), default=0), sum(score.tests for score in scores)
+        tests = sum(score.tests for score in scores)
         if not tests:
             raise NotComparable(
                 "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
             )
+        asked, least = max(score.questions for score in scores), _fewest_lost(options.alpha / tests)
         raise NotComparable(
             f"{asked} questions are too few: at alpha {options.alpha:g} over {tests} tests not even the loss of every "
-            f"answer could be told from chance; evaluate at least {_fewest_lost(options.alpha / tests)}"
+            f"answer could be told from chance; evaluate at least {least}"
         )
     tested = {score.task for score in scores if score.tests}
     sections = tuple(
@@ -120,34 +109,23 @@ def add_parser(subparsers: Any) -> None:
         "be tested; 2 an error of use; 3 no baseline; 4 not comparable (another task version, model, source or set of "
         "examples)",
     )
-    parser.add_argument("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
-    parser.add_argument("--baseline", metavar="FILE", required=True, help="the committed baseline (JSON)")
-    parser.add_argument("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
+    add = parser.add_argument
+    add("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
+    add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
+    add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
     tables.add_outputs(parser, "json", "markdown", "junit")
-    parser.add_argument(
-        "--alpha", type=share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})"
+    add("--alpha", type=share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})")
+    passes = f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})"
+    add("--tolerance", type=amount, default=TOLERANCE, help=passes)
+    drops = (
+        "fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
+        "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)"
     )
-    parser.add_argument(
-        "--tolerance",
-        type=amount,
-        default=TOLERANCE,
-        help=f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})",
-    )
-    parser.add_argument(
-        "--max-drop",
-        type=amount,
-        metavar="X",
-        help="fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
-        "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)",
-    )
-    parser.add_argument(
-        "--strict",
-        action=argparse.BooleanOptionalAction,
-        default=bool(os.environ.get("CI")),
-        help="fail where a score cannot be tested (default: where the environment variable CI is set)",
-    )
-    parser.add_argument("--other-model", action="store_true", help="hold another model against the baseline on purpose")
-    parser.add_argument("--other-prompts", action="store_true", help="accept the same examples in other prompts")
+    add("--max-drop", type=amount, metavar="X", help=drops)
+    strict = "fail where a score cannot be tested (default: where the environment variable CI is set)"
+    add("--strict", action=argparse.BooleanOptionalAction, default=bool(os.environ.get("CI")), help=strict)
+    add("--other-model", action="store_true", help="hold another model against the baseline on purpose")
+    add("--other-prompts", action="store_true", help="accept the same examples in other prompts")
     parser.set_defaults(run=run)
 
 
@@ -155,44 +133,44 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
     from lpes_eval.compare import baseline, results
 
-    path = Path(arguments.baseline)
-    options = Options(arguments.alpha, arguments.tolerance, arguments.max_drop, arguments.strict)
-    if arguments.update:
-        if path.exists() and not baseline.is_baseline(path):
-            raise UserError(
-                f"{path}: is there and is not a baseline, so --update does not overwrite it; name another file"
-            )
-        now = results.read(arguments.results)
-        try:
-            report = regress(now, now, options)
-        except NotComparable as error:
-            raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
-        baseline.save(now, path)
-        untested = sum(row.cells[-1] == NOT_TESTABLE for row in report.rows)
-        hint = f"; {untested} of its scores and spreads are not testable (lm_eval --log_samples)" if untested else ""
-        print(f"{path}: baseline of {len(now.tasks)} tasks written from {now.path}{hint}")
-        return 0
+    path, given = arguments.baseline, vars(arguments)
+    options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
     try:
         now = results.read(arguments.results)
+        if arguments.update:
+            return _update(now, path, options)
         if not path.exists():
             raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
         committed = baseline.load(path)
-        asked_for = {"other_model": arguments.other_model, "other_prompts": arguments.other_prompts}
         try:
-            report = regress(committed, now, options, **asked_for)
+            report = regress(committed, now, options)
         except NotComparable as error:
             raise NotComparable(f"{now.path} against {path}: {error}") from None
     except UserError as error:
-        row = tables.Row(("comparable", ""), outcome="error", message=str(error))
-        section = tables.Section("lpes-eval", "regress", None, ("", ""), (row,))
-        failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
-        tables.publish(failure, arguments, text=False)
+        if not arguments.update:
+            row = tables.Row(("comparable", ""), outcome="error", message=str(error))
+            section = tables.Section("lpes-eval", "regress", None, ("", ""), (row,))
+            failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
+            tables.publish(failure, arguments, text=False)
         raise
     tables.publish(report, arguments)
     return 1 if report.failed else 0
 
 
-# --- what is compared -------------------------------------------------------------------------------------------------
+def _update(now: Results, path: Path, options: Options) -> int:
+    from lpes_eval.compare import baseline
+
+    if path.exists() and not baseline.is_baseline(path):
+        raise UserError(f"{path}: is there and is not a baseline, so --update does not overwrite it; name another file")
+    try:
+        report = regress(now, now, options)
+    except NotComparable as error:
+        raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
+    baseline.save(now, path)
+    untested = sum(row.cells[-1] == NOT_TESTABLE for row in report.rows)
+    hint = f"; {untested} of its scores and spreads are not testable (lm_eval --log_samples)" if untested else ""
+    print(f"{path}: baseline of {len(now.tasks)} tasks written from {now.path}{hint}")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -204,11 +182,6 @@ class _Score:
     old: Metric
     new: Metric
     logged: bool
-
-    @property
-    def shown(self) -> str:
-        """The metric's name in a table."""
-        return self.key.removesuffix(",none")
 
     @property
     def labels(self) -> list[str]:
@@ -225,6 +198,10 @@ class _Score:
         """How many were asked, where there are tests."""
         return len(next(iter(self.old.by_question.values()))) if self.tests and self.old.by_question else 0
 
+    def sign(self, label: str) -> int:
+        """The sign of a change for the worse."""
+        return -1 if self.old.higher_is_better and label != "spread" else 1
+
     def changes(self, level: float) -> Sequence[Change]:
         """What moved, row by row, tested at ``level``; at 0 it is not tested."""
         from lpes_eval.compare.statistics import Change, rerun_changes
@@ -238,27 +215,19 @@ class _Score:
         moved = [(a, b, (b - a) * self.sign(label)) for label, a, b in zip(self.labels, was, is_now, strict=False)]
         return [Change(a, b, worsening, math.inf, math.nan) for a, b, worsening in moved]
 
-    def sign(self, label: str) -> int:
-        """The sign of a change for the worse."""
-        return -1 if self.old.higher_is_better and label != "spread" else 1
 
-
-def _check_comparable(baseline: Results, now: Results, other_model: bool, other_prompts: bool) -> None:
+def _check_comparable(baseline: Results, now: Results, options: Options) -> None:
     from lpes_eval.compare.results import mismatch
 
-    if not (other_model or baseline.model.is_same(now.model)):
+    if not (options.other_model or baseline.model.is_same(now.model)):
         raise NotComparable(
             f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
             "--other-model compares them on purpose, --update starts anew"
         )
-    if missing := [name for name in baseline.tasks if name not in now.tasks]:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise NotComparable(
-            f"the baseline has {missing[0]}{more}, the run has not; run the same tasks, or write the baseline again "
-            "with --update"
-        )
     for name, task in baseline.tasks.items():
-        if reason := mismatch(task, now.tasks[name], prompts_may_differ=other_prompts):
+        if name not in now.tasks:
+            raise NotComparable(f"the baseline has {name}, the run has not; run the same tasks, or --update")
+        if reason := mismatch(task, now.tasks[name], prompts_may_differ=options.other_prompts):
             raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
         for key, metric in task.metrics.items():
             new = now.tasks[name].metrics.get(key)
@@ -281,11 +250,7 @@ def _levels(scores: Sequence[tuple[int, int]], alpha: float) -> list[float]:
 
     Half of ``alpha`` goes to all tests evenly. From the other half, scores with few questions get what more it takes to
     see the loss of all their answers, the largest first, as far as it goes; those left without get 0. What is left of
-    ``alpha`` goes evenly to the tests that can fail.
-
-    Args:
-        scores: of each, the number of its tests and of its questions.
-        alpha: the false-alarm rate of the whole gate.
+    ``alpha`` goes evenly to the tests that can fail. Of each score, its number of tests and of questions is given.
     """
     tests = sum(of_one for of_one, _ in scores)
     levels, reserve = [0.0] * len(scores), alpha / 2
@@ -311,12 +276,10 @@ def _section(score: _Score, level: float, options: Options, has_parts: bool) -> 
             verdict, outcome = "DROPPED", "failure"
         elif change.p <= level and change.worsening > options.tolerance:
             verdict, outcome = "WORSE", "failure"
-        elif not math.isnan(change.p):
-            verdict, outcome = "ok", ""
-        elif drop < math.inf:
-            verdict, outcome = "ok by size", ""
-        else:
+        elif math.isnan(change.p) and drop == math.inf:
             verdict, outcome = NOT_TESTABLE, "failure" if options.strict and not excused else "skipped"
+        else:
+            verdict, outcome = "ok by size" if math.isnan(change.p) else "ok", ""
         moved, allowed = change.new - change.old, score.sign(label) * min(max(change.allowed, options.tolerance), drop)
         numbers = (tables.score(change.old), tables.score(change.new), tables.signed(moved), tables.signed(allowed))
         p = tables.p_value(change.p)
@@ -324,20 +287,17 @@ def _section(score: _Score, level: float, options: Options, has_parts: bool) -> 
         facts = {"row": label, "baseline": change.old, "now": change.new, "change": moved, "allowed": allowed}
         facts |= {"p": change.p, "level": level, "verdict": verdict}
         rows.append(tables.Row((label, *numbers, p, verdict), facts, outcome, message))
-    return tables.Section(score.task, score.shown, score.questions or None, HEADER, tuple(rows))
-
-
-# --- what is said beside the tables -----------------------------------------------------------------------------------
+    return tables.Section(score.task, score.key.removesuffix(",none"), score.questions or None, HEADER, tuple(rows))
 
 
 def _headline(sections: Sequence[tables.Section], options: Options) -> str:
-    verdicts = [row.cells[-1] for section in sections for row in section.rows]
-    worse, untested = sum(verdict.isupper() for verdict in verdicts), verdicts.count(NOT_TESTABLE)
-    found = f"{worse} of {len(verdicts)} scores and spreads got worse" if worse else "nothing got worse beyond chance"
+    rows = [row for section in sections for row in section.rows]
+    worse, untested = sum(row.cells[-1].isupper() for row in rows), [r for r in rows if r.cells[-1] == NOT_TESTABLE]
+    found = f"{worse} of {len(rows)} scores and spreads got worse" if worse else "nothing got worse beyond chance"
     if untested:
-        fails = any(row.outcome == "failure" for s in sections for row in s.rows if row.cells[-1] == NOT_TESTABLE)
-        found += f"; {untested} could not be tested" + (", which fails under --strict" if fails else "")
-    tested = sum(not math.isnan(row.facts["p"]) for section in sections for row in section.rows)
+        fails = any(row.outcome == "failure" for row in untested)
+        found += f"; {len(untested)} could not be tested" + (", which fails under --strict" if fails else "")
+    tested = sum(not math.isnan(row.facts["p"]) for row in rows)
     besides = "" if options.max_drop is None else f", or wherever a mean drops by more than {options.max_drop:g}"
     return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / options.alpha:.0f}{besides})"
 
@@ -351,19 +311,17 @@ def _least_losses(scores: Sequence[_Score], levels: Sequence[float]) -> Iterator
     for score in scores:
         if not score.tests:
             why = "not an average over its samples" if score.logged else "no samples on one of the sides"
-            yield f"{score.task}, {score.shown}: not testable, {why}."
+            yield f"{score.task}, {score.key.removesuffix(',none')}: not testable, {why}."
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
-    from lpes_eval.compare.results import flatten
+    from lpes_eval.compare.results import differing
 
     if new := [name for name in now.tasks if name not in baseline.tasks]:
-        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-        yield f"Not in the baseline, not tested: {new[0]}{more}."
+        yield f"Not in the baseline, not tested: {tables.some(new)}."
     if baseline.model != now.model:
         yield f"Model: {baseline.model} in the baseline, {now.model} now."
-    was, is_now = flatten(baseline.provenance), flatten(now.provenance)
-    for key in sorted({*was, *is_now} - {"date", "command"}):
-        if was.get(key) != is_now.get(key):
-            then, today = ("none" if found.get(key) is None else found[key] for found in (was, is_now))
+    for key, was, is_now in differing(baseline.provenance, now.provenance):
+        if key not in ("date", "command"):
+            then, today = ("none" if found is None else found for found in (was, is_now))
             yield f"{key}: {then} in the baseline, {today} now."

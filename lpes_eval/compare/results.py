@@ -14,11 +14,12 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+import lpes_eval
 from lpes_eval import files, reference
 from lpes_eval.errors import DataError, UserError
 
@@ -32,11 +33,7 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
-SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash", "metrics")
-_PERCENT = re.compile(r"\d+(\.\d+)?$")
-
-
-# --- what a run is ----------------------------------------------------------------------------------------------------
+SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Model:
 
     def is_same(self, other: Model) -> bool:
         """Whether both are one model, a shipped one under any of its names."""
-        a, b = ((m.kind, reference.NAMES.get(m.name, m.name), m.parameters) for m in (self, other))
+        a, b = (replace(model, name=reference.NAMES.get(model.name, model.name)) for model in (self, other))
         return a == b
 
 
@@ -124,12 +121,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
     """
     if a.version != b.version:
         return f"task version {a.version} and {b.version}"
-    data_a, data_b = flatten(a.data), flatten(b.data)
-    data = [
-        f"{key} {data_a.get(key)} and {data_b.get(key)}"
-        for key in sorted({*data_a, *data_b})
-        if data_a.get(key) != data_b.get(key)
-    ]
+    data = [f"{key} {in_a} and {in_b}" for key, in_a, in_b in differing(a.data, b.data)]
     told = "; ".join(data[:3]) + ("; ..." if len(data) > 3 else "")
     because = f" ({told})" if data else ""
     if None not in (a.examples, b.examples) and a.examples != b.examples:
@@ -146,15 +138,15 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
     return None
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Spread nested mappings out, ``{"a": {"b": 1}}`` to ``{"a b": 1}``: the form in which differences are named."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat.update(flatten(value, f"{prefix}{key} ") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
-    return flat
-
-
-# --- what lm-eval wrote -----------------------------------------------------------------------------------------------
+def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
+    for key in sorted({*a, *b}):
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) or isinstance(other, Mapping):
+            one, other = (side if isinstance(side, Mapping) else {} for side in (one, other))
+            yield from differing(one, other, f"{prefix}{key} ")
+        elif one != other:
+            yield f"{prefix}{key}", one, other
 
 
 def read(path: str | Path) -> Results:
@@ -169,31 +161,24 @@ def read(path: str | Path) -> Results:
         if not dated:
             raise DataError(f"{path}: no results_DATE.json in it or below; run lm_eval with --output_path {path}")
         path = max(dated)[1]
-    raw = read_json(path, "expected a results JSON of lm_eval --output_path")
-    if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("results", "configs")):
-        raise DataError(f"{path}: has no 'results' and 'configs'; expected a results JSON of lm_eval --output_path")
-    with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+    with well_formed(path, "not a results JSON as lm_eval --output_path writes it", "evaluate again, or restore it"):
+        raw = json.loads(path.read_text(encoding="utf-8"))
         tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
         if not tasks:
-            raise DataError(f"{path}: holds no scores of any task")
-        factors = (raw.get("config") or {}).get("factors")
-        given = factors.get("given") if isinstance(factors, dict) else None
+            raise ValueError("no scores of any task")
+        given = _factors(raw).get("given")
         return Results(path, _model(raw), None if given is None else str(given), _provenance(raw), tasks)
-
-
-def read_json(path: Path, way_out: str) -> Any:
-    """The content of a JSON file; a ``DataError`` says where there is none, and the way out."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file or folder; {way_out}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}); {way_out}") from None
 
 
 @contextmanager
 def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
-    """Within it, what Python says of data in another form becomes an error that names the file."""
+    """Within it, what Python says of a file that is missing or of data in another form names the file and the way out.
+
+    Raises:
+        DataError: in place of Python's own errors.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder; {way_out}")
     try:
         yield
     except UserError:
@@ -205,17 +190,14 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
     metadata = raw["configs"][name].get("metadata") or {}
     if "position" in metadata:
-        raise DataError(
-            f"{path}: {name} is one position of a task, as version 0.1 had them; a task now holds all its "
-            "positions, so evaluate again to compare"
-        )
-    samples = _samples(path, name)
+        raise DataError(f"{path}: {name} is one position of a task, as version 0.1 had them; evaluate again")
+    samples = read_samples(path, name)
     asked = next(iter(samples.values()), None)  # every filter reads the same answers to the same prompts
     directions = (raw.get("higher_is_better") or {}).get(name) or {}
     return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
-        data=_data(metadata, frozenset(_model_arguments(raw))),
+        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
         examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
         documents=_digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked) if asked else None,
         prompts=_digest(sample["prompt_hash"] for sample in asked) if asked else None,
@@ -251,29 +233,31 @@ def _metrics(
 def _labels(names: Collection[str]) -> dict[str, dict[str, str]]:
     """Metric -> label -> the metric's name there; of a task by position only metrics that it has at positions."""
     labels: dict[str, dict[str, str]] = {}
-    parts = [(*name.rpartition("@"), name) for name in names]
-    found = [(float(p), metric, name) for metric, _, p, name in parts if metric in names and _PERCENT.match(p)]
+    found = [(float(at[2]), at[1], name) for name in names if (at := re.fullmatch(r"(.+)@(\d+(?:\.\d+)?)", name))]
     for position, metric, name in sorted(found):
-        labels.setdefault(metric, {})[f"{position:g} %"] = name
+        if metric in names:
+            labels.setdefault(metric, {})[f"{position:g} %"] = name
     return labels or {name: {"all": name} for name in names}
 
 
-def _data(metadata: Mapping[str, Any], model_keys: frozenset[str]) -> dict[str, Any]:
+def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
     """What the metadata says of the examples; lm-eval merges the model's arguments into it."""
-    return {
-        key: _data(value, frozenset()) if isinstance(value, dict) else value
-        for key, value in sorted(metadata.items())
-        if key not in NOT_THE_DATA and key not in model_keys
-    }
+    kept = {key: value for key, value in sorted(metadata.items()) if key not in left_out}
+    return {key: _data(value, NOT_THE_DATA) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
-def _samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
-    """Filter -> the samples in the order of their questions; empty where none were logged."""
-    if dated := DATE.search(results.stem):
-        found = [path for path in [results.parent / f"samples_{task}_{dated[1]}.jsonl"] if path.is_file()]
-    else:  # The results were renamed. The samples are theirs if the folder holds one set only.
-        names = results.parent.glob("samples_*.jsonl")
-        found = [path for path in names if DATE.sub("", path.stem) == f"samples_{task}"]
+def read_samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
+    """The samples of a task that were logged with a results JSON.
+
+    Returns:
+        Filter -> the samples in the order of their questions, all fields of them; empty where none were logged.
+
+    Raises:
+        DataError: samples in another form; a question twice; renamed results in a folder with samples of several runs.
+    """
+    dated = DATE.search(results.stem)
+    logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
+    found = [path for path in logged if not dated or path.stem.endswith(dated[0])]
     if len(found) > 1:
         raise DataError(
             f"{results}: {len(found)} sample files of {task} beside it, and its name has no date to tell which is its "
@@ -292,8 +276,7 @@ def _samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
                         f"{path}: question {question} is there twice; the samples of two runs went to one file, "
                         "or the task gives two documents the same question_id"
                     )
-                kept = {*line["metrics"], "doc_hash", "prompt_hash", "target_hash"}
-                samples[key] = {name: line[name] for name in kept if name in line}
+                samples[key] = line
     return {name: [samples[key] for key in sorted(samples)] for name, samples in by_filter.items()}
 
 
@@ -305,28 +288,20 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
 
 
-# --- what was evaluated -----------------------------------------------------------------------------------------------
-
-
 def _model(raw: Mapping[str, Any]) -> Model:
     config = raw.get("config") or {}
     arguments, kind = _model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
-        factors = config.get("factors")
-        origin = (factors.get("origin") or {}).get("model") if isinstance(factors, dict) else None
+        origin = (_factors(raw).get("origin") or {}).get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "reference"
     parameters = config.get("model_num_parameters")
     return Model(kind, str(_without_folder(name or "")), None if parameters is None else int(parameters))
 
 
 def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
-    import lpes_eval
-
-    config = raw.get("config") or {}
-    date, factors = raw.get("date"), config.get("factors")
+    date, config = raw.get("date"), raw.get("config") or {}
     torch = re.search(r"PyTorch version: (\S+)", raw.get("pretty_env_info") or "")
-    model = {key.removeprefix("model_"): config.get(key) for key in ("model_dtype", "model_revision", "model_sha")}
     return {
         "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
         "command": _command(raw),
@@ -336,7 +311,8 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
             "transformers": raw.get("transformers_version"),
             "torch": torch[1] if torch else None,
         },
-        "model": {**model, "factors": factors.get("sha256") if isinstance(factors, dict) else None},
+        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
+        | {"factors": _factors(raw).get("sha256")},
     }
 
 
@@ -365,6 +341,12 @@ def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         arguments = dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
     return dict(arguments)
+
+
+def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the model type said of its factors; nothing where it has none."""
+    factors = (raw.get("config") or {}).get("factors")
+    return factors if isinstance(factors, dict) else {}
 
 
 def _spelled(arguments: Mapping[str, Any]) -> str:

@@ -4,14 +4,8 @@ Every function takes scores of shape (questions, positions), one row a question.
 so its scores are not independent of each other: the question, not the single score, is the unit that was drawn at
 random, and every standard error, interval and test here treats a row as one cluster.
 
-* The covariance of the position means is the cluster-robust one of Liang & Zeger (Biometrika 73, 1986), which Miller
-  recommends for evaluations of language models ("Adding Error Bars to Evals", arXiv 2411.00640).
-* The worst position and the spread are not smooth in the means; their standard errors come from a bootstrap that draws
-  whole questions (Field & Welsh, J. R. Stat. Soc. B 69, 2007).
-* Two models on the same questions are compared in pairs by `compare_paired`.
-* Two runs of *one* model are compared by `rerun_changes`.
-
-``docs/statistics.md`` says the same in words. Nothing here reads a file or knows a model.
+`compare_paired` compares two models on the same questions, `rerun_changes` two runs of *one* model. Nothing here reads
+a file or knows a model; ``docs/statistics.md`` says the same in words.
 """
 
 from __future__ import annotations
@@ -53,7 +47,8 @@ def position_means(scores: ArrayLike) -> Array:
 def position_covariance(scores: ArrayLike) -> Array:
     """The cluster-robust covariance of the position means, shape (positions, positions): the sample covariance over n.
 
-    Its diagonal is the usual squared standard error of each mean. One question gives NaN.
+    Its diagonal is the usual squared standard error of each mean. One question gives NaN. From Liang & Zeger
+    (Biometrika 73, 1986), as Miller recommends for language models ("Adding Error Bars to Evals", arXiv 2411.00640).
     """
     values = _checked(scores)
     n, residuals = len(values), values - values.mean(axis=0)
@@ -77,15 +72,16 @@ def worst_position(scores: ArrayLike, *, higher_is_better: bool = True, replicat
 
 def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
     """The best position mean minus the worst, never negative, with its bootstrap standard error."""
-    return _bootstrapped(_spread, scores, replicates)
+    return _bootstrapped(np.ptp, scores, replicates)
 
 
-def _bootstrapped(quantity: Callable[[Array], Array], scores: ArrayLike, replicates: int) -> Estimate:
+def _bootstrapped(quantity: Callable[..., Array], scores: ArrayLike, replicates: int) -> Estimate:
+    """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = _checked(scores)
-    found = float(quantity(values.mean(axis=0)))
+    found = float(quantity(values.mean(axis=0), axis=-1))
     if len(values) < 2:
         return Estimate(found, math.nan)
-    draws = quantity(_resampled_means(values, replicates, SEED))
+    draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
     return Estimate(found, float(draws.std() * _bessel(len(values))))
 
 
@@ -150,12 +146,10 @@ def compare_paired(
     """Compare two models on the same questions at the same positions.
 
     Args:
-        a: scores of A, shape (questions, positions).
-        b: scores of B, same shape, same order.
+        a: scores of A, shape (questions, positions); ``b`` has those of B in the same order.
         higher_is_better: says which position is the worst; each model's is its own.
         confidence: coverage of the intervals.
         replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
-        seed: of both.
 
     Returns:
         For scores that are all 0 or 1, a position gets McNemar's exact test and the interval of
@@ -177,35 +171,46 @@ def compare_paired(
     changes = (second - first) / questions  # add up to the positions' differences
     least = min(1.0, 2.0 ** (1 - int(changes.any(axis=1).sum())))
 
-    def differ(quantity: Callable[[Array], Array], average: bool) -> Difference:
-        value_a, value_b = float(quantity(means_a)), float(quantity(means_b))
+    def differ(quantity: Callable[..., Array], average: bool) -> Difference:
+        value_a, value_b = float(quantity(means_a, axis=-1)), float(quantity(means_b, axis=-1))
         d, method = value_b - value_a, "exchange" if average else "bootstrap"
         if questions < 2:
             return Difference(value_a, value_b, d, math.nan, math.nan, math.nan, method)
-        reach = np.abs(quantity(drawn_b) - quantity(drawn_a) - d) * _bessel(questions)
+        reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
         half = float(np.quantile(reach, confidence))
         if average:
-            p = _share_reaching(np.abs(_exchanges(quantity(changes), replicates, seed)), abs(d))
+            p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
         else:
             p = max(least, _share_reaching(np.append(reach, abs(d)), abs(d)))
         return Difference(value_a, value_b, d, d - half, d + half, p, method)
 
     def differ_at(column: int) -> Difference:
-        at_a, at_b = first[:, column], second[:, column]
-        if not _right_or_wrong(at_a, at_b):
-            return differ(partial(_column, column=column), average=True)
-        losses, gains = int((at_a > at_b).sum()), int((at_b > at_a).sum())
+        if not np.isin([first[:, column], second[:, column]], (0, 1)).all():
+            return differ(partial(np.take, indices=column), average=True)
+        losses, gains = (int((changes[:, column] * sign > 0).sum()) for sign in (-1, 1))
         interval = paired_proportions_interval(losses, gains, questions, confidence)
-        value_a, value_b = float(at_a.mean()), float(at_b.mean())
+        value_a, value_b = float(means_a[column]), float(means_b[column])
         return Difference(value_a, value_b, value_b - value_a, *interval, mcnemar(losses, gains), "mcnemar")
 
     return PairedComparison(
         positions=tuple(map(differ_at, range(columns))),
-        mean=differ(_mean, average=True),
+        mean=differ(np.mean, average=True),
         worst=differ(partial(_worst, higher_is_better=higher_is_better), average=False),
-        spread=differ(_spread, average=False),
+        spread=differ(np.ptp, average=False),
         questions=questions,
     )
+
+
+def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
+    """The smallest true difference of two models' means that such questions would show in 4 of 5 comparisons.
+
+    "Show" is p < 0.05, two-sided: 2.80 standard errors of the paired difference, whose variance over questions is taken
+    from these scores (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). NaN of one question.
+    """
+    first, second = _paired(a, b)
+    questions = len(first)
+    changes = (second - first).mean(axis=1)
+    return 2.80 * float(changes.std(ddof=1)) / math.sqrt(questions) if questions > 1 else math.nan
 
 
 def mcnemar(losses: int, gains: int) -> float:
@@ -260,18 +265,15 @@ class Change:
     p: float
 
 
-def rerun_changes(
-    old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True, seed: int = SEED
-) -> tuple[Change, ...]:
+def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
-    If the new run is only a rerun (same model, other hardware or library noise), it does not matter which of the two
-    is called the baseline, question by question. So the test exchanges the two runs in some of the questions, all
-    positions of a question together, and asks how often that gives a change as bad as the one seen. A change with
-    ``p <= level`` is then a false alarm with a probability of at most ``level``, at any sample size and for any kind of
-    score. For right-or-wrong scores at one position this *is* McNemar's exact test, one-sided. Elsewhere all exchanges
-    are counted where there are few, and otherwise drawn at random, the one that was seen being one of them (Phipson &
-    Smyth, arXiv 1603.05766).
+    For a mere rerun (same model, hardware or library noise) it does not matter which of the two is called the baseline,
+    question by question. So the test exchanges the two in some of the questions, all positions of a question together,
+    and asks how often that gives a change as bad as the one seen. ``p <= level`` is then a false alarm with a
+    probability of at most ``level``, at any sample size and for any kind of score. For right-or-wrong scores at one
+    position this *is* McNemar's exact test, one-sided. Elsewhere all exchanges are counted where there are few, and
+    otherwise drawn at random, the one seen among them (Phipson & Smyth, arXiv 1603.05766).
 
     Returns:
         A change for each position and, for two positions or more, for their mean and their spread.
@@ -287,21 +289,21 @@ def rerun_changes(
     def exchanged() -> tuple[Array, Array]:
         """The position means of both runs after each exchange, shape (exchanges, positions)."""
         draws = max(20_000, math.ceil(20 / level))  # at least twenty beyond the threshold
-        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, seed) / (2 * questions)
+        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, SEED) / (2 * questions)
         return middle - half, middle + half
 
-    def change_of(quantity: Callable[[Array], Array], sign: float) -> Change:
-        was, now = float(quantity(first.mean(axis=0))), float(quantity(second.mean(axis=0)))
+    def change_of(quantity: Callable[..., Array], sign: float) -> Change:
+        was, now = (float(quantity(scores.mean(axis=0), axis=-1)) for scores in (first, second))
         old_drawn, new_drawn = exchanged()
-        null = sign * (quantity(new_drawn) - quantity(old_drawn))
+        null = sign * (quantity(new_drawn, axis=-1) - quantity(old_drawn, axis=-1))
         worsening = sign * (now - was)
         most = len(null) - 1 - math.floor(level * len(null))
         return Change(was, now, worsening, float(np.partition(null, most)[most]), _share_reaching(null, worsening))
 
     def change_at(column: int) -> Change:
         at_old, at_new = first[:, column], second[:, column]
-        if not _right_or_wrong(at_old, at_new):
-            return change_of(partial(_column, column=column), sign)
+        if not np.isin([at_old, at_new], (0, 1)).all():
+            return change_of(partial(np.take, indices=column), sign)
         from scipy.stats import binom
 
         worse, better = int((sign * (at_new - at_old) > 0).sum()), int((sign * (at_old - at_new) > 0).sum())
@@ -312,7 +314,7 @@ def rerun_changes(
 
     found = [change_at(column) for column in range(columns)]
     if columns > 1:
-        found += [change_of(_mean, sign), change_of(_spread, 1.0)]
+        found += [change_of(np.mean, sign), change_of(np.ptp, 1.0)]
     return tuple(found)
 
 
@@ -335,24 +337,8 @@ def _paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     return first, second
 
 
-def _right_or_wrong(*scores: Array) -> bool:
-    return all(np.isin(values, (0.0, 1.0)).all() for values in scores)
-
-
-def _column(means: Array, column: int) -> Array:
-    return means[..., column]
-
-
-def _mean(means: Array) -> Array:
-    return means.mean(axis=-1)
-
-
-def _worst(means: Array, higher_is_better: bool) -> Array:
-    return means.min(axis=-1) if higher_is_better else means.max(axis=-1)
-
-
-def _spread(means: Array) -> Array:
-    return means.max(axis=-1) - means.min(axis=-1)
+def _worst(means: Array, higher_is_better: bool, axis: int) -> Array:
+    return means.min(axis=axis) if higher_is_better else means.max(axis=axis)
 
 
 def _bessel(questions: int) -> float:

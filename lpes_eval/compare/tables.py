@@ -49,7 +49,7 @@ class Section:
     @property
     def title(self) -> str:
         """Names the task, the metric and the number of questions."""
-        return ", ".join([self.task, self.metric, *([f"{self.questions} questions"] if self.questions else [])])
+        return f"{self.task}, {self.metric}" + (f", {self.questions} questions" if self.questions else "")
 
 
 @dataclass(frozen=True)
@@ -81,22 +81,18 @@ class Report:
         """Lay the report out for a terminal."""
         width = max(map(len, self.sides), default=0)
         sides = [plain(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
-        tables = [
-            f"{plain(section.title)}\n{text_table(section.header, [row.cells for row in section.rows])}"
-            for section in self.sections
-        ]
+        tables = [f"{plain(s.title)}\n{text_table(s.header, [row.cells for row in s.rows])}" for s in self.sections]
         parts = ["\n".join(sides), *tables, "\n".join(map(plain, self.notes)), self.headline]
         return "\n\n".join(filter(None, parts))
 
     def to_markdown(self) -> str:
         """Write the report as Markdown, such as for a job summary."""
-        sides = [f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items()]
-        tables = [
-            f"### {markdown(section.title)}\n\n{markdown_table(section.header, [row.cells for row in section.rows])}"
-            for section in self.sections
-        ]
-        heading = "## " + ": ".join(filter(None, [self.command, self.headline]))
-        parts = [heading, "\n".join(sides), *tables, "\n".join(f"* {markdown(note)}" for note in self.notes)]
+        parts = ["## " + ": ".join(filter(None, [self.command, self.headline]))]
+        parts += ["\n".join(f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items())]
+        for section in self.sections:
+            table = markdown_table(section.header, [row.cells for row in section.rows])
+            parts.append(f"### {markdown(section.title)}\n\n{table}")
+        parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
         return "\n\n".join(filter(None, parts))
 
     def to_json(self) -> str:
@@ -106,8 +102,8 @@ class Report:
             {"task": s.task, "metric": s.metric, "questions": s.questions, "rows": [row.facts for row in s.rows]}
             for s in self.sections
         ]
-        headline = {"headline": self.headline} if self.headline else {}
-        data = {**headline, **sides, **self.facts, "comparisons": comparisons, "notes": self.notes}
+        data = {**({"headline": self.headline} if self.headline else {}), **sides, **self.facts}
+        data |= {"comparisons": comparisons, "notes": self.notes}
         return json.dumps(finite(data), indent=2, allow_nan=False)
 
     def to_junit(self) -> str:
@@ -116,9 +112,10 @@ class Report:
 
         root = ElementTree.Element("testsuites")
         outcomes = [row.outcome for row in self.rows]
-        suite = ElementTree.SubElement(root, "testsuite", {"name": self.command, "tests": str(len(outcomes))})
-        for plural, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            suite.set(plural, str(outcomes.count(outcome)))
+        counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+        numbers = {"tests": len(outcomes)} | {name: outcomes.count(outcome) for name, outcome in counts.items()}
+        named = {"name": self.command} | {name: str(number) for name, number in numbers.items()}
+        suite = ElementTree.SubElement(root, "testsuite", named)
         for section in self.sections:
             for row in section.rows:
                 named = {"classname": plain(f"{section.task}.{section.metric}"), "name": plain(row.cells[0])}
@@ -144,10 +141,11 @@ def publish(report: Report, arguments: argparse.Namespace, *, text: bool = True)
     Raises:
         UserError: if a file cannot be written.
     """
-    targets = {form: target for form in FORMS if (target := getattr(arguments, form, None))}
-    for form, target in targets.items():
-        write(target, getattr(report, f"to_{form}")())
-    if text and "-" not in targets.values():
+    for form in FORMS:
+        if target := getattr(arguments, form, None):
+            write(target, getattr(report, f"to_{form}")())
+            text = text and target != "-"
+    if text:
         write("-", report.to_text())
 
 
@@ -163,24 +161,22 @@ def markdown(text: str) -> str:
 
 def text_table(header: Sequence[str], rows: Rows) -> str:
     """Lay out a table in columns: the first to the left, the others to the right."""
-    header, rows = [plain(cell) for cell in header], [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(header), line(["-" * width for width in widths]), *(line(row) for row in rows)])
+    lines = [[plain(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines)
+    return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Write the same table in Markdown; the cells may hold markup."""
+    lines = (header, [":--", *["--:"] * (len(header) - 1)], *rows)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
 
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    return "\n".join([line(header), line([":--", *["--:"] * (len(header) - 1)]), *(line(row) for row in rows)])
+def some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def score(value: float) -> str:
@@ -197,9 +193,7 @@ def p_value(value: float) -> str:
     """A p-value, or a dash where nothing was tested."""
     if math.isnan(value):
         return "–"
-    if value < 0.0001:
-        return f"{value:.1e}"
-    return f"{value:.3f}" if value >= 0.01 else f"{value:.4f}"
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
 
 
 def finite(value: Any) -> Any:
@@ -213,7 +207,7 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Within it, a reader such as head or less may close the pipe: what else is printed then goes nowhere."""
+    """Within it, a reader such as head may close the pipe: what else is printed then goes nowhere."""
     try:
         yield
     except BrokenPipeError:
@@ -228,17 +222,15 @@ def write(target: str, text: str) -> None:
     Raises:
         UserError: if the file cannot be written.
     """
-    text = text if text.endswith("\n") else text + "\n"
     if target == "-":
         with reader_may_leave():
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            print(text, flush=True)
         return
     try:
         if target == os.environ.get("GITHUB_STEP_SUMMARY"):
             with Path(target).open("a", encoding="utf-8") as file:
-                file.write(text)
+                print(text, file=file)
         else:
-            write_atomically(target, text)
+            write_atomically(target, text + "\n")
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error}); give another file") from None

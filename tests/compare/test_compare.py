@@ -75,33 +75,23 @@ def test_the_newest_results_in_a_folder_are_read(tmp_path):
     assert results.read(tmp_path / "x").path == newest
 
 
-def test_renamed_results_find_the_samples_beside_them(tmp_path):
-    path = write_run(tmp_path, {0: [1.0, 0.0], 50: [0.0, 1.0]})
+def test_renamed_results_find_the_samples_beside_them_if_there_is_one_set(tmp_path):
+    path = write_run(tmp_path, {100: [1.0, 0.0], 20: [0.0, 1.0], 0: [1.0, 1.0]})
     metric = results.read(path.rename(tmp_path / "A.json")).tasks["toy"].metrics["acc,none"]
-    assert metric.by_question == {"0 %": (1.0, 0.0), "50 %": (0.0, 1.0)}
-
-
-def test_renamed_results_beside_two_sets_of_samples_are_ambiguous(tmp_path):
+    assert list(metric.by_question.items()) == [("0 %", (1.0, 1.0)), ("20 %", (0.0, 1.0)), ("100 %", (1.0, 0.0))]
     write_run(tmp_path, {0: [1.0, 0.0]}, date="2026-11-20T13-39-27.906502")
-    renamed = write_run(tmp_path, {0: [1.0, 0.0]}).rename(tmp_path / "A.json")
     with pytest.raises(UserError, match="2 sample files"):
-        results.read(renamed)
-
-
-def test_positions_of_a_task_are_in_the_order_of_their_numbers(tmp_path):
-    metric = results.read(write_run(tmp_path, {100: [1.0], 20: [1.0], 0: [0.0]})).tasks["toy"].metrics["acc,none"]
-    assert metric.values == {"0 %": 0.0, "20 %": 1.0, "100 %": 1.0}
-
-
-def test_a_result_of_one_position_a_task_is_refused(tmp_path):
-    path = write_run(tmp_path, {None: [1.0, 0.0]}, metadata={"position": 0})
-    with pytest.raises(UserError, match="evaluate again"):
-        results.read(path)
+        results.read(tmp_path / "A.json")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "not JSON"), ("[1]", "has no 'results'"), ('{"results": {}, "configs": {}}', "no scores")],
+    [
+        ("", "not a results JSON"),
+        ("[1]", "not a results JSON"),
+        ('{"results": {}, "configs": {}}', "no scores"),
+        ('{"results": {"a": {}}, "configs": {"a": {"metadata": {"position": 0}}}}', "version 0.1 .* evaluate again"),
+    ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "results.json"
@@ -124,26 +114,15 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     path = write_run(tmp_path, {0: [1.0], 50: [1.0]}, model=("lpes", arguments, 5))
     command = results.read(path).provenance["command"]
     assert command == "lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy --log_samples"
-
-
-def test_command_spells_what_lm_eval_would_take_apart_as_json(tmp_path):
-    path = write_run(tmp_path, {0: [1.0]}, model=("lpes", {"factors": [1.0, 1.5], "trust": True}, 5))
     data = json.loads(path.read_text())
-    data["config"]["gen_kwargs"] = {"max_gen_toks": 7}
-    data["system_instruction"] = "Be brief."
+    data["config"] |= {"gen_kwargs": {"max_gen_toks": 7}, "factors": {"given": "f.json"}}
+    data["config"]["model_args"]["factors"] = [1.0, 1.5]  # which lm-eval would take apart wrongly
     path.write_text(json.dumps(data))
-    words = shlex.split(results.read(path).provenance["command"])
-    assert json.loads(words[words.index("--model_args") + 1]) == {"factors": [1.0, 1.5], "trust": True}
+    run = results.read(path)
+    words = shlex.split(run.provenance["command"])
+    assert json.loads(words[words.index("--model_args") + 1]) == {"pretrained": "tiny", "factors": [1.0, 1.5]}
     assert words[words.index("--gen_kwargs") + 1] == "max_gen_toks=7"
-    assert words[words.index("--system_instruction") + 1] == "Be brief."
-
-
-def test_runs_of_one_model_are_told_apart_by_their_factors(tmp_path):
-    path = write_run(tmp_path, {0: [1.0]}, model=("lpes", {"factors": "f.json"}, 5))
-    data = json.loads(path.read_text())
-    data["config"]["factors"] = {"given": "f.json", "origin": {}}
-    path.write_text(json.dumps(data))
-    assert results.read(path).side == ("lpes reference, 5 parameters, factors f.json", str(path))
+    assert run.side == ("lpes tiny, 5 parameters, factors f.json", str(path))
 
 
 # --- comparing ---
@@ -154,6 +133,10 @@ def test_differences_are_those_of_the_paired_answers(two_runs):
     for samples in path_b.parent.glob("samples_*"):  # whose order does not matter
         samples.write_text("".join(reversed(samples.read_text().splitlines(keepends=True))))
     [section] = comparison(path_a, path_b).sections
+    [note] = comparison(path_a, path_b).notes
+    assert note.startswith("toy, acc: a true difference of 0.")
+    smallest = min((row.facts for row in section.rows), key=lambda row: row["p"])
+    assert smallest["p_holm"] == pytest.approx(min(1.0, 6 * smallest["p"]))
     expected = compare_paired(*(np.column_stack(list(run.values())) for run in (a, b)))
     quantities = (*expected.positions, expected.mean, expected.worst, expected.spread)
     assert [row.facts["row"] for row in section.rows] == ["0 %", "50 %", "100 %", "mean", "worst", "spread"]
@@ -161,13 +144,6 @@ def test_differences_are_those_of_the_paired_answers(two_runs):
     for row, found in zip(section.rows, quantities, strict=True):
         assert (row.facts["difference"], row.facts["p"]) == pytest.approx((found.difference, found.p))
         assert row.facts["interval"] == pytest.approx([found.low, found.high])
-
-
-def test_holm_runs_over_all_rows(two_runs):
-    path_a, path_b, *_ = two_runs
-    rows = [row.facts for row in comparison(path_a, path_b).rows]
-    smallest = min(rows, key=lambda row: row["p"])
-    assert smallest["p_holm"] == pytest.approx(min(1.0, len(rows) * smallest["p"]))
 
 
 def test_task_without_positions_is_one_row(tmp_path):
@@ -209,16 +185,16 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, other, message
     assert "\n" not in str(error.value)
 
 
-def test_other_prompts_are_compared_on_request(tmp_path):
-    a = write_run(tmp_path / "a", {0: [1.0, 0.0]})
-    b = write_run(tmp_path / "b", {0: [1.0, 1.0]}, chat="User: ")
-    assert comparison(a, b, prompts_may_differ=True).rows[0].facts["difference"] == 0.5
-
-
-def test_same_documents_from_another_source_are_the_same_examples(tmp_path):
-    a = write_run(tmp_path / "a", {0: [1.0, 0.0]}, metadata={"source": {"kind": "official"}})
-    b = write_run(tmp_path / "b", {0: [1.0, 0.0]}, metadata={"source": {"kind": "folder"}})
-    assert comparison(a, b).sections
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [({"chat": "User: "}, {"prompts_may_differ": True}), ({"metadata": {"source": {"kind": "official"}}}, {})],
+)
+def test_the_same_documents_are_compared_from_another_source_and_on_request_in_other_prompts(tmp_path, other, options):
+    a = write_run(tmp_path / "a", {0: [1.0, 0.0], 100: [0.0, 0.0]})
+    b = write_run(tmp_path / "b", {0: [1.0, 1.0], 50: [0.0, 1.0], 100: [1.0, 0.0]}, **other)
+    found = comparison(a, b, **options)
+    assert [row.facts["difference"] for row in found.rows[:3]] == [0.5, 0.5, 0.5]
+    assert "Only in B, not compared: toy at 50 %." in found.notes
 
 
 @pytest.mark.parametrize(("questions", "noted"), [(49, 1), (50, 0)])
@@ -259,11 +235,3 @@ def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
     assert len(rows) == 8
     assert {row.count("|") for row in rows} == {8}
     assert "------  ------" not in printed
-
-
-def test_positions_of_one_run_alone_are_named_and_the_others_compared(tmp_path):
-    a = write_run(tmp_path / "a", {0: [1.0, 0.0], 100: [0.0, 0.0]})
-    b = write_run(tmp_path / "b", {0: [1.0, 1.0], 50: [0.0, 1.0], 100: [1.0, 0.0]})
-    found = comparison(a, b)
-    assert [row.facts["difference"] for row in found.rows[:3]] == [0.5, 0.5, 0.5]
-    assert "Only in B, not compared: toy at 50 %." in found.notes

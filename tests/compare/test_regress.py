@@ -69,14 +69,6 @@ def test_a_planted_loss_of_five_points_at_every_position_is_caught():
         assert regress(old, new).failed
 
 
-def test_a_planted_loss_of_five_points_at_one_position_is_caught():
-    rng = np.random.default_rng(1)
-    old = run_of(rng, np.full((500, 5), 0.8))
-    new = rerun(rng, old, 0.002)
-    new[np.flatnonzero(new[:, 2] == 1)[:25], 2] = 0
-    assert [label for label in failing(regress(old, new)) if "%" in label] == ["2 %"]
-
-
 def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
     """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
     rng = np.random.default_rng(2)
@@ -123,24 +115,17 @@ def lost(questions, of=20):
 
 def test_a_loss_of_almost_half_that_chance_allows_fails_by_its_size():
     assert not regress(*lost(9)).failed
+    assert [regress(*lost(k), max_drop=0.1).failed for k in (2, 3)] == [False, True]
+    assert not regress(*lost(3), max_drop=0.1, tolerance=0.2).failed
+    one_position = np.ones((20, 5))
+    one_position[:9, 2] = 0
+    assert not regress(np.ones((20, 5)), one_position, max_drop=0.1).failed
     report = regress(*lost(9), max_drop=0.1)
     assert failing(report) == ["mean"]
     [row] = [row for row in report.rows if row.outcome]
     assert (row.facts["verdict"], row.facts["allowed"]) == ("DROPPED", -0.1)
     assert "drops by more than 0.1" in report.headline
     assert [case.get("name") for case in suite_of(report) if case.find("failure") is not None] == ["mean"]
-
-
-def test_a_drop_of_just_the_largest_that_is_allowed_passes():
-    assert not regress(*lost(2), max_drop=0.1).failed
-    assert regress(*lost(3), max_drop=0.1).failed
-    assert not regress(*lost(3), max_drop=0.1, tolerance=0.2).failed
-
-
-def test_one_position_may_drop_by_more_than_the_mean_may():
-    old, new = lost(0)
-    new[:9, 2] = 0
-    assert not regress(old, new, max_drop=0.1).failed
 
 
 @pytest.mark.parametrize(("change", "fails"), [(-0.5, False), (0.5, True)])
@@ -278,12 +263,6 @@ def test_false_alarms_stay_below_alpha_over_tasks_of_any_size(sizes):
         return run_with(**{f"task{i}": run_of(rng, chance) for i, chance in enumerate(chances)})
 
     assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(100)) <= 17
-
-
-def test_the_level_is_shared_among_all_tests():
-    scores = np.ones((10, 3))
-    report = regress(run_with(a=scores, b=scores), run_with(a=scores, b=scores), alpha=0.05)
-    assert [row.facts["level"] for row in report.rows] == pytest.approx([0.05 / 10] * 10)
 
 
 # --- reports ---

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lpes_eval import cli
-from lpes_eval.compare import baseline, gate, results
+from lpes_eval.compare import baseline, results
 from runs import write_run
 
 POSITIONS = (0, 25, 50, 75, 100)
@@ -66,19 +66,13 @@ def test_baseline_written_and_read_is_the_run(tmp_path, committed):
     assert baseline.load(committed) == replace(run, path=committed)
 
 
-def test_scores_that_are_not_right_or_wrong_survive_the_file_exactly(tmp_path):
-    scores = {0: [0.1, 1 / 3, 0.7], 50: [2.0, 1e-9, 0.3]}
-    run = results.read(write_run(tmp_path / "run", scores))
+def test_other_scores_survive_the_file_exactly_and_right_or_wrong_ones_take_little_room(tmp_path):
+    run = results.read(write_run(tmp_path / "run", {0: [0.1, 1 / 3, 0.7], 50: [2.0, 1e-9, 0.3]}))
     baseline.save(run, tmp_path / "b.json")
-    metric = baseline.load(tmp_path / "b.json").tasks["toy"].metrics["acc,none"]
-    assert metric == run.tasks["toy"].metrics["acc,none"]
-    assert metric.by_question["50 %"] == (2.0, 1e-9, 0.3)
-
-
-def test_baseline_of_500_questions_and_five_positions_is_small(tmp_path):
-    path = tmp_path / "b.json"
-    call(write_answers(tmp_path / "run", questions=500), "--baseline", path, "--update")
-    assert path.stat().st_size < 6000
+    assert baseline.load(tmp_path / "b.json").tasks == run.tasks
+    assert run.tasks["toy"].metrics["acc,none"].by_question["50 %"] == (2.0, 1e-9, 0.3)
+    baseline.save(results.read(write_answers(tmp_path / "large", questions=500)), tmp_path / "b.json")
+    assert (tmp_path / "b.json").stat().st_size < 6000
 
 
 def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_machine(tmp_path):
@@ -107,14 +101,6 @@ def test_a_shipped_model_is_the_same_under_each_of_its_names(tmp_path):
 def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
     assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
     assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_a_drop_fails_with_1_on_request(tmp_path, committed, capsys):
-    folder, before = tmp_path / "worse", baseline.load(committed).tasks["toy"].metrics["acc,none"].by_question
-    write_run(folder, {p: [0.0] * 5 + list(before[f"{p} %"][5:]) for p in POSITIONS})
-    assert call(folder, "--baseline", committed) == 0
-    assert call(folder, "--baseline", committed, "--max-drop", "0.01") == 1
-    assert re.search(r"^mean .* DROPPED$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_path, committed, capsys, monkeypatch):
@@ -187,36 +173,30 @@ def test_what_differs_without_harm_is_named_and_passes(tmp_path, committed, caps
 
 
 @pytest.mark.parametrize(
-    ("other", "option"),
-    [({"chat": "User: "}, "--other-prompts"), ({"model": ("hf", {"pretrained": "large"}, 9)}, "--other-model")],
-)
-def test_what_differs_on_purpose_is_compared_on_request(tmp_path, committed, other, option):
-    assert call(write_answers(tmp_path / "run", **other), "--baseline", committed, option) == 0
-
-
-@pytest.mark.parametrize(
-    "content",
+    ("other", "options"),
     [
-        "",
-        "{}",
-        '{"format": "lpes-eval baseline", "format_version": 99}',
-        '{"format": "lpes-eval baseline", "format_version": 2}',
+        ({"chat": "User: "}, ["--other-prompts"]),
+        ({"model": ("hf", {"pretrained": "large"}, 9)}, ["--other-model"]),
+        ({"metadata": {"text_file": "/ci/book.txt"}}, []),
     ],
 )
-def test_a_file_that_is_no_baseline_is_2(tmp_path, committed, capsys, content):
-    committed.write_text(content)
-    assert call(write_answers(tmp_path / "run"), "--baseline", committed) == 2
-    assert "--update" in capsys.readouterr().err
+def test_what_differs_on_purpose_or_in_name_only_is_compared(tmp_path, committed, other, options):
+    assert call(write_answers(tmp_path / "run", **other), "--baseline", committed, *options) == 0
+
+
+METRIC = ("tasks", "toy", "metrics", "acc,none")
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("tasks", "toy", "metrics", "acc,none", "by_question", "0 %"), "1"),
-        (("tasks", "toy", "metrics", "acc,none", "by_question", "0 %"), "2" * 100),
-        (("tasks", "toy", "metrics", "acc,none", "by_question"), {}),
-        (("tasks", "toy", "metrics", "acc,none", "values"), {}),
-        (("tasks", "toy", "metrics", "acc,none", "values", "0 %"), "x"),
+        (("format",), "another"),
+        (("format_version",), 99),
+        ((*METRIC, "by_question", "0 %"), "1"),
+        ((*METRIC, "by_question", "0 %"), "2" * 100),
+        ((*METRIC, "by_question"), {}),
+        ((*METRIC, "values"), {}),
+        ((*METRIC, "values", "0 %"), "x"),
         (("tasks", "toy", "examples"), [1]),
         (("tasks", "toy", "data"), 7),
         (("tasks",), {}),
@@ -226,10 +206,14 @@ def test_a_file_that_is_no_baseline_is_2(tmp_path, committed, capsys, content):
         (("provenance",), [1]),
     ],
 )
-def test_a_damaged_baseline_is_an_error_of_use(tmp_path, committed, capsys, place, value):
+def test_a_damaged_baseline_is_an_error_of_use_and_replaced_on_request(tmp_path, committed, capsys, place, value):
+    run, whole = write_answers(tmp_path / "run"), committed.read_text()
     damage(committed, place, value)
-    assert call(write_answers(tmp_path / "run"), "--baseline", committed) == 2
-    assert f"{committed}: damaged baseline" in capsys.readouterr().err
+    assert call(run, "--baseline", committed) == 2
+    assert re.search(rf"{committed}: damaged baseline .* --update", capsys.readouterr().err)
+    assert call(run, "--baseline", committed, "--update") == (2 if place == ("format",) else 0)
+    assert committed.read_text() == whole or place == ("format",)
+    assert {path.name for path in tmp_path.iterdir()} == {"baseline.json", "first", "run"}
 
 
 def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkeypatch, capsys):
@@ -246,45 +230,20 @@ def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkey
 
 
 def test_a_gate_that_could_test_nothing_is_4(tmp_path, committed, capsys):
-    unlogged = write_answers(tmp_path / "a", samples=False)
+    unlogged, worse = (write_answers(tmp_path / str(x), x, samples=False) for x in (0.8, 0.6))
+    path, by_size = tmp_path / "by_size.json", ("--max-drop", "0.1", "--strict")
+    assert call(unlogged, "--baseline", path, "--update", *by_size) == 0
+    assert [call(run, "--baseline", path, *by_size) for run in (unlogged, worse)] == [0, 1]
     assert call(unlogged, "--baseline", tmp_path / "b.json", "--update") == 4
     assert "--log_samples" in capsys.readouterr().err
     assert not (tmp_path / "b.json").exists()
     assert call(unlogged, "--baseline", committed) == 4
     assert "--log_samples" in capsys.readouterr().err
-
-
-def test_a_baseline_without_samples_is_for_the_largest_drop(tmp_path):
-    path = tmp_path / "b.json"
-    runs = [write_answers(tmp_path / name, accuracy, samples=False) for name, accuracy in (("a", 0.8), ("b", 0.6))]
-    assert call(runs[0], "--baseline", path, "--update", "--max-drop", "0.1") == 0
-    assert [call(run, "--baseline", path, "--max-drop", "0.1", "--strict") for run in runs] == [0, 1]
-
-
-def test_a_baseline_of_too_few_questions_is_not_written(tmp_path, committed, capsys):
-    before = committed.read_text()
-    assert call(write_answers(tmp_path / "few", questions=5), "--baseline", committed, "--update") == 4
+    assert call(write_answers(tmp_path / "few", questions=5), "--baseline", tmp_path / "b.json", "--update") == 4
     assert "5 questions are too few" in capsys.readouterr().err
-    assert committed.read_text() == before
-
-
-def test_update_replaces_the_baseline_whole_also_one_of_another_version(tmp_path, committed):
-    damage(committed, ("format_version",), 0)
-    call(write_answers(tmp_path / "other", accuracy=0.3), "--baseline", committed, "--update")
-    assert call(write_answers(tmp_path / "run", accuracy=0.3), "--baseline", committed) == 0
-    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
 # --- reports ---
-
-
-def test_junit_has_a_failed_case_for_each_worse_row(tmp_path, committed):
-    target = tmp_path / "junit.xml"
-    assert call(write_answers(tmp_path / "bad", accuracy=0.3), "--baseline", committed, "--junit", target) == 1
-    [suite] = ElementTree.parse(target).getroot()
-    failed = {case.get("name") for case in suite if case.find("failure") is not None}
-    assert failed >= {"0 %", "25 %", "50 %", "75 %", "100 %", "mean"}
-    assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
 
 
 def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_path, committed):
@@ -296,15 +255,10 @@ def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_p
     os.close(write)
 
 
-def test_the_same_text_in_another_folder_is_the_same_data(tmp_path):
-    ours = write_run(tmp_path / "a", {None: [1.0] * 9}, metadata={"text_file": "/home/ann/book.txt"})
-    theirs = write_run(tmp_path / "b", {None: [1.0] * 9}, metadata={"text_file": "/ci/book.txt"})
-    assert not gate.regress(results.read(ours), results.read(theirs)).failed
-
-
-def test_markdown_holds_the_table_of_the_terminal(tmp_path, committed, capsys):
-    target = tmp_path / "summary.md"
-    call(write_answers(tmp_path / "bad", accuracy=0.3), "--baseline", committed, "--markdown", target)
+def test_markdown_and_junit_hold_the_table_of_the_terminal(tmp_path, committed, capsys):
+    target, junit = tmp_path / "summary.md", tmp_path / "junit.xml"
+    bad = write_answers(tmp_path / "bad", accuracy=0.3)
+    assert call(bad, "--baseline", committed, "--markdown", target, "--junit", junit) == 1
     printed = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith(("WORSE", "ok"))]
     written = [
         line.replace("|", " ").split()
@@ -313,6 +267,10 @@ def test_markdown_holds_the_table_of_the_terminal(tmp_path, committed, capsys):
     ]
     assert len(printed) == 7
     assert written == printed
+    [suite] = ElementTree.parse(junit).getroot()
+    failed = [line for line in printed if line[-1] == "WORSE"]
+    assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
+    assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
 def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypatch):
@@ -347,22 +305,16 @@ def test_update_does_not_overwrite_what_is_no_baseline(tmp_path, text, capsys):
         (("n-samples", "toy"), 7),
         (("higher_is_better", "toy"), "up"),
         (("group_subtasks",), {"g": 5}),
+        (("prompt_hash",), None),
+        (("doc_hash",), [1]),
     ],
 )
-def test_results_in_another_form_are_an_error_of_use_that_names_the_file(tmp_path, committed, place, value, capsys):
-    path = write_answers(tmp_path / "run")
-    damage(path, place, value)
-    assert call(path, "--baseline", committed) in (2, 4)
-    assert str(path) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", [{"metrics": 5}, {"prompt_hash": None}, {"doc_hash": [1]}])
-def test_samples_in_another_form_are_an_error_of_use(tmp_path, committed, change):
-    path = write_answers(tmp_path / "run")
+def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, committed, place, value, capsys):
+    path = write_answers(tmp_path / "run", questions=1)
     [samples] = path.parent.glob("samples_*")
-    lines = [json.loads(line) | change for line in samples.read_text().splitlines()]
-    samples.write_text("\n".join(map(json.dumps, lines)))
+    damage(path if place[0] in path.read_text() else samples, place, value)
     assert call(path, "--baseline", committed) in (2, 4)
+    assert str(path.parent) in capsys.readouterr().err
 
 
 def test_a_task_may_have_a_slash_in_its_name(tmp_path):

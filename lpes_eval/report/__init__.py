@@ -1,0 +1,1 @@
+"""One page, and its figures, from results of lm-eval and the folders of searches."""

@@ -1,0 +1,315 @@
+"""The figures: for the page, for papers, and for a notebook. Bars and whiskers are 95 % intervals everywhere.
+
+Colours are those of Okabe & Ito, which people tell apart whatever their colour vision; markers differ as well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from lpes_eval.files import write_atomically
+from lpes_eval.report.sources import Pair, Panel, Run, Search
+
+if TYPE_CHECKING:
+    from lpes_eval.compare.results import Metric
+
+COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+MARKERS = ("s", "o", "^", "D", "v", "P")
+INK = "#1a1a1b"
+STYLE = {
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "text.parse_math": False,
+    "savefig.transparent": True,
+}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the name of its files, its caption, and what each marker says when it is pointed at."""
+
+    name: str
+    caption: str
+    figure: Any
+    tips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write it as PNG and SVG."""
+        for kind in ("png", "svg"):
+            file = BytesIO()
+            with _style():
+                self.figure.savefig(file, format=kind, dpi=300)
+            write_atomically(folder / f"{self.name}.{kind}", file.getvalue())
+
+    def inline(self) -> str:
+        """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
+        file = BytesIO()
+        with _style({"svg.fonttype": "none"}):
+            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        ElementTree.register_namespace("", SVG[1:-1])
+        ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+        root = ElementTree.fromstring(file.getvalue())
+        for group in root.iter(f"{SVG}g"):
+            name = group.get("id", "")
+            for marker, tip in zip(group.iter(f"{SVG}use"), self.tips.get(name, ()), strict=False):
+                ElementTree.SubElement(marker, f"{SVG}title").text = tip
+            if name in self.tips:
+                del group.attrib["id"]
+        for name in ("width", "height"):
+            del root.attrib[name]
+        root.attrib |= {"role": "img", "aria-label": self.caption}
+        text = ElementTree.tostring(root, encoding="unicode")
+        text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", text)
+        text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+        for number, color in enumerate(COLORS):
+            text = text.replace(color, f"var(--run-{number})")
+        return text.replace(INK, "currentColor")
+
+
+class _Drawing:
+    """A figure while it is drawn, and what its marks say."""
+
+    def __init__(self, x: str, y: str, height: float = 3.2) -> None:
+        from matplotlib.figure import Figure
+
+        with _style():
+            self.axes = Figure(figsize=(5.2, height), layout="constrained").add_subplot()
+            self.axes.set_xlabel(x)
+            self.axes.set_ylabel(y)
+        self.tips: dict[str, Sequence[str]] = {}
+
+    def marks(
+        self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
+    ) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+        if xs:
+            gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
+            face = "none" if how.pop("hollow", False) else color
+            with _style():
+                self.axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
+            self.tips[gid] = tips
+
+    def picture(self, name: str, caption: str, title: str = "") -> Picture:
+        """The figure with its title, and a legend of what has a name."""
+        with _style():
+            self.axes.set_title(title, loc="left", x=0)
+            lines, names = self.axes.get_legend_handles_labels()
+            columns = 2 if max(map(len, names), default=0) <= 28 else 1
+            if names:
+                self.axes.figure.legend(lines, names, loc="outside lower left", ncols=columns, fontsize=8)
+        return Picture(re.sub(r"[^\w.-]+", "-", name).strip("-"), caption, self.axes.figure, self.tips)
+
+
+def draw(
+    runs: Sequence[Run], panels: Sequence[Panel], pairs: Sequence[Pair], searches: Sequence[Search]
+) -> dict[str, list[Picture]]:
+    """All figures that these have something to show in, by the section of the page they belong to."""
+    found: dict[str, list[Picture | None]] = {
+        "positions": [positions(panel) for panel in panels if panel.by_position],
+        "differences": [differences(pair) for pair in pairs],
+        "factors": [layers(runs, searches)],
+        "searches": [picture for search in searches for picture in (progress(search), tradeoff(search))],
+    }
+    names: list[str] = []
+    drawn: dict[str, list[Picture]] = {section: [] for section in found}
+    for section, pictures in found.items():
+        for picture in filter(None, pictures):
+            names.append(picture.name)
+            n = names.count(picture.name)  # two sets of examples may have one name
+            drawn[section].append(replace(picture, name=f"{picture.name}-{n}") if n > 1 else picture)
+    return drawn
+
+
+def positions(panel: Panel) -> Picture:
+    """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
+    task, _, metric_name = panel.title.rpartition(", ")
+    drawing = _Drawing("position of the gold item in the context (%)", metric_name)
+    counts, ticks, scores = set[int](), set[float](), list[float]()
+    for run, metric in panel.runs.items():
+        values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
+        asked = [float(label.removesuffix(" %")) for label in metric.values]
+        at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
+        tips = [
+            f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
+            for label, value, end in zip(metric.values, values, ends, strict=True)
+        ]
+        name, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
+        drawing.marks(name, at, values, tips, run.place, linestyle=line)
+        known = [end for end in ends if end]
+        if len(known) == len(values):
+            low, high = zip(*known, strict=True)
+            drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
+            counts.update(map(len, (metric.by_question or {}).values()))
+        scores += values
+        ticks.update(asked)
+    drawing.axes.set_xticks(sorted(ticks))
+    if all(0 <= value <= 1 for value in scores):
+        drawing.axes.set_ylim(-0.02, 1.02)
+    n = f"n = {_and(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
+    caption = f"{panel.title}: score by position of the gold item"
+    return drawing.picture(f"positions {panel.title}", caption, f"{task}\n{n}")
+
+
+def differences(pair: Pair) -> Picture:
+    """Paired differences, a row for each score."""
+    rows: list[Mapping[str, Any]] = []
+    names: list[str] = []
+    for section in pair.report.sections:
+        rows += [row.facts for row in section.rows]
+        several = sum(section.task == other.task for other in pair.report.sections) > 1
+        named = f"{section.task}, {section.metric}" if several else section.task
+        of = {"all": named, "spread": f"{named}, spread (less is better)"}
+        names += [of.get(row.cells[0], f"{named}, {row.cells[0]}") for row in section.rows]
+    tips = [
+        f"{name}: {row['a']:.3f} → {row['b']:.3f}, {row['difference']:+.3f} "
+        f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
+        for name, row in zip(names, rows, strict=True)
+    ]
+    drawing = _Drawing(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", 1.0 + 0.19 * len(rows))
+    for y, row in enumerate(rows):
+        drawing.axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
+    drawing.marks("", [row["difference"] for row in rows], range(len(rows)), tips, 1, linestyle="")
+    drawing.axes.axvline(0, color=INK, linewidth=0.8)
+    drawing.axes.set_yticks(range(len(rows)), names)
+    drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
+    n = _and({section.questions or 0 for section in pair.report.sections})
+    caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
+    title = f"n = {n} questions; bars: 95 % intervals, paired"
+    return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
+
+
+def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
+    """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
+    from matplotlib.ticker import MaxNLocator
+
+    drawing = _Drawing("layer", "factor")
+    lines = [(run.name, run.per_layer, run.place) for run in runs if run.per_layer]
+    for place, search in enumerate(searches, len(runs)):
+        if search.found and search.found.num_layers:
+            lines.append((search.name, search.found.per_layer(), place))
+            if search.points:
+                label = f"{_short(search.name)}: control points"
+                drawing.axes.plot(*zip(*search.points, strict=True), ":x", color=COLORS[place % 6], label=label)
+    if not lines:
+        return None
+    for name, values, place in lines:
+        tips = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
+        drawing.marks(_short(name), range(len(values)), values, tips, place)
+    drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
+
+
+def progress(search: Search) -> Picture | None:
+    """The search as it went: every individual, and the fittest so far among those asked as many questions."""
+    if not (individuals := search.individuals):
+        return None
+    drawing = _Drawing("prompts answered so far", "fitness on the search examples")
+    full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
+    asked, seconds = 0, 0.0
+    marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
+    for number, entry in enumerate(individuals, 1):
+        asked, seconds = asked + entry["prompts"], seconds + entry["seconds"]
+        early = "stopped_after" in entry
+        tip = (
+            f"individual {number}, generation {entry['generation']}, {entry.get('origin', '')}: fitness "
+            f"{entry['fitness']:.4f} on {entry['prompts']} prompts{', given up early' if early else ''}; "
+            f"{asked:,} prompts and {seconds:,.0f} s so far; factors {_factors(entry)}"
+        )
+        place = 0 if early else 1 + full.index(entry["prompts"])
+        marks.setdefault(place, []).append((asked, entry["fitness"], tip))
+    for place, some in sorted(marks.items()):
+        xs, ys, tips = zip(*some, strict=True)
+        name = f"measured on {full[place - 1]} prompts" if place else "given up early"
+        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=not place, markersize=4)
+        if place:
+            best = [max(ys[: k + 1]) for k in range(len(ys))]
+            drawing.axes.plot(xs, best, drawstyle="steps-post", color=COLORS[place % 6], alpha=0.6)
+    for entry in search.baselines:
+        label = f"plain model, {entry['prompts']} prompts"
+        drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
+    title = f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s"
+    caption = f"Search {search.name}: fitness of every individual"
+    return drawing.picture(f"search {search.name}", caption, title + ("" if search.finished else ", not finished"))
+
+
+def tradeoff(search: Search) -> Picture | None:
+    """Mean against worst position of the individuals measured on most questions, and what none other beats."""
+    full = [entry for entry in search.individuals if "stopped_after" not in entry]
+    most = max((entry["prompts"] for entry in full), default=0)
+    full = [entry for entry in full if entry["prompts"] == most and len(entry["scores"]) > 1]
+    if len(full) < 2 or any(entry["fitness"] < 0 for entry in full):
+        return None  # a fitness below 0 is of a metric where lower is better: no common direction
+    harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
+    plain = [one for one in search.baselines if one["prompts"] == most]
+    fine = [entry for entry in full if entry not in harmful]
+    drawing = _Drawing("mean over tasks and positions", "worst of them")
+    for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
+        points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
+        tips = [
+            f"{name}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
+            for (mean, worst), entry in zip(points, entries, strict=True)
+        ]
+        drawing.marks(
+            name, [x for x, _ in points], [y for _, y in points], tips, place, linestyle="", hollow=place == 2
+        )
+    if front := sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}):
+        drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
+    caption = f"Search {search.name}: mean against worst position, guards kept or not"
+    return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {most} search prompts")
+
+
+def interval(metric: Metric, label: str) -> tuple[float, float] | None:
+    """The 95 % interval of a score: Wilson's for right-or-wrong answers, the normal one for others."""
+    from scipy.stats import binomtest, norm
+
+    scores = (metric.by_question or {}).get(label, ())
+    n = len(scores)
+    if n < 2:
+        return None
+    if set(scores) <= {0.0, 1.0}:
+        found = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
+        return float(found.low), float(found.high)
+    mean = math.fsum(scores) / n
+    half = float(norm.ppf(0.975)) * math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n * (n - 1)))
+    return mean - half, mean + half
+
+
+def _factors(entry: Mapping[str, Any]) -> str:
+    return " ".join(f"{y:g}" for _, y in entry["points"]) if entry.get("points") else f"{entry.get('factor', '')}"
+
+
+def _and(counts: set[int]) -> str:
+    return ", ".join(map(str, sorted(counts)))
+
+
+def _short(name: str, most: int = 60) -> str:
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
+
+
+@contextmanager
+def _style(more: Mapping[str, Any] = {}) -> Iterator[None]:
+    from matplotlib import rc_context
+
+    style: dict[Any, Any] = {**STYLE, **more}
+    with rc_context(style):
+        yield

@@ -1,0 +1,193 @@
+"""``lpes-eval report PATH... -o report.html``: one page of runs, searches, and the answers that flipped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.compare import tables
+from lpes_eval.errors import UserError
+
+if TYPE_CHECKING:
+    from lpes_eval.report.sources import Pair, Panel, Run, Search
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``lpes-eval report``."""
+    parser = subparsers.add_parser(
+        "report",
+        help="one HTML page of runs and searches, with the samples that flipped",
+        description="Write one page, which needs no network, from results of lm_eval and the folders of searches. Each "
+        "run is paired with the first one before it on the same examples. docs/report.md says what is on the page.",
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="results JSON of lm_eval, or a folder: the newest results in it, or a search",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
+    parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and SVG into this folder, too")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``lpes-eval report``."""
+    size = write(arguments.paths, arguments.output, arguments.figures)
+    also = f"; figures in {arguments.figures}" if arguments.figures else ""
+    print(f"{arguments.output}: {size / 1e6:.1f} MB{also}")
+    return 0
+
+
+def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path | None = None) -> int:
+    """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
+
+    Raises:
+        UserError: a path that is neither results nor a search; a file that cannot be written.
+    """
+    from lpes_eval.report import figures as drawing
+    from lpes_eval.report import sources
+    from lpes_eval.report.flips import Flips
+
+    if Path(output).is_dir():
+        raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
+    runs, searches = sources.read(paths)
+    panels = sources.panels(runs)
+    pairs, notes = sources.pairs(runs)
+    flips = Flips()
+    for pair in pairs:
+        flips.add(pair)
+    pictures = drawing.draw(runs, panels, pairs, searches)
+    if figures:
+        for picture in (one for section in pictures.values() for one in section):
+            picture.save(Path(figures))
+    page = render(
+        runs=runs,
+        searches=[_search(search) for search in searches],
+        pictures=pictures,
+        scores=_scores(panels, runs),
+        pairs=[_pair(pair, flips) for pair in pairs],
+        notes=notes + ([f"{flips.left_out} prompts were left out to keep the page small."] if flips.left_out else []),
+        flips=flips.data(),
+        provenance=[_provenance(run) for run in runs],
+    )
+    tables.write(str(output), page)
+    return len(page.encode())
+
+
+def render(**values: Any) -> str:
+    """The page as HTML; every value is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    import lpes_eval
+
+    environment = Environment(
+        loader=PackageLoader("lpes_eval.report"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["data"] = lambda value: Markup(  # within a script element, where only "<" could end it
+        json.dumps(tables.finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    )
+    environment.filters["svg"] = lambda picture: Markup(picture.inline())
+    text: str = environment.get_template("report.html.j2").render(version=lpes_eval.__version__, **values)
+    return text
+
+
+def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
+    from lpes_eval.compare.statistics import mean_over_positions
+    from lpes_eval.report.figures import interval
+
+    tables, others = [], []
+    for panel in panels:
+        asked = {len(scores) for m in panel.runs.values() for scores in (m.by_question or {}).values()}
+        questions = ", ".join(map(str, sorted(asked)))
+        if not panel.by_position:
+            having = [panel.runs.get(one) for one in runs]
+            cells = [_cell(m.values["all"], interval(m, "all")) if m else _cell(None, None) for m in having]
+            others.append({"run": None, "name": panel.title, "cells": cells, "questions": questions})
+            continue
+        labels = list(dict.fromkeys(label for metric in panel.runs.values() for label in metric.values))
+        rows = []
+        for one, metric in panel.runs.items():
+            cells = [_cell(metric.values.get(label), interval(metric, label)) for label in labels]
+            mean, ends = math.fsum(metric.values.values()) / len(metric.values), None
+            if metric.by_question:
+                half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr
+                ends = (mean - half, mean + half)
+            rows.append({"run": one, "cells": [*cells, _cell(mean, ends)], "questions": questions})
+        tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
+    if others:
+        tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
+    return tables
+
+
+def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:
+    shown = "" if ends is None or not math.isfinite(ends[0]) else f"{ends[0]:.2f} – {ends[1]:.2f}"
+    return {"value": "" if value is None else f"{value:.3f}", "interval": shown}
+
+
+def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
+    """What `compare` says, and beside the first metric of each task how many answers flipped."""
+    sections: list[dict[str, Any]] = []
+    for section in pair.report.sections:
+        rows = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
+        flipped = None
+        if section.task not in [one["section"].task for one in sections]:
+            samples = [one for one in flips.samples if (one["pair"], one["task"]) == (pair.title, section.task)]
+            better = sum(one["better"] for one in samples)
+            flipped = (better, len(samples) - better)
+        sections.append({"section": section, "rows": rows, "flipped": flipped})
+    return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
+
+
+def _search(search: Search) -> dict[str, Any]:
+    """What a search is, what it cost, and its fittest individual."""
+    individuals = search.individuals
+    full = [entry for entry in individuals if "stopped_after" not in entry]
+    most = max((entry["prompts"] for entry in full), default=0)
+    best = max((entry for entry in full if entry["prompts"] == most), key=lambda e: e["fitness"], default=None)
+    prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
+    found = search.found
+    return {
+        "name": search.name,
+        "finished": search.finished,
+        "facts": {
+            "folder": search.folder,
+            "optimiser": search.settings.get("optimizer"),
+            "curve": search.settings.get("curve"),
+            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
+            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
+            "fittest": best and f"{best['fitness']:.4f} on {most} prompts",
+            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
+        },
+    }
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    """Where a run's scores came from, and what they cost."""
+    known = {"packages": {}, "model": {}, **run.results.provenance}
+    seconds = float(run.raw.get("total_evaluation_time_seconds") or math.nan)
+    packages = {name: version for name, version in known["packages"].items() if version}
+    return {
+        "run": run,
+        "facts": {
+            "model": str(run.results.model),
+            "factors": run.results.factors,
+            "results": run.results.path,
+            "date": known.get("date"),
+            "time": None if math.isnan(seconds) else f"{seconds:,.0f} s",
+            "questions": ", ".join(f"{name} {task.examples}" for name, task in run.results.tasks.items()),
+            "dtype": known["model"].get("dtype"),
+            "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
+            "command": known.get("command"),
+        },
+    }

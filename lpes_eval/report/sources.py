@@ -1,0 +1,208 @@
+"""What a page is made of: runs of lm-eval, which of them can be paired, and searches, their folders read as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lpes_eval import factors
+from lpes_eval.compare import results
+from lpes_eval.compare.compare import compare
+from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
+from lpes_eval.compare.tables import Report
+from lpes_eval.errors import UserError
+from lpes_eval.report import published
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of lm-eval under the name that it has on the page, and its place among the runs, which is its colour."""
+
+    name: str
+    results: Results
+    place: int
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is a curve of other people's, of other questions than one's own."""
+        return self.results.model.kind == published.KIND
+
+    @cached_property
+    def raw(self) -> Mapping[str, Any]:
+        """The results JSON itself; empty of what was published in another form."""
+        text = "{}" if self.is_published else self.results.path.read_text(encoding="utf-8")
+        data: Mapping[str, Any] = json.loads(text)
+        return data
+
+    @property
+    def per_layer(self) -> list[float]:
+        """One factor a layer; empty where the model has none, or does not say."""
+        given = (self.raw.get("config") or {}).get("factors")
+        return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One metric of one task, on the same examples, in all the runs that have it."""
+
+    title: str
+    runs: Mapping[Run, Metric]
+
+    @property
+    def by_position(self) -> bool:
+        """Whether it has a score at each position."""
+        return all("all" not in metric.values for metric in self.runs.values())
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs on the same examples of these tasks, and what `compare` says of them."""
+
+    a: Run
+    b: Run
+    report: Report
+
+    @property
+    def title(self) -> str:
+        """Both runs' names."""
+        return f"{self.a.name} → {self.b.name}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search, finished or not: its settings, the journal's entries in their order, and the factors found."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]]
+    found: factors.Factors | None
+    finished: bool
+
+    @property
+    def individuals(self) -> list[Mapping[str, Any]]:
+        """The entries that an optimiser asked for."""
+        return [entry for entry in self.entries if entry.get("generation") is not None]
+
+    @property
+    def baselines(self) -> list[Mapping[str, Any]]:
+        """The entries of the plain model."""
+        return [entry for entry in self.entries if entry.get("origin") == "baseline"]
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """The control points, where the curve is not one free factor a layer."""
+        curve = self.found.curve if self.found else None
+        return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+
+
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
+    """Read each path: the folder of a search, if a journal is in it; published answers (CSV); results of lm-eval.
+
+    Raises:
+        DataError: none of these.
+    """
+    runs: list[Run] = []
+    searches: list[Search] = []
+    names: list[str] = []
+    for path in map(Path, paths):
+        name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
+        if name == "results":  # as lm-eval names its file and README.md the folder of folders
+            name = path.resolve().parent.name
+        names.append(name)
+        shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
+        if (path / "journal.jsonl").is_file():
+            searches.append(_search(shown, path))
+        else:
+            read_one = published.read if path.suffix == ".csv" else results.read
+            runs.append(Run(shown, read_one(path), len(runs)))
+    return runs, searches
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Group the runs' scores: what may stand in one picture.
+
+    These are scores on the same examples; published ones join those of the same task and length.
+    """
+    groups: list[tuple[str, list[Run]]] = []
+    for run in runs:
+        for name, task in run.results.tasks.items():
+            for known, members in groups:
+                first = members[0].results.tasks.get(name)
+                if (
+                    known == name
+                    and first
+                    and _stand_together(first, task, run.is_published or members[0].is_published)
+                ):
+                    members.append(run)
+                    break
+            else:
+                groups.append((name, [run]))
+    found = []
+    for name, members in groups:
+        tasks = {run: run.results.tasks[name] for run in members}
+        for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
+            having = {run: task.metrics[key] for run, task in tasks.items() if key in task.metrics}
+            title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
+            found.append(Panel(title, having))
+    return found
+
+
+def _stand_together(a: results.Task, b: results.Task, published: bool) -> bool:
+    return _size(a) == _size(b) if published else mismatch(a, b, prompts_may_differ=True) is None
+
+
+def _size(task: results.Task) -> list[str]:
+    """The length of a task's contexts, as a person says it."""
+    return [f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")]
+
+
+def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+    """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
+    found, notes = [], []
+    runs = [run for run in runs if not run.is_published]
+    for i, b in enumerate(runs[1:], 1):
+        why = []
+        for a in runs[:i]:
+            in_both = [name for name in a.results.tasks if name in b.results.tasks]
+            reasons = {name: _reason(a.results.tasks[name], b.results.tasks[name]) for name in in_both}
+            asked = {name: task for name, task in a.results.tasks.items() if reasons.get(name, "absent") is None}
+            why += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
+            if asked:
+                try:
+                    found.append(Pair(a, b, compare(replace(a.results, tasks=asked), b.results)))
+                except UserError as error:
+                    why.append(f"{a.name} and {b.name}: {error}.")
+                    continue
+                break
+        notes += why
+    return found, notes
+
+
+def _reason(a: results.Task, b: results.Task) -> str | None:
+    unlogged = None in (a.documents, b.documents)
+    return "no samples were logged (lm_eval --log_samples)" if unlogged else mismatch(a, b)
+
+
+def _search(name: str, folder: Path) -> Search:
+    way_out = "take the folder of a search, as python -m search.ga writes it"
+    journal = folder / "journal.jsonl"
+    with well_formed(folder / "settings.json", "not the settings of a search", way_out):
+        settings = dict(json.loads((folder / "settings.json").read_text(encoding="utf-8"))["search"])
+    with well_formed(journal, "not the journal of a search", way_out):
+        # While the search runs, the last line may not be whole yet. A key's last line counts.
+        by_key = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
+        for entry in by_key.values():
+            if entry.get("generation") is not None or entry.get("origin") == "baseline":
+                float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())
+    files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
+    finished = (folder / "report.json").is_file()
+    return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    return (line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))

@@ -1,0 +1,297 @@
+"""``lpes-eval report``: from files to a page whose data, text and figures are those of the runs."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from lpes_eval import cli
+from lpes_eval.data import kv
+from lpes_eval.report import figures, sources
+from lpes_eval.report.figures import interval
+from runs import write_run
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
+BEFORE = {0: [0.0, 0.0, 1.0, 1.0], 100: [1.0, 1.0, 1.0, 0.0]}
+AFTER = {0: [1.0, 1.0, 0.0, 1.0], 100: [1.0, 1.0, 1.0, 0.0]}
+
+
+class Page(HTMLParser):
+    """What a browser finds in a page: its elements, its visible text, its data."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.text, self.data, self._in = [], "", "", ""
+        self.feed(html)
+        self.data = json.loads(self.data)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._in = tag if tag != "script" else str(dict(attributes).get("id"))
+
+    def handle_data(self, text):
+        if self._in == "data":
+            self.data += text
+        elif self._in not in ("style", "None"):
+            self.text += text
+
+    def handle_endtag(self, tag):
+        self._in = ""
+
+
+@pytest.fixture
+def report(tmp_path):
+    def write(*paths, options=()):
+        target = tmp_path / "report.html"
+        assert cli.main(["report", *map(str, paths), "-o", str(target), *map(str, options)]) == 0
+        return Page(target.read_text(encoding="utf-8"))
+
+    return write
+
+
+def write_search(folder, lines, settings=None):
+    folder.mkdir()
+    (folder / "settings.json").write_text(json.dumps(settings or {"search": {"optimizer": "ga", "curve": "bezier"}}))
+    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
+    return folder
+
+
+def individual(number, fitness, **more):
+    scores = {"toy@0": fitness - 0.1, "toy@100": fitness + 0.1}
+    entry = {"key": f"k{number}", "generation": number, "points": [[0, 1.0], [3, 1.5]], "origin": "mutant"}
+    return entry | {"fitness": fitness, "scores": scores, "seconds": 2.0, "prompts": 40} | more
+
+
+# --- samples ---
+
+
+def test_the_samples_that_flipped_are_those_whose_score_changed(tmp_path, report):
+    page = report(write_run(tmp_path / "a", BEFORE).parent, write_run(tmp_path / "b", AFTER).parent)
+    flips = [(one["position"], one["question"], one["better"], one["scores"]) for one in page.data["samples"]]
+    assert flips == [
+        ("0 %", "question 0", True, [0.0, 1.0]),
+        ("0 %", "question 1", True, [0.0, 1.0]),
+        ("0 %", "question 2", False, [1.0, 0.0]),
+    ]
+    assert "▲ 2 / ▼ 1" in page.text
+
+
+def test_where_lower_is_better_a_rise_is_a_flip_to_the_worse(tmp_path, report):
+    runs = [
+        write_run(tmp_path / n, {None: s}, higher_is_better=False) for n, s in (("a", [3.0, 2.0]), ("b", [4.0, 1.0]))
+    ]
+    assert [one["better"] for one in report(*runs).data["samples"]] == [False, True]
+
+
+def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
+    """A key-value question in a chat template: the gold record of each position, and all the text of the prompt."""
+    question = kv.generate(7, 5)
+    paths = [write_run(tmp_path / name, {0: [value], 100: [value]}) for name, value in (("a", 0.0), ("b", 1.0))]
+    prompts = {p: f"<|user|>{question.prompt(p)}<|end|>" for p in (0, 100)}
+    for path in paths:
+        [samples] = path.parent.glob("samples_*")
+        line = json.loads(samples.read_text())
+        line["doc"] = {"question_id": 7, "records": question.records, "gold": question.gold}
+        line["arguments"] = {f"gen_args_{i}": {"arg_0": prompts[p]} for i, p in enumerate((0, 100))}
+        line["filtered_resps"] = [f"to {path.parent.name} at {p}" for p in (0, 100)]
+        samples.write_text(json.dumps(line))
+    data = report(*paths).data
+    for sample, position in zip(data["samples"], (0, 100), strict=True):
+        pieces = [(data["kinds"][kind], "".join(data["texts"][at : at + n])) for kind, at, n in sample["prompt"]]
+        assert "".join(text for _, text in pieces) == prompts[position]
+        [gold] = [text for kind, text in pieces if kind == "gold"]
+        assert question.value(position) in gold
+        assert sample["expected"] == question.value(position)
+        assert sample["answers"] == [f"to {name} at {position}" for name in "ab"]
+        assert [kind for kind, _ in pieces if kind != "context"] == [
+            "prompt",
+            "instruction",
+            "gold",
+            "question",
+            "prompt",
+        ]
+
+
+def test_text_of_samples_and_names_stays_text(tmp_path, report):
+    paths = [write_run(tmp_path / f"<b>{n}", s, text=HOSTILE, group="<i>toy") for n, s in (("a", BEFORE), ("b", AFTER))]
+    page = report(*(path.parent for path in paths))
+    assert page.data["samples"][0]["question"].startswith(HOSTILE)
+    assert not {"img", "b", "i"} & {name for name, _ in page.elements}
+    assert [attributes.get("id") for name, attributes in page.elements if name == "script"] == ["data", None]
+    assert "<b>a" in page.text
+    assert "<i>toy" in page.text
+
+
+def test_what_does_not_fit_into_the_page_is_left_out_and_said(tmp_path, report, monkeypatch):
+    monkeypatch.setattr("lpes_eval.report.flips.CONTEXT_ROOM", 25)
+    page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
+    assert [bool(one["prompt"]) for one in page.data["samples"]] == [True, True, False]
+    assert "1 prompts were left out" in page.text
+
+
+# --- runs ---
+
+
+def test_a_page_asks_for_nothing_outside_itself(tmp_path, report):
+    page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    links = [a.get(k) for _, a in page.elements for k in ("src", "href", "xlink:href") if a.get(k)]
+    assert [link for link in links if not link.startswith(("#", "data:"))] == []
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert not any(" " in one for one in ids)
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+
+
+def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(tmp_path):
+    lengths = [("short a", "x"), ("long a", "y"), ("short b", "x"), ("long b", "y"), ("alone", "z")]
+    paths = [write_run(tmp_path / name, BEFORE, text=text).parent for name, text in lengths]
+    runs, _ = sources.read(paths)
+    pairs, notes = sources.pairs(runs)
+    assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
+    assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
+    drawn = figures.draw(runs, sources.panels(runs), pairs, [])
+    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
+    assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
+        ["short a", "short b"],
+        ["long a", "long b"],
+        ["alone"],
+    ]
+
+
+def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
+    alone = report(write_run(tmp_path / "a", {None: [0.5, 1.0]}), write_run(tmp_path / "z", {None: [0.5]}, group="y"))
+    assert alone.data["samples"] == []
+    assert "0.750" in alone.text
+    assert "by position" not in alone.text.lower()
+    unlogged = report(*(write_run(tmp_path / n, BEFORE, samples=False) for n in "bc"))
+    assert "no samples were logged (lm_eval --log_samples)" in unlogged.text
+
+
+def test_names_that_occur_twice_are_told_apart(tmp_path):
+    paths = [write_run(tmp_path / folder / "run", BEFORE).parent for folder in "ab"]
+    assert [run.name for run in sources.read(paths)[0]] == ["run", "run (2)"]
+
+
+def test_intervals_of_accuracies_are_wilsons(tmp_path):
+    [run], _ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
+    metric = run.results.tasks["toy"].metrics["acc,none"]
+    assert interval(metric, "0 %") == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+
+
+def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, report):
+    header = "model,num_documents,gold_index,question,gold_answers,em_first_line,em_full,model_answer"
+    rows = [f'gpt,20,{index},q{q},a,{first},1.0,"a, or\nb"' for index, first in ((0, 1.0), (9, 0.0)) for q in range(4)]
+    csv = tmp_path / "gpt.csv"
+    csv.write_text("\n".join([header, *rows]))
+    own = write_run(
+        tmp_path / "own", BEFORE, group="mdqa_pos", metric="best_subspan_em", metadata={"num_documents": 20}
+    )
+    first_line, whole = sources.panels(sources.read([own.parent, csv])[0])
+    assert [run.name for run in first_line.runs] == ["own", "gpt"]
+    assert [dict(metric.values) for metric in first_line.runs.values()][1] == {"0 %": 1.0, "50 %": 0.0}
+    assert [run.name for run in whole.runs] == ["gpt"]
+    assert "gpt (published)" in report(own, csv).text
+    csv.write_text("\n".join([header, *rows[:-1]]))
+    assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
+
+
+def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, report):
+    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    for path, likelihoods in zip(paths, (("-1.0", "-2.0"), ("-2.0", "-1.0")), strict=True):
+        [samples] = path.parent.glob("samples_*")
+        line = json.loads(samples.read_text()) | {"target": "1"}
+        line["arguments"] = {
+            f"gen_args_{i}": {"arg_0": "Q", "arg_1": choice} for i, choice in enumerate(("cat", "dog"))
+        }
+        line["filtered_resps"] = [[likelihood, "False"] for likelihood in likelihoods]
+        samples.write_text(json.dumps(line))
+    [sample] = report(*paths).data["samples"]
+    assert (sample["answers"], sample["expected"]) == (["cat", "dog"], "dog")
+
+
+# --- searches ---
+
+
+def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
+    lines = [
+        individual(0, 0.5, key="plain", generation=None, origin="baseline"),
+        individual(0, 0.6),
+        individual(1, 0.4, stopped_after=12, prompts=12),
+        individual(2, 0.7, guards={"ends": {"over": 0.1}}),
+    ]
+    page = report(write_search(tmp_path / "run-0", lines))
+    assert "3, of which 1 given up early" in page.text
+    assert "92 prompts, 6 s" in page.text
+    assert "0.7000 on 40 prompts" in page.text
+    assert "individual 2, generation 1, mutant: fitness 0.4000 on 12 prompts, given up early" in page.text
+    assert "worsens a guard" in page.text
+
+
+@pytest.mark.parametrize("name", ["settings.json", "journal.jsonl"])
+def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, capsys):
+    folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
+    (folder / name).write_text("[]\n")
+    assert cli.main(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 2
+    assert str(folder / name) in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+# --- figures ---
+
+
+def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
+    search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
+    runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
+    report(*runs, search, options=["--figures", tmp_path / "figures"])
+    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        f"{name}.{kind}" for name in names for kind in ("png", "svg")
+    ]
+    for path in (tmp_path / "figures").glob("*.svg"):
+        ElementTree.parse(path)
+    for path in (tmp_path / "figures").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# --- in a browser ---
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium and playwright")
+def test_in_a_browser_samples_are_found_filtered_and_opened_and_nothing_runs(tmp_path, report):
+    """20,000 flips: painted within 2 s, under 15 MB; hostile text is shown; nothing overflows at 360 px."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    n, needle = 20_000, "$x$ {{ 7*7 }} 19999"
+    folders = [tmp_path / f"vendor__model-7b-v1.5-{name}-searched-with-bands-seed-0" for name in ("plain", "factors")]
+    for value, folder in enumerate(folders):
+        write_run(folder, {None: [float(value)] * n}, text=HOSTILE)
+    report(*folders)
+    target = tmp_path / "report.html"
+    assert target.stat().st_size < 15e6
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page, seen = browser.new_page(viewport={"width": 360, "height": 800}), []
+        page.on("console", lambda message: seen.append(message.text))
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        page.on("dialog", lambda dialog: seen.append(dialog.message))
+        page.on("request", lambda request: seen.append(request.url))
+        page.goto(target.as_uri())
+        page.wait_for_selector("#list details")
+        assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
+        page.hover("svg use[data-tip]")
+        assert page.inner_text("#tip").startswith("toy: 0.000 → 1.000, +1.000 (+1.000 to +1.000)")
+        page.fill("input[name=text]", needle.upper())
+        assert page.text_content("#count") == "1 of 20000: 1 better, 0 worse"
+        page.focus("#list summary")
+        page.keyboard.press("Enter")
+        assert HOSTILE in page.inner_text("#list")
+        page.select_option("select[name=flip]", "worse")
+        assert page.text_content("#count") == "0 of 20000: 0 better, 0 worse"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        browser.close()
+    assert [one for one in seen if not re.match("file:|data:", one)] == []
