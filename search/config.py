@@ -146,6 +146,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
 
+    add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument
+    add("--workers", type=at_least(1), metavar="N", help="processes that answer, each with the model loaded once")
+    add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
+        help="of each, or a share of one (default: a share of the processor's cores)")  # fmt: skip
+    add(
+        "--ray_address",
+        metavar="ADDRESS",
+        help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here",
+    )
+
     add = parser.add_argument_group("what it may cost").add_argument
     add("--budget", type=budget, metavar="10m|2h|20000prompts",
         help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
@@ -417,11 +427,14 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def speed_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that changes no answer."""
-    return {
+    from search.engines import cluster
+
+    speed = {
         "fast": not args.lm_eval_loop,
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }
+    return speed | {"pool": cluster.pool(args, speed)}
 
 
 def model_name(args: argparse.Namespace) -> Any:

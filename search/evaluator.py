@@ -29,6 +29,7 @@ from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
 from search.early_stopping import Race
+from search.engines.cluster import ClusterEngine
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
 from search.tasks import Column, Objective
@@ -178,7 +179,7 @@ class Evaluator:
         values = factors.per_layer(self.num_layers) if isinstance(factors, Factors) else list(factors)
         name = Factors(factors=tuple(values)).digest()
         questions = list(range(len(self.questions)) if part is None else part)
-        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+        race = self._race(name, cutoff, questions)
         kept = name if part is None else f"{name} {part}"
         if self.cache is not None and (known := self.cache.get(self._context, kept)) is not None:
             if race is not None and race.lost(known["examples"]):
@@ -186,8 +187,7 @@ class Evaluator:
             return self.score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
         self.engine.set_factors(values)
-        order = race.order if race is not None else part
-        answers = self._answers(None if order is None else self.in_order(order), race)
+        answers = self._answers(self._order(race, part), race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
@@ -197,6 +197,25 @@ class Evaluator:
         if race is not None and race.over:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
         return self.score(examples, seconds, ended)
+
+    def expect(self, coming: Sequence[Factors], cutoff: Cutoff | None, part: Sequence[int] | None) -> None:
+        """Factors that are to be measured next: an engine of several processes begins with what is not known."""
+        if isinstance(self.engine, ClusterEngine):
+            asked = []
+            for factors in coming:
+                name = factors.digest()
+                kept = name if part is None else f"{name} {list(part)}"
+                if self.cache is None or self.cache.get(self._context, kept) is None:
+                    race = self._race(name, cutoff, list(range(len(self.questions)) if part is None else part))
+                    asked.append((factors.per_layer(self.num_layers), self._order(race, part)))
+            self.engine.expect(asked)
+
+    def _race(self, name: str, cutoff: Cutoff | None, questions: Sequence[int]) -> _Racing | None:
+        return _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+
+    def _order(self, race: _Racing | None, part: Sequence[int] | None) -> list[list[int]] | None:
+        asked = part if race is None else race.order
+        return None if asked is None else self.in_order(asked)
 
     def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None) -> list[Any]:
         """The responses to every request; none to what is not in the order, or was not asked before the race was lost.

@@ -16,7 +16,7 @@ from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
 from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
-from search.guards import Guard, over, rank
+from search.guards import PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
 from search.space import Individual, Points, Space, to_points
@@ -78,6 +78,8 @@ class Search:
             began = time.perf_counter()
             generation = optimizer.ask()
             asking = time.perf_counter() - began if optimizer.also else 0.0
+            coming = [individual for individual in generation if self.name(individual) not in journal.entries]
+            self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
             for individual in generation:
                 # What an interrupted search spent before counts too.
                 if self.spent[unit] >= most and (fittest is not None or optimizer.told):
@@ -154,15 +156,17 @@ class Search:
 
     def evaluate(self, individual: Individual) -> dict[str, Any]:
         """An individual's entry in the journal."""
-        cutoff, factors, entries = None, self.factors(individual), self.journal.entries
-        if self.args.early_stopping and (least := self.optimizer.cutoff) is not None:
-            points, fitness = least
-            cutoff = self._cutoff(fitness, entries[self.name(Individual(points, ""))])
-        known = entries.get(factors.digest(), {}).get("examples")
+        from search.engines.cluster import WorkerKilled
+
+        cutoff, factors = self.cutoff, self.factors(individual)
+        known = self.journal.entries.get(factors.digest(), {}).get("examples")
         if known is not None and self.part is not None:
             measured = self.evaluator.only(known, self.part)
         else:
-            measured = self.evaluator(factors, cutoff, self.part)
+            try:
+                measured = self.evaluator(factors, cutoff, self.part)
+            except WorkerKilled as error:
+                return {"fitness": -PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": str(error)}
         entry = self._entry(measured, factors, self.part)
         return entry | {"cutoff": cutoff.fitness} if cutoff is not None and measured.stopped_after else entry
 
@@ -175,6 +179,14 @@ class Search:
             entry = self._entry(self.evaluator(factors, cutoff), factors)
             self.journal.record(key, {"generation": None, "origin": name, **entry})
         return entries[key]
+
+    @property
+    def cutoff(self) -> Cutoff | None:
+        """What individuals have to reach now."""
+        if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
+            return None
+        points, fitness = least
+        return self._cutoff(fitness, self.journal.entries[self.name(Individual(points, ""))])
 
     def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
         from search.evaluator import Cutoff

@@ -23,6 +23,7 @@ def choose(
     share_prefixes: bool = True,
     tokens_per_batch: int | None = None,
     prompts_per_batch: int | None = None,
+    pool: Any = None,
 ) -> tuple[HarnessEngine, str | None]:
     """The engine for these requests, and why it is lm-eval's own loop; None where it is the fast one.
 
@@ -33,11 +34,16 @@ def choose(
         share_prefixes: prefill common beginnings once.
         tokens_per_batch: the batch's size.
         prompts_per_batch: the batch's size in prompts instead.
+        pool: of several processes, whose engines answer then.
     """
     from search.engines.exact import ExactEngine
     from search.engines.harness import HarnessEngine
 
     reason = reason_against(lm, requests) if fast else "it was asked for"
+    if pool is not None:
+        from search.engines.cluster import ClusterEngine
+
+        return ClusterEngine(pool, lm, requests), reason
     if reason is not None:
         return HarnessEngine(lm, requests), reason
     engine = ExactEngine(lm, requests, share_prefixes=share_prefixes)

@@ -32,8 +32,9 @@ class BandScan(Optimizer):
     A scan takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. The second scan takes smaller steps. At last what was kept and the other finalists are measured
-    on all examples; another one has to gain the least gain there too. It draws nothing at random.
+    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what
+    was kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others.
+    Another one has to gain the least gain there too. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -44,6 +45,7 @@ class BandScan(Optimizer):
     def _set_up(self, model: object) -> None:
         self._fitness: dict[Points, float] = {}  # on as many examples as now
         self._center: tuple[Points, float] | None = None  # what was kept last
+        self._kept: list[Points] = []  # all that was kept, in this order
         self._bands: dict[Points, Band] = {}  # of a generation of single bands
         self._finalists: list[Points] = []  # besides what was kept, which is measured on all examples before them
         self._again = True  # whether the generation is measured on more examples than what is known
@@ -101,6 +103,7 @@ class BandScan(Optimizer):
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest
+            self._kept.append(fittest[0])
         if self._again:
             self._next = self._finalists
         else:
@@ -115,7 +118,8 @@ class BandScan(Optimizer):
             if self._scan == len(SCANS):
                 assert self._center is not None
                 fittest_first = sorted(self._fitness, key=lambda P: -self._fitness[P])
-                kept, *others = dict.fromkeys([self._center[0], *fittest_first])
+                earlier = self._kept[-1 - self.config.finalists // 2 :]
+                kept, *others = dict.fromkeys([*reversed(earlier), *fittest_first])
                 self._next, self._finalists = [kept], others[: self.config.finalists - 1]
                 self._fitness, self._again = {}, True
 

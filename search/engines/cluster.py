@@ -1,0 +1,288 @@
+"""Answers from several processes, on this machine or a cluster: Ray actors, each with the model loaded once.
+
+The driver alone decides and writes. It cuts what an individual is asked into chunks, hands them to whichever worker is
+free, and takes the answers in the order of the questions. So a search measures the same whatever the number of workers,
+whoever answers first, and whoever is lost on the way. Workers that have nothing to do begin with the individuals that
+come next (``Pool.expect``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from argparse import Namespace
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lpes_eval.errors import UserError
+from search.engines.harness import HarnessEngine
+
+logger = logging.getLogger(__name__)
+
+CHUNKS = 8
+"""Into how many chunks the questions of an individual are cut."""
+QUEUED = 2
+"""Chunks that a worker has at a time: one to answer, the others to go on with at once."""
+DEATHS = 3
+"""Workers that a chunk may kill before its individual is given up."""
+SAY_AFTER = 30.0
+"""Seconds without any worker after which a person is told what the search waits for."""
+
+Order = tuple[tuple[int, ...], ...]
+"""Requests by number, in the order in which they are answered: some together, then the next."""
+
+
+class WorkerKilled(UserError):
+    """An individual's questions ended several workers."""
+
+
+class Chunk(NamedTuple):
+    """Some requests of one list under some factors."""
+
+    requests: int
+    factors: tuple[float, ...]
+    order: Order
+
+
+class Worker:
+    """The model in a process of its own; a Ray actor.
+
+    Args:
+        args: the search's command line.
+        packages: the driver's versions.
+        threads: of a worker on a CPU.
+    """
+
+    def __init__(self, args: dict[str, Any], packages: dict[str, str], threads: int) -> None:
+        import torch
+
+        from search import identity, run
+
+        own = identity.packages()
+        if other := [
+            f"{name} {own.get(name)}, not {version}" for name, version in packages.items() if own.get(name) != version
+        ]:
+            raise UserError(
+                f"the worker on {os.uname().nodename} has {', '.join(other)}; install the driver's versions"
+            )
+        torch.set_num_threads(threads)
+        self._lm = run.load_model(Namespace(**args))
+        self._engines: dict[int, Any] = {}
+
+    def ready(self) -> int:
+        """The process, once the model is loaded."""
+        return os.getpid()
+
+    def answer(self, chunk: Chunk, requests: list[Any], speed: dict[str, Any]) -> tuple[dict[int, list[Any]], set[int]]:
+        """The responses to a chunk by number of the request, and which of them did not end by themselves."""
+        import ray
+
+        from search import engines
+
+        if (engine := self._engines.get(chunk.requests)) is None:
+            engine, _ = engines.choose(self._lm, ray.get(requests[0]), **speed)
+            self._engines[chunk.requests] = engine
+        engine.set_factors(chunk.factors)
+        answers: dict[int, list[Any]] = {}
+        for batch in engine.answer(chunk.order):
+            answers |= batch
+        return answers, engine.unended & answers.keys()
+
+
+class Pool:
+    """The workers, and what they are doing.
+
+    Args:
+        args: the search's command line.
+        speed: ``search.engines.choose``'s further arguments.
+        kind: what a worker is.
+    """
+
+    def __init__(self, args: Namespace, speed: dict[str, Any], kind: type = Worker) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
+        from search import identity
+
+        self._ray, self._speed = ray, speed
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
+            own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            try:
+                ray.init(
+                    address=args.ray_address, log_to_driver=False, logging_level=logging.ERROR,
+                    **({} if args.ray_address else own),
+                )  # fmt: skip
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise UserError(f"--ray_address {args.ray_address}: no Ray cluster answers there ({error})") from None
+        gpus = args.gpus_per_worker
+        cpus = 1 if gpus else max(1, (os.cpu_count() or 1) // args.workers)
+        if not args.ray_address:
+            have = ray.cluster_resources()
+            most = int(have.get("GPU", 0) / gpus) if gpus else int(have.get("CPU", 1))
+            if args.workers > most:
+                raise UserError(
+                    f"--workers {args.workers}: this machine has room for {most} (--gpus_per_worker {gpus:g})"
+                )
+        actor = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
+        loaded = {key: value for key, value in vars(args).items() if key in ("model_args", "device", "batch_size")}
+        self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]
+        self._requests: list[list[Any]] = []
+        self._load = Counter[Any]()
+        self._starting = {worker.ready.remote(): worker for worker in self._workers}
+        self._running: dict[Any, tuple[Chunk, Any]] = {}
+        self._again: deque[Chunk] = deque()
+        self._expected: deque[Chunk] = deque()
+        self._found: dict[Chunk, Any] = {}
+        self._deaths = Counter[Chunk]()
+
+    def add(self, requests: Sequence[Any]) -> int:
+        """Hand the workers a list of requests; its number."""
+        self._requests.append([self._ray.put(list(requests))])
+        return len(self._requests) - 1
+
+    def expect(self, chunks: Sequence[Chunk]) -> None:
+        """What will be asked next: workers with nothing else to do begin with it."""
+        known = {*self._found, *(chunk for chunk, _ in self._running.values())}
+        self._expected = deque(chunk for chunk in chunks if chunk not in known)
+        wanted = set(chunks)
+        self._found = {chunk: answers for chunk, answers in self._found.items() if chunk in wanted}
+
+    def forget(self, requests: int, factors: tuple[float, ...]) -> None:
+        """Nobody will ask for more of these factors' answers."""
+        self._expected = deque(c for c in self._expected if (c.requests, c.factors) != (requests, factors))
+        self._found = {c: a for c, a in self._found.items() if (c.requests, c.factors) != (requests, factors)}
+
+    def results(self, chunks: Sequence[Chunk]) -> Iterator[tuple[dict[int, list[Any]], set[int]]]:
+        """The answers to each chunk, in their order.
+
+        Raises:
+            WorkerKilled: a chunk that no worker survives.
+        """
+        waiting = deque(chunks)
+        for chunk in chunks:
+            while chunk not in self._found:
+                self._hand_out(waiting)
+                self._collect()
+            found = self._found.pop(chunk)
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+    def _hand_out(self, waiting: deque[Chunk]) -> None:
+        """Give every worker that is there enough to do: what is waited for first."""
+        under_way = {chunk for chunk, _ in self._running.values()}
+        there = [worker for worker in self._workers if worker not in self._starting.values()]
+        while there and (queue := self._again or waiting or self._expected):
+            worker = min(there, key=lambda each: self._load[each])
+            if self._load[worker] >= QUEUED:
+                break
+            chunk = queue.popleft()
+            if chunk in self._found or chunk in under_way:
+                continue
+            self._run(chunk, worker)
+            under_way.add(chunk)
+
+    def _run(self, chunk: Chunk, worker: Any) -> None:
+        ref = worker.answer.remote(chunk, self._requests[chunk.requests], self._speed)
+        self._running[ref] = chunk, worker
+        self._load[worker] += 1
+
+    def _collect(self) -> None:
+        """Wait for an answer or for a worker, and take what has come."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        refs = [*self._running, *self._starting]
+        ready, _ = self._ray.wait(refs, timeout=SAY_AFTER)
+        if not ready and not self._running:
+            logger.warning("no worker is there yet: waiting for the cluster, or for the model to be loaded")
+        for ref in ready:
+            if (worker := self._starting.pop(ref, None)) is not None:
+                try:
+                    self._ray.get(ref)
+                except RayTaskError as error:
+                    raise _cause(error) from None
+                except RayActorError as error:
+                    if isinstance(cause := getattr(error, "cause", None), UserError):
+                        raise cause from None
+                    self._starting[worker.ready.remote()] = worker
+                continue
+            chunk, worker = self._running.pop(ref)
+            self._load[worker] -= 1
+            try:
+                self._found[chunk] = self._ray.get(ref)
+            except RayTaskError as error:
+                self._found[chunk] = _cause(error)
+            except RayActorError:
+                self._lost(chunk, worker)
+
+    def _lost(self, chunk: Chunk, worker: Any) -> None:
+        """A worker died: Ray starts it again, and another one answers what it had to answer."""
+        if worker not in self._starting.values():  # it was at work on this chunk; the others only waited
+            self._starting[worker.ready.remote()] = worker
+            self._deaths[chunk] += 1
+        if self._deaths[chunk] >= DEATHS:
+            factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
+            self._found[chunk] = WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts")
+        else:
+            self._again.append(chunk)
+
+
+def _cause(error: Any) -> Exception:
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, Exception) else error
+
+
+class ClusterEngine(HarnessEngine):
+    """Has a pool's workers answer a fixed list of requests."""
+
+    def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
+        super().__init__(lm, requests)
+        self._pool, self._number = pool, pool.add(requests)
+        self._factors: tuple[float, ...] = ()
+
+    def set_factors(self, factors: Sequence[float]) -> None:
+        """Answer with these factors from now on, one a layer."""
+        self._factors = tuple(factors)
+
+    def expect(self, asked: Sequence[tuple[Sequence[float], Sequence[Sequence[int]] | None]]) -> None:
+        """Factors, and the order of their requests, that will be asked for next."""
+        self._pool.expect([chunk for factors, order in asked for chunk in self._chunks(tuple(factors), order)])
+
+    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
+        """The responses of each request by its number, chunk by chunk."""
+        factors = self._factors
+        try:
+            for answers, unended in self._pool.results(self._chunks(factors, order)):
+                self.unended = (self.unended - answers.keys()) | unended
+                yield answers
+        finally:
+            self._pool.forget(self._number, factors)
+
+    def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
+        if order is None:
+            numbers = range(len(self._requests))
+            size = math.ceil(len(numbers) / CHUNKS)
+            parts: list[Order] = [(tuple(numbers[k : k + size]),) for k in range(0, len(numbers), size)]
+        else:
+            size = math.ceil(len(order) / CHUNKS)
+            parts = [tuple(tuple(some) for some in order[k : k + size]) for k in range(0, len(order), size)]
+        return [Chunk(self._number, factors, part) for part in parts]
+
+
+_pools: dict[str, Pool] = {}
+
+
+def pool(args: Namespace, speed: dict[str, Any]) -> Pool | None:
+    """The workers of this process, which all evaluations of a search share; None where one process is enough."""
+    if not getattr(args, "workers", None):
+        return None
+    key = repr([args.model_args, args.device, args.batch_size, args.workers, args.gpus_per_worker, args.ray_address])
+    if key not in _pools:
+        _pools.clear()
+        _pools[key] = Pool(args, speed)
+    return _pools[key]

@@ -1,0 +1,117 @@
+"""Workers in processes of their own: the same answers, whoever gives them and whoever dies on the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ray = pytest.importorskip("ray")
+
+from search.engines import cluster  # noqa: E402
+from search.engines.cluster import Chunk, Pool, WorkerKilled  # noqa: E402
+
+ARGS = {"workers": 2, "gpus_per_worker": 0.0, "ray_address": None, "model_args": {}, "device": None, "batch_size": 1}
+
+
+class Echo:
+    """A worker without a model: it answers what it was asked, and dies of one prompt."""
+
+    def __init__(self, args, packages, threads):
+        self.pid = os.getpid()
+
+    def ready(self):
+        return self.pid
+
+    def answer(self, chunk, requests, speed):
+        time.sleep(0.05)
+        if 13 in chunk.order[0]:
+            os._exit(1)
+        return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
+
+
+@pytest.fixture(scope="module")
+def pool():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield Pool(Namespace(**ARGS), {}, Echo)
+    ray.shutdown()
+
+
+def chunks(pool, numbers, factors=(1.0, 1.2)):
+    return [Chunk(pool.number, factors, ((number,),)) for number in numbers]
+
+
+@pytest.fixture
+def requests(pool):
+    pool.number = pool.add([])
+    return pool
+
+
+def asked(pool, numbers):
+    return [next(iter(answers.items())) for answers, _ in pool.results(chunks(pool, numbers))]
+
+
+def test_answers_come_in_the_order_of_the_questions_from_several_workers(requests):
+    found = asked(requests, range(20, 40))
+    assert [i for i, _ in found] == [*range(20, 40)]
+    assert len({response.split()[-1] for _, (response,) in found}) == 2
+
+
+def test_workers_killed_all_the_time_change_no_answer(requests):
+    stop, kills, draw = threading.Event(), [], random.Random(0)
+
+    def kill():
+        while not stop.wait(3.0):
+            pids = [
+                int(pid) for pid in subprocess.run(["pgrep", "-f", "ray::Echo"], capture_output=True).stdout.split()
+            ]
+            if pids:
+                os.kill(draw.choice(pids), signal.SIGKILL)
+                kills.append(1)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = asked(requests, range(20, 320))
+    finally:
+        stop.set()
+        killer.join()
+    assert [i for i, _ in found] == [*range(20, 320)]
+    assert kills
+
+
+def test_prompts_that_kill_every_worker_are_named_and_the_others_are_answered(requests):
+    with pytest.raises(WorkerKilled, match=r"factors 1, 1.2: 3 workers died"):
+        asked(requests, [13])
+    assert [i for i, _ in asked(requests, [20, 21])] == [20, 21]
+
+
+def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
+    later = chunks(requests, range(50, 54), factors=(1.0, 1.5))
+    requests.expect(later)
+    asked(requests, range(20, 40))
+    deadline = time.monotonic() + 20
+    while len(requests._found) < 4 and time.monotonic() < deadline:
+        requests._hand_out(cluster.deque())
+        requests._collect()
+    assert set(later) <= set(requests._found)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, workers):
+    search = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--examples", "2", "--positions", "0,100"]
+    search += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "--finest", "1", "--no_cache"]
+    found = []
+    for name, flags in {"alone": [], "workers": ["--workers", str(workers)]}.items():
+        subprocess.run([*search, *flags, "--output", str(tmp_path / name)], check=True, capture_output=True)
+        lines = (tmp_path / name / "journal.jsonl").read_text().splitlines()
+        measured = [{k: v for k, v in json.loads(line).items() if k in ("key", "scores", "examples")} for line in lines]
+        found.append((measured, (tmp_path / name / "best_effort.json").read_bytes()))
+    assert found[0] == found[1]
