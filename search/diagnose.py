@@ -23,6 +23,7 @@ from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.flags import at_least, budget
 from search import config
+from search.parser import batch_size, mapping
 
 if TYPE_CHECKING:
     from search.evaluator import Cutoff, Evaluator, Measured
@@ -102,11 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("pretrained", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
     add("--tasks", default="kv_retrieval,mdqa_pos", metavar="TASK,TASK", help="tasks by position (default: both)")
-    add("--metadata", type=config._mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
-    add("--model_args", type=config._mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
+    add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
+    add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
     add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
-    add("--batch_size", type=config._size, default="auto", metavar="N|auto", help="prompts in a batch")
+    add("--batch_size", type=batch_size, default="auto", metavar="N|auto", help="prompts in a batch")
     add(
         "--questions",
         type=at_least(2 * SCANNED),

@@ -15,10 +15,11 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights, metadata_of, settings_of, speed_options, task_options
+from search.config import DIVERSE, SETTINGS, heights, metadata_of, speed_options, task_options
 from search.guards import PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
+from search.parser import settings_of
 from search.space import Individual, Points, Space, to_points
 from search.tradeoff import ranked, trades
 

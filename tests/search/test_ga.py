@@ -415,7 +415,7 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
 
 
 def test_help_needs_neither_torch_nor_lm_eval():
-    code = "import sys, search.ga; from search.config import build_parser; build_parser().format_help(); "
+    code = "import sys, search.ga; from search.parser import build_parser; build_parser().format_help(); "
     code += "print(*{'torch', 'lm_eval', 'transformers', 'tqdm'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
     assert ended.stdout.strip() == ""

@@ -1,0 +1,263 @@
+"""The flags of ``python -m search.ga``, and how their texts are read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import Field, fields
+from functools import reduce
+from operator import add, or_
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lpes_eval.curves import KINDS
+from lpes_eval.errors import UserError
+from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
+from search import optimizers
+from search.optimizers.base import Optimizer
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "held_out_examples": 500, "early_stopping": "off"},
+    "quick": {"examples": 48, "held_out_examples": 50},
+}
+"""Values that other flags of the same command override: our own search, Table 12's, and a first look."""
+
+EPILOG = """\
+examples:
+  python -m search.ga --tasks kv_retrieval
+      minutes: a search on the model that is shipped with lpes-eval, one factor a layer
+  python -m search.ga --tasks kv_retrieval --model_args pretrained=lmsys/vicuna-7b-v1.5,dtype=float16 --device cuda
+      the same on your own model; add --dry_run to see its size first
+  python -m search.ga --tasks kv_retrieval --preset paper
+      the published search: genetic algorithm, Bezier curve, 200 examples (Table 12)
+  python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"
+      any task, group or metric of lm-eval can be (a part of) the fitness
+  python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h
+      factors that do not make gsm8k worse, after two hours at most
+  python -m search.ga --resume runs/kv_retrieval-ga-0
+      go on after Ctrl-C, a crash or kill -9; the same command as before does the same
+
+It ends with factors.json in the output folder (best_effort.json, where the factors were not shown to be better than
+none), summary.md, report.json and pictures. More in docs/search.md: what a search costs, and how to choose examples.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, with the defaults of no preset."""
+    parser = _Parser(
+        prog="python -m search.ga",
+        description="Search one RoPE scaling factor a layer (LPES), with lm-evaluation-harness tasks as the fitness.",
+        epilog=EPILOG,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--tasks", nargs="+", action=_Collect, type=_names, default=["kv_retrieval"], metavar="TASK",
+        help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
+    add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
+    add("--metrics", type=_metrics, metavar="M;M",
+        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first)")  # fmt: skip
+    add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
+        help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
+    add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
+        help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
+    add("--examples", type=at_least(1), default=96, metavar="N",
+        help="search examples used, at most; the scan of bands asks a quarter, and all of its finalists")  # fmt: skip
+    add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
+    add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
+    add("--metadata", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
+        help="as for lm_eval: settings handed to the tasks, key=value or JSON")  # fmt: skip
+
+    add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
+    add("--num_fewshot", type=at_least(0), metavar="N", help="examples before the question")
+    add("--fewshot_seed", type=whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
+    add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
+    add("--fewshot_as_multiturn", nargs="?", type=truth, const=True, metavar="BOOL",
+        help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
+    add("--system_instruction", metavar="TEXT", help="put before everything else")
+    add("--gen_kwargs", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
+        help="laid over the tasks' generation settings, key=value or JSON")  # fmt: skip
+    add("--confirm_run_unsafe_code", action="store_true", help="allow tasks that run what the model writes")
+
+    add = parser.add_argument_group("the model").add_argument
+    add("--model_args", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
+        help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
+    add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
+    add("--batch_size", type=batch_size, default="auto", metavar="N|auto",
+        help="as for lm_eval: prompts in a batch; auto goes by tokens, or on a CPU takes 1 where lm-eval's own loop "
+        "answers")  # fmt: skip
+
+    add = parser.add_argument_group("the search").add_argument
+    shown = "; ".join(
+        f"{name}: {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        for name, values in PRESETS.items() if values
+    )  # fmt: skip
+    add("--preset", choices=PRESETS, default="default", help=f"other defaults ({shown})")
+    titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
+    add("--optimizer", choices=optimizers.names(), default="bands", help=titles)
+    add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
+    add("--control_points", type=at_least(2), default=4, metavar="N",
+        help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
+    add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
+    add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
+    add("--start", metavar="Y|diverse|FILE",
+        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others); "
+        "diverse, for a first population of many curves; or the control points of a factors file, moved to the grid "
+        "unless --continuous")  # fmt: skip
+    add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
+    add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
+    _add_settings(parser)
+
+    add = parser.add_argument_group("giving individuals up early").add_argument
+    add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
+        metavar="bound|probable|off",
+        help="give an individual up once it provably cannot become a parent (or be put together with others), which "
+        "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
+    add("--early_stopping_error", type=share, default=0.01, metavar="P",
+        help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
+
+    add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
+    add("--tokens_per_batch", type=at_least(1), metavar="N",
+        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
+    add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
+    add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
+
+    add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument
+    add("--workers", type=at_least(1), metavar="N", help="processes that answer, each with the model loaded once")
+    add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
+        help="of each, or a share of one (default: a share of the processor's cores)")  # fmt: skip
+    add(
+        "--ray_address",
+        metavar="ADDRESS",
+        help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here",
+    )
+
+    add = parser.add_argument_group("what it may cost").add_argument
+    add("--budget", type=budget, metavar="10m|2h|20000prompts",
+        help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
+        "given a larger one goes on (default: until the optimiser is done)")  # fmt: skip
+    add("--guard", nargs=1, action=_Collect, type=_guard, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
+        help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
+        "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
+        "answers that end by themselves, unless there is --guard none")  # fmt: skip
+    add("--choose", type=_choice, metavar="mean|worst|B,M,E",
+        help="of the individuals measured in full, end with the one that has the best mean over positions, the best "
+        "worst position, or the best sum by other lambdas; also with --resume, when the search is over (default: the "
+        "fittest)")  # fmt: skip
+    add("--guard_examples", type=at_least(2), default=48, metavar="N", help="search examples of a guard, at most")
+
+    add = parser.add_argument_group("the run").add_argument
+    add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
+    add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
+    add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
+    add("--held_out_examples", type=at_least(0), default=100, metavar="N",
+        help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """The optimisers' own settings: a flag that several have stands with the first of them and names the others."""
+    flags: dict[str, argparse.Action] = {}
+    for name in optimizers.names():
+        group = parser.add_argument_group(f"the search, with --optimizer {name}")
+        for each in settings_of(optimizers.load(name)):
+            if each.name in flags:
+                flags[each.name].help = f"{flags[each.name].help} (also {name})"
+            else:
+                flags[each.name] = group.add_argument(f"--{each.name}", default=each.default, **each.metadata)
+
+
+def settings_of(optimizer: type[Optimizer]) -> list[Field[Any]]:
+    """An optimiser's settings that are flags."""
+    return [each for each in fields(optimizer.Config) if each.metadata]
+
+
+OF_LM_EVAL = {
+    "--config": "give the flags themselves",
+    "--model": "a search always runs the lpes model; --model_args says which weights",
+    "--limit": "--examples and --held_out_examples say how many are used",
+    "--samples": "--examples and --search_seed choose them",
+    "--use_cache": "a search keeps and looks up what it measured by itself (--no_cache)",
+    "--cache_requests": "a search builds its requests once",
+    "--output_path": "--output names the folder",
+    "--log_samples": "run the lm_eval command that the search prints at its end",
+    "--predict_only": "a search needs scores",
+    "--max_batch_size": "--tokens_per_batch is the limit",
+    "--trust_remote_code": "if you must, --model_args trust_remote_code=True",
+}
+"""Flags of lm_eval that a search does not take, and what serves instead."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends in one line, without the usage of fifty flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and what serves instead of a flag that only lm_eval has."""
+        for flag, instead in OF_LM_EVAL.items():
+            if re.search(rf"unrecognized arguments:.*{flag}(?![\w])", message):
+                raise UserError(f"{flag} is a flag of lm_eval that a search does not take: {instead}")
+        raise UserError(f"{message}; `{self.prog} --help` explains the flags")
+
+
+class _Collect(argparse.Action):
+    """Adds up the lists or dictionaries that a flag's values stand for; a flag that is given again adds to them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Add them to what was given before, not to the default."""
+        before = getattr(namespace, self.dest, None)
+        parts = values if before is None or before is self.default else [before, *values]
+        setattr(namespace, self.dest, reduce(or_ if isinstance(parts[0], dict) else add, parts))
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Examples as they are written, defaults where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """Add the default, in the form in which it would be typed."""
+        unset = action.default is None or action.default is False or action.default in ({}, argparse.SUPPRESS)
+        if unset or "default:" in (action.help or ""):
+            return action.help
+        value = action.default
+        if isinstance(value, list):
+            value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
+        return f"{action.help} (default: {value})"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _metrics(text: str) -> list[str]:
+    return [name.strip() for name in text.split(";")]
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """``key=value,key=value`` or a JSON object, read as lm_eval reads it."""
+    from lm_eval._cli.utils import key_val_to_dict
+
+    try:
+        found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
+    return found
+
+
+def _guard(text: str) -> list[dict[str, Any]]:
+    """``TASK``, ``TASK:METRIC`` or ``TASK:METRIC:MAX_DROP``."""
+    task, metric, drop = [*text.split(":", 2), "", ""][:3]
+    try:
+        return [{"task": task, "metric": metric or None, "max_drop": amount(drop) if drop else 0.01}]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
+def _choice(text: str) -> str | list[float]:
+    return text if text in ("mean", "worst") else numbers(text)
+
+
+def batch_size(text: str) -> int | str:
+    """A number, or ``auto``."""
+    return text if text == "auto" else at_least(1)(text)
