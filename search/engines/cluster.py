@@ -128,7 +128,7 @@ class Pool:
                 raise UserError(
                     f"--workers {args.workers}: this machine has room for {most} (--gpus_per_worker {gpus:g})"
                 )
-        actor = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
+        actor: Any = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
         loaded = {key: value for key, value in vars(args).items() if key in ("model_args", "device", "batch_size")}
         self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]
         self._requests: list[list[Any]] = []
