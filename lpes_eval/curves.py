@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -59,14 +60,15 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
         raise ValueError(f"the control points' x must increase strictly (Eq. 10), not {xs}")
 
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
-    knots = [(x - xs[0]) / (xs[-1] - xs[0]) for x in xs]
+    knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
     places = [h / (num_layers - 1) if num_layers > 1 else 0.0 for h in range(num_layers)]  # Eq. 6
     at = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
     low, high = min(ys), max(ys)
-    return [min(max(at(knots, ys, place), low), high) for place in places]
+    return [min(max(at(knots, tuple(ys), place), low), high) for place in places]
 
 
-def _bezier_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:
+@lru_cache(maxsize=4096)  # a file's curve is asked for several times, and one of 1,000 layers takes a third of a second
+def _bezier_at(knots: tuple[float, ...], ys: tuple[float, ...], place: float) -> float:
     """``y(t)`` at the ``t`` where ``x(t) = place`` (Eq. 5); ``x(t)`` rises strictly because the knots do."""
     low, high = 0.0, 1.0
     while (t := (low + high) / 2) not in (low, high):  # until no double lies between

@@ -190,7 +190,7 @@ def load(path: str | Path) -> Factors:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
             raise DataError(f"{path}: larger than 1 MiB, and a factors file holds a few hundred numbers at most")
         data = files.read_json(path)
-    except DataError as error:
+    except (DataError, OSError) as error:  # OSError: a name that no path can have
         raise FactorsError(f"{error}; expected a factors file, which is JSON (docs/factors.md)") from None
     if isinstance(data, dict):  # a file says what it is
         data = {"format": None, "version": None} | data

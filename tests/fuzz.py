@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
-sys.path.append(str(Path(__file__).parent / "compare"))
+sys.path.append(str(Path(__file__).parent))
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import shown
@@ -221,8 +221,8 @@ def data(folder):
     with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("space_digest/validation.jsonl", json.dumps(line))
     readers = {
-        written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
-        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read_official(path, 2),
+        written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
+        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
         written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [
             example.prompt(50) for example in mdqa.read(path, 2)
         ],
@@ -248,7 +248,7 @@ def compared(folder: Path, pattern: str):
         now, committed = results.read(path), baseline.load(folder / "baseline.json")
         report = gate.regress(committed, now, gate.Options(max_drop=0.1))
         report.to_junit(), report.to_markdown(), report.to_json(), report.to_text()
-        compare.compare(now, now, replicates=10)
+        compare.compare(now, now)
 
     return list(folder.glob(pattern)), read
 
@@ -264,7 +264,7 @@ def router(folder):
 
     made = module.Router(module.RouterConfig(1, 2, 2, bases=(10000.0, 20000.0), top_k=1, training={"steps": 1}))
     module.write(made, folder / module.FILE)
-    return [folder / module.FILE], lambda path: module.read(module.find(path))
+    return [folder / module.FILE], lambda path: module.read(path)
 
 
 @parser

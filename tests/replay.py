@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-sys.path.append(str(Path(__file__).parent / "compare"))
+sys.path.append(str(Path(__file__).parent))
 
 from lpes_eval import cli
 from lpes_eval.errors import UserError
@@ -152,9 +152,9 @@ def empty_answers_and_repeated_keys_are_refused(tmp):
     from lpes_eval.data import kv, mdqa
 
     pair = {**kv.LINE, "ordered_kv_records": [["KEY", ""], ["b", "2"]], "value": ""}
-    refused(kv.read_official, written(tmp / "f.jsonl", json.dumps(pair)), 2, says="empty")
+    refused(kv.read, written(tmp / "f.jsonl", json.dumps(pair)), 2, says="empty")
     twice = '{"ordered_kv_records": [["KEY", "1"], ["b", "2"]], "key": "KEY", "value": "1", "value": "2"}'
-    refused(kv.read_official, written(tmp / "f.jsonl", twice), 2, says="twice")
+    refused(kv.read, written(tmp / "f.jsonl", twice), 2, says="twice")
     refused(mdqa.read, written(tmp / "f.jsonl", json.dumps({**mdqa.LINE, "answers": [""]})), 2, says="empty")
 
 
@@ -182,7 +182,8 @@ def users_data_are_read_or_refused(tmp):
     with within(5):
         refused(lambda path: list(files.read_jsonl(path)), bomb, says="times its size")
     written(tmp / "both.jsonl", "{}"), written(tmp / "both.jsonl.gz", gzip.compress(b"{}"))
-    refused(source.find, tmp, "both.jsonl.gz", [""], says="one of the two")
+    files_of = source.Files("kv_retrieval", "both.jsonl.gz", "http://nowhere")
+    refused(files_of.path, source.asked({"data_dir": str(tmp)}), says="one of the two")
 
 
 @finding("what compare and regress cannot read exits with 1, a verdict")

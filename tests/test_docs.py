@@ -145,5 +145,5 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
         named = flags.tasks if isinstance(flags.tasks, list) else [flags.tasks]
         for task in ",".join(named).split(","):
             assert manager.match_tasks([task]) or (others / task).exists(), f"{command}: no task {task}"
-        refuse_misspelt(flags.metadata or {}, complete=True)
+        refuse_misspelt(getattr(flags, "metadata", None) or {}, complete=True)
         assert (getattr(flags, "model", None) or "lpes") in ("hf", *methods.names()), command

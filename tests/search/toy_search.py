@@ -56,8 +56,14 @@ def main(folder, seed=0, name="ga"):
     space = Space.free(L, grid=name != "gradient") if free else Space(L)
     config = kind.Config(**SETTINGS[name])
     optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
-    args = SimpleNamespace(curve="free" if free else "bezier", skip=0, budget=None)
-    search = Toy(args, None, SimpleNamespace(num_layers=L, part=lambda share: None), optimizer, {"seed": seed})
+    args = SimpleNamespace(curve="free" if free else "bezier", skip=0, budget=None, early_stopping=None)
+    search = Toy(
+        args,
+        None,
+        SimpleNamespace(num_layers=L, part=lambda share: None, expect=lambda *_: None),
+        optimizer,
+        {"seed": seed},
+    )
     with Journal(folder, search.settings) as search.journal:
         print("at work", flush=True)
         best, entry = search.run(lambda individual, entry, new: None)
