@@ -195,5 +195,5 @@ def write(found: Diagnosis) -> None:
             axes.errorbar(xs, at, list(zip(*errors, strict=True)), marker="o", ms=4, capsize=2, label=one["length"])
         axes.set(title=task, xlabel="position of the gold item (%)", ylabel="right answers (%)", ylim=(-3, 103))
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(folder / "positions.png", dpi=150)
