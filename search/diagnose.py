@@ -176,8 +176,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
         measure = _Measuring(journal, answered)
         _ask_the_plain_model(found, measure, left)
         _try_bands(found, measure, left)
-    diagnosis.write(found)
-    print("\n" + diagnosis.text(found), flush=True)
+    print("\n" + diagnosis.write(found), flush=True)
     return found
 
 

@@ -195,7 +195,8 @@ def _search(name: str, folder: Path) -> Search:
         settings = dict(json.loads((folder / "settings.json").read_text(encoding="utf-8"))["search"])
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
-        by_key = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
+        found = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
+        by_key = {key: entry for key, entry in found.items() if "failed" not in entry}  # whose workers died
         for entry in by_key.values():
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
                 float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())

@@ -111,12 +111,9 @@ class Pool:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
-            own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+            own = {} if args.ray_address else {"include_dashboard": False}
             try:
-                ray.init(
-                    address=args.ray_address, log_to_driver=False, logging_level=logging.ERROR,
-                    **({} if args.ray_address else own),
-                )  # fmt: skip
+                ray.init(address=args.ray_address, log_to_driver=False, logging_level=logging.ERROR, **own)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UserError(f"--ray_address {args.ray_address}: no Ray cluster answers there ({error})") from None
         gpus = args.gpus_per_worker
@@ -204,11 +201,10 @@ class Pool:
             if (worker := self._starting.pop(ref, None)) is not None:
                 try:
                     self._ray.get(ref)
-                except RayTaskError as error:
-                    raise _cause(error) from None
                 except RayActorError as error:
-                    if isinstance(cause := getattr(error, "cause", None), UserError):
-                        raise cause from None
+                    if error.actor_init_failed:  # it would fail again
+                        said = str(error).strip().splitlines()[-1].strip().rpartition("UserError: ")[2]
+                        raise UserError(f"a worker cannot start: {said}") from None
                     self._starting[worker.ready.remote()] = worker
                 continue
             chunk, worker = self._running.pop(ref)

@@ -102,9 +102,7 @@ def _scan(scan: Scan, planned: int) -> dict[str, Any]:
     return said | {"search": "likely" if change.p < LEVEL else "uncertain"}
 
 
-def text(found: Diagnosis) -> str:
-    """The report for a person."""
-    said = facts(found)
+def _text(found: Diagnosis, said: dict[str, Any]) -> str:
     model = said["model"]
     parts = [f"{model['name']}: {model['layers']} layers, a window of {model['window']:,} tokens"]
     for task in found.args.tasks:
@@ -178,16 +176,17 @@ def _span(ends: Sequence[float]) -> str:
     return f"{low:.0f} to {high:.0f}"
 
 
-def write(found: Diagnosis) -> None:
-    """``diagnosis.txt``, ``diagnosis.json`` and ``positions.png``."""
-    folder = found.args.output
-    write_atomically(folder / "diagnosis.txt", text(found) + "\n")
-    write_atomically(folder / "diagnosis.json", json.dumps(finite(facts(found)), indent=2, allow_nan=False) + "\n")
+def write(found: Diagnosis) -> str:
+    """Write ``diagnosis.txt``, ``diagnosis.json`` and ``positions.png``; returns the text."""
+    folder, said = found.args.output, facts(found)
+    text = _text(found, said)
+    write_atomically(folder / "diagnosis.txt", text + "\n")
+    write_atomically(folder / "diagnosis.json", json.dumps(finite(said), indent=2, allow_nan=False) + "\n")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(found.args.tasks), 3.4), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(found.args.tasks), squeeze=False)[0], found.args.tasks, strict=True):
-        for one in (one for one in facts(found)["lengths"] if one["task"] == task):
+        for one in (one for one in said["lengths"] if one["task"] == task):
             at = [100 * point["score"] for point in one["positions"]]
             ends = [[100 * end for end in point["interval"]] for point in one["positions"]]
             errors = [[max(0.0, y - low), max(0.0, high - y)] for y, (low, high) in zip(at, ends, strict=True)]
@@ -197,3 +196,4 @@ def write(found: Diagnosis) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(folder / "positions.png", dpi=150)
+    return text

@@ -37,6 +37,13 @@ class Echo:
         return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
 
 
+class Other(Echo):
+    """A worker with other packages than the driver's."""
+
+    def __init__(self, args, packages, threads):
+        raise cluster.UserError("the worker on here has torch 1, not 2; install the driver's versions")
+
+
 @pytest.fixture(scope="module")
 def pool():
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -102,6 +109,15 @@ def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
         requests._hand_out(cluster.deque())
         requests._collect()
     assert set(later) <= set(requests._found)
+
+
+def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
+    ray.shutdown()  # the cores that other workers hold
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    broken = Pool(Namespace(**ARGS), {}, Other)
+    with pytest.raises(cluster.UserError, match="cannot start: the worker on here has torch 1, not 2"):
+        list(broken.results([Chunk(broken.add([]), (1.0,), ((0,),))]))
+    ray.shutdown()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -19,6 +19,9 @@ from search.cache import FitnessCache
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
 from search.journal import Journal
+from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
+from search.run import Search
+from search.space import Space
 from search.tasks import load_tasks
 
 
@@ -108,3 +111,29 @@ def test_arguments_that_were_changed_by_hand_are_refused(tmp_path):
         config.parse(["--resume", str(tmp_path)])
     (tmp_path / "arguments.json").write_text(json.dumps(seal(kept)))
     assert config.parse(["--resume", str(tmp_path)]).seed == 0
+
+
+def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_path):
+    from search.engines.cluster import WorkerKilled
+    from search.evaluator import Measured
+
+    def measure(factors, cutoff=None, part=None):
+        if factors.per_layer()[0] > 1.6:
+            raise WorkerKilled("3 workers died")
+        return Measured(-sum(abs(s - 1.3) for s in factors.per_layer()), {"a": 0.5}, {})
+
+    class Evaluator:
+        num_layers, expect = 8, staticmethod(lambda *_: None)
+        part, asked = staticmethod(lambda share: None), staticmethod(lambda part: 1)
+        __call__ = staticmethod(measure)
+
+    space = Space(8)
+    optimizer = GeneticAlgorithm(space, GeneticConfig(population=12, parents=4), generations=3, seed=0)
+    args = SimpleNamespace(curve="bezier", skip=0, budget=None, early_stopping=None)
+    search = Search(args, None, Evaluator(), optimizer, {})
+    with Journal(tmp_path, {}) as search.journal:
+        best, _ = search.run(lambda individual, entry, new: None)
+        failed = [entry for entry in search.journal.entries.values() if "failed" in entry]
+    assert failed
+    assert all(entry["failed"] == "3 workers died" for entry in failed)
+    assert search.factors(best).per_layer()[0] <= 1.6
