@@ -141,6 +141,7 @@ class Factors:
                 raise FactorsError(f"unscaled_layers names layer {scaled[0]}, which has a factor; drop one of the two")
             return list(self.factors)
         left = [h for h in range(depth) if h not in self.unscaled_layers]
+        points: Any
         kind, points = self.curve or ("free", (self.uniform,) * len(left))
         try:
             values = iter(curves.layer_factors(kind, points, len(left)) if left else ())

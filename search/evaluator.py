@@ -278,7 +278,8 @@ class Evaluator:
         """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
         asked = {name: [value for value in examples[name] if value is not None] for name in self.columns}
         scores = {name: float(o.aggregation(column)(asked[name])) for name, (o, column) in self.columns.items()}
-        return Measured(self._weighted(scores), scores, {**examples}, seconds, ended=list(ended))
+        kept = {name: list(values) for name, values in examples.items()}
+        return Measured(self._weighted(scores), scores, kept, seconds, ended=list(ended))
 
     def only(self, examples: Examples, part: Sequence[int]) -> Measured:
         """Of examples that are all known, those of some questions."""

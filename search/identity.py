@@ -54,7 +54,7 @@ def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
     weights, first = hashlib.sha256(), next(model.parameters())
     for name, parameter in model.named_parameters():
         weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
     described = json.dumps(settings, sort_keys=True, default=str)
     generation: Any = getattr(model, "generation_config", None)

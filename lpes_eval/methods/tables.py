@@ -118,7 +118,7 @@ def own_base(model: nn.Module, method: str) -> float:
         found = "it has no single rotary module with a rope_theta and inverse frequencies"
     elif not kept.is_meta:
         rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
-        near = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
+        near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
         if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
