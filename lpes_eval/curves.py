@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 CurveKind = Literal["bezier", "linear", "step", "free"]
 KINDS: tuple[str, ...] = get_args(CurveKind)
@@ -62,7 +62,7 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
     knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
     places = [h / (num_layers - 1) if num_layers > 1 else 0.0 for h in range(num_layers)]  # Eq. 6
-    at = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
+    at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
     low, high = min(ys), max(ys)
     return [min(max(at(knots, tuple(ys), place), low), high) for place in places]
 

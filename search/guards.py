@@ -90,7 +90,7 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
     if split == "held_out":
         options["positions"] = None
 
-    def measured_by(tasks: list[str], metadata: Mapping[str, Any], metrics: list[str] | None) -> Evaluator:
+    def measured_by(tasks: list[str], metadata: Mapping[Any, Any], metrics: list[str] | None) -> Evaluator:
         settings = options | {"metadata": metadata, "metrics": metrics, "weights": None}
         found = load_tasks(evaluator.lm, tasks, **settings)
         return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))

@@ -66,7 +66,8 @@ def ranked(found: Sequence[Trade], choice: Choice, evaluator: Evaluator) -> list
     def value(trade: Trade) -> tuple[float, float, float]:
         first = trade.worst if choice == "worst" else trade.mean
         if isinstance(choice, list):
-            weights, scores = dict(zip(positions, choice, strict=True)), trade.entry["scores"]
+            scores = trade.entry["scores"]
+            weights: dict[float | None, float] = dict(zip(positions, choice, strict=True))
             first = sum(weights.get(c.position, 0.0) * objective.sign * scores[c.name] for objective, c in columns)
         return first, trade.mean, trade.entry["fitness"]
 

@@ -158,6 +158,8 @@ class GrowingLayer(DynamicLayer):
         """Append (B, heads, T, D) keys and values, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
         self.keys = self._append("_keys_room", self.keys, key_states)
         self.values = self._append("_values_room", self.values, value_states)
         return self.keys, self.values

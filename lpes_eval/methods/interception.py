@@ -99,7 +99,7 @@ class Interception(InModel):
 
     name: str
     padding: Tensor | None = None
-    _entered: tuple[dict[str, Any], Table, NewAlone | None] | tuple[()] | None = None
+    _entered: tuple[Any, ...] | None = None
     """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
 
