@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
-from lpes_eval import methods, reference
+from lpes_eval import methods, reference, rope
 
 
 def _shape(hidden: int, intermediate: int, layers: int, heads: int, keys: int | None = None, **more: Any) -> dict:
@@ -58,6 +58,7 @@ def measure(models: list[Any], tokens: torch.Tensor, new_tokens: int, order: ran
     """Seconds of a prefill, of all decoding steps and of the median one, of models that take turns, in any order."""
     gc.collect()
     caches = [DynamicCache(config=model.config) for model in models]
+    given = [rope.with_cache(model, cache) for model, cache in zip(models, caches, strict=True)]
     inputs, whose, marks = [tokens for _ in models], list[int](), list[Any]()
 
     def mark() -> None:
@@ -72,7 +73,7 @@ def measure(models: list[Any], tokens: torch.Tensor, new_tokens: int, order: ran
         mark()
         for _ in range(1 + new_tokens):
             for i in order.sample(range(len(models)), len(models)):
-                logits = models[i](inputs[i], past_key_values=caches[i], logits_to_keep=1).logits
+                logits = models[i](inputs[i], **given[i], logits_to_keep=1).logits
                 inputs[i] = logits[:, -1:].argmax(-1)
                 whose.append(i)
                 mark()
