@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from lpes_eval.flags import amount, at_least
 from search.optimizers.base import Config, Optimizer, setting
@@ -12,9 +14,27 @@ from search.space import Y_HIGH, Y_LOW, Individual, Points
 
 Band = tuple[int, int]
 """Layers (first, last + 1)."""
-SCANS, SHARE = ((1.5, 1.2, 1 / 1.2), (1.2, 1.1, 1 / 1.1)), 0.25
-"""What a band's factors are multiplied by in each scan, and the share of the search examples that a scan is measured
-on; the finalists are measured on all of them (docs/landscapes.md compares others)."""
+
+
+class Scan(NamedTuple):
+    """What a band's factors are multiplied by, on what share of the search examples, rounded to so many a unit."""
+
+    steps: tuple[float, ...]
+    share: float
+    grid: int
+    tune: bool = False
+    """Whether it scales only those finest bands whose last steps changed the fitness most, and not all levels."""
+
+
+SCANS = (
+    Scan((1.5, 1.2, 1 / 1.2), 0.25, 10),
+    Scan((1.2, 1.1, 1 / 1.1), 0.25, 10),
+    Scan((1.05, 1 / 1.05), 1.0, 100, tune=True),
+    Scan((1.02, 1 / 1.02), 1.0, 100, tune=True),
+)
+"""docs/landscapes.md compares others. Where the share rises, the finalists are measured first."""
+TUNED = 3
+"""Bands that are tuned, at most."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +52,10 @@ class BandScan(Optimizer):
     A scan takes the whole stack as one band, then its halves, quarters and so on. On each of these levels one
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
-    the fittest so far. The second scan takes smaller steps. At last the finalists are measured on all examples: what
-    was kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others.
-    Another one has to gain the least gain there too. It draws nothing at random.
+    the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
+    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others. Another
+    one has to gain the least gain there too. At last the bands that matter most are tuned by small steps, on all
+    examples. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -47,21 +68,25 @@ class BandScan(Optimizer):
         self._center: tuple[Points, float] | None = None  # what was kept last
         self._kept: list[Points] = []  # all that was kept, in this order
         self._bands: dict[Points, Band] = {}  # of a generation of single bands
+        self._moved: dict[Band, float] = {}  # by how much the steps of the last scan changed the fitness, at most
         self._finalists: list[Points] = []  # besides what was kept, which is measured on all examples before them
+        self._final = False  # whether finalists are asked for
         self._again = True  # whether the generation is measured on more examples than what is known
-        self._scan = self._level = 0
+        self._share = SCANS[0].share
         self._next: list[Points] = [self.start]
-        self._levels = _levels(self.space.L, self.config.finest)
-        self.generations = 2 * len(SCANS) * len(self._levels) + 2
-        finalists, bands = self.config.finalists, sum(map(len, self._levels))
-        single = bands * sum(map(len, SCANS))
-        together = len(SCANS) * sum(len(_sizes(len(level))) for level in self._levels)
-        self.max_evaluations = 1 + single + together + finalists
-        self.max_effort = SHARE * (self.max_evaluations - finalists) + finalists
-        # Two steps of each scan are new where few bands are kept, and an individual is given up after about three
-        # quarters of its examples.
-        self.expected_evaluations = min(1 + 2 * len(SCANS) * bands + finalists, self.max_evaluations)
-        self.expected_effort = SHARE * 3 / 4 * (self.expected_evaluations - finalists) + finalists
+        levels = _levels(self.space.L, self.config.finest)
+        self._todo = [(scan, level) for scan in SCANS for level in (levels[-1:] if scan.tune else levels)]
+        self.generations = 2 * len(self._todo) + 2
+        finalists = self.config.finalists
+        bands = [(scan, min(len(level), TUNED) if scan.tune else len(level)) for scan, level in self._todo]
+        most = [(scan.share, n * len(scan.steps) + len(_sizes(n))) for scan, n in bands]
+        self.max_evaluations = 1 + sum(number for _, number in most) + finalists
+        self.max_effort = SCANS[0].share + sum(share * number for share, number in most) + finalists
+        # Two steps of a scan are new where few bands are kept, one where they are tuned, and an individual is given up
+        # after about three quarters of its examples.
+        likely = [(scan.share, n if scan.tune else 2 * n) for scan, n in bands]
+        self.expected_evaluations = min(1 + sum(number for _, number in likely) + finalists, self.max_evaluations)
+        self.expected_effort = 3 / 4 * sum(share * number for share, number in likely) + finalists
 
     @property
     def done(self) -> bool:
@@ -70,8 +95,8 @@ class BandScan(Optimizer):
 
     @property
     def effort(self) -> float:
-        """A scan's share; all examples for the finalists."""
-        return SHARE if self._scan < len(SCANS) else 1.0
+        """The scan's share; all examples from the finalists on."""
+        return self._share
 
     @property
     def best(self) -> tuple[Individual, float]:
@@ -90,7 +115,7 @@ class BandScan(Optimizer):
         origin = "band" if self._bands else "together"
         if self._center is None:
             origin = "start"
-        elif self.effort == 1:
+        elif self._final:
             origin = "finalist"
         parents = (self._center[0],) if self._center else ()
         return [[Individual(P, origin, parents)] for P in self._next]
@@ -100,6 +125,9 @@ class BandScan(Optimizer):
         self._fitness |= survivors
         if before is not None and self._again:  # what was kept, on all examples
             before = self._center = (before[0], survivors[before[0]])
+        for P, band in self._bands.items():
+            assert before is not None
+            self._moved[band] = max(self._moved.get(band, 0.0), abs(survivors[P] - before[1]))
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest
@@ -109,32 +137,36 @@ class BandScan(Optimizer):
         else:
             self._next = self._together(*before) if self._bands and before else []
         self._bands, self._finalists, self._again = {}, [], False
-        while not self._next and self._scan < len(SCANS):
-            if self._level < len(self._levels):
-                self._bands = self._scaled(self._levels[self._level], SCANS[self._scan])
-                self._next, self._level = list(self._bands), self._level + 1
-                continue
-            self._scan, self._level = self._scan + 1, 0
-            if self._scan == len(SCANS):
-                assert self._center is not None
+        self._final = bool(self._next) and self._final
+        while not self._next and self._todo:
+            scan, level = self._todo[0]
+            if scan.share > self._share:
+                self._share, self._again, self._final = scan.share, True, True
                 fittest_first = sorted(self._fitness, key=lambda P: -self._fitness[P])
                 earlier = self._kept[-1 - self.config.finalists // 2 :]
                 kept, *others = dict.fromkeys([*reversed(earlier), *fittest_first])
                 self._next, self._finalists = [kept], others[: self.config.finalists - 1]
-                self._fitness, self._again = {}, True
+                self._fitness = {}
+            else:
+                if scan.tune:
+                    level = sorted(level, key=lambda band: -self._moved.get(band, 0.0))[:TUNED]
+                    level = [band for band in level if self._moved.get(band, 0.0) >= 2 * self.config.least_gain]
+                self._moved = {band: moved for band, moved in self._moved.items() if band not in level}
+                self._bands = self._scaled(level, scan)
+                self._next, self._todo = list(self._bands), self._todo[1:]
 
-    def _scaled(self, bands: Sequence[Band], steps: Sequence[float]) -> dict[Points, Band]:
+    def _scaled(self, bands: Sequence[Band], scan: Scan) -> dict[Points, Band]:
         """One band scaled by one step, for each of them; without what was measured before."""
         assert self._center is not None
         found: dict[Points, Band] = {}
         for first, end in bands:
-            for step in steps:
-                points = [
-                    (x, min(max(y * step, Y_LOW), Y_HIGH) if first <= h < end else y)
-                    for h, (x, y) in enumerate(self._center[0])
-                ]
-                P = self.space.nearest(tuple(points))
-                if P not in self._fitness:
+            for step in scan.steps:
+                points = list(self._center[0])
+                for h in range(first, end):
+                    x, y = points[h]
+                    y = y * step if not self.space.grid else math.floor(y * step * scan.grid + 0.5) / scan.grid
+                    points[h] = x, min(max(y, Y_LOW), Y_HIGH)
+                if (P := tuple(points)) not in self._fitness:
                     found.setdefault(P, (first, end))
         return found
 

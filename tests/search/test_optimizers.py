@@ -362,7 +362,8 @@ def test_a_scan_goes_by_levels_from_the_whole_stack_to_the_finest_bands_and_ends
     generations = search(algorithm, planted(32, 0, 0))
     changed = [{len([y for _, y in i.points if y != 1]) for i in generation} for generation in generations]
     assert algorithm.best[0].points == algorithm.start  # nothing helps, and it ends by itself
-    assert changed[:-2] == [{0}] + 2 * [{32}, {16}, {8}]  # and last the finalists
+    assert changed[:7] == [{0}] + 2 * [{32}, {16}, {8}]  # then the finalists
+    assert changed[9:] == [{8}, {8}]  # and the bands that matter most, tuned by small steps
 
 
 def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stays_unless_another_gains():
@@ -380,6 +381,15 @@ def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stay
     assert tuple(y for _, y in algorithm.best[0].points) == good
     assert efforts == sorted(efforts)
     assert set(efforts) == {0.25, 1.0}
+
+
+def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others():
+    target = [1.03, 1.5, 1.0, 1.0, 1.0, 1.0]
+    algorithm = bands(6)
+    generations = search(algorithm, lambda i: -sum(w * abs(i.points[h][1] - target[h]) for h, w in ((0, 20), (1, 2))))
+    assert [y for _, y in algorithm.best[0].points[:2]] == target[:2]
+    tuned = [i.points for generation in generations[-2:] for i in generation]
+    assert {P[2:] for P in tuned} == {algorithm.start[2:]}
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.005, False), (0.02, True)])
