@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from lpes_eval.factors import Factors
     from search.optimizers.base import Optimizer
     from search.report.pages import Outcome
+    from search.space import Points
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ def search(
     *tasks: str,
     model: Any = None,
     optimizer: str | type[Optimizer] | None = None,
+    curve: str | Callable[[Points, int], Sequence[float]] | None = None,
     preset: str = "default",
     **flags: Any,
 ) -> Result:
@@ -49,6 +53,8 @@ def search(
         model: an lm-eval model over a transformers model, such as ``lpes_eval.methods.load("lpes")(pretrained=...)``;
             by default the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
+        curve: the name of a curve, or a function from control points and a number of layers to one factor a layer. The
+            scan of bands and gradient descent use no curve.
         preset: as the flag.
         **flags: the command's other flags by name, such as ``output="runs/mine"`` or ``examples=48``, with values as
             ``search.config.parse`` would make them.
@@ -73,10 +79,14 @@ def search(
         raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
     vars(args).update(flags)
     args.tasks = list(tasks) or args.tasks
-    own = optimizer if isinstance(optimizer, type) else None
-    args.optimizer = args.optimizer if own else optimizer or args.optimizer
+    kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
+    args.optimizer = optimizer if isinstance(optimizer, str) else args.optimizer
+    args.curve = "own" if own else curve or args.curve
     args.output = args.output and Path(args.output)
-    made = run.load(config.complete(args), model, own)
+    config.complete(args, kind)
+    if own and args.curve == "free":
+        raise UserError(f"search(): curve: {args.optimizer} gives every layer its own factor; name another optimizer")
+    made = run.load(args, model, kind, own)
     outcome = ga.run(made)
     assert outcome is not None  # a plan alone is the command's
     history = list(made.journal.individuals.values())

@@ -18,6 +18,7 @@ from lpes_eval import factors as factors_file
 from lpes_eval.errors import DataError, FactorsError, UserError
 from lpes_eval.files import read_json, unseal
 from search import optimizers
+from search.optimizers.base import Optimizer
 from search.parser import PRESETS, build_parser, settings_of
 from search.space import Y_HIGH, Y_LOW, Space
 
@@ -107,13 +108,17 @@ def resume_command(folder: Path, kept: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def complete(args: argparse.Namespace) -> argparse.Namespace:
+def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> argparse.Namespace:
     """Fill in what depends on other flags, and refuse what cannot be searched with any model.
+
+    Args:
+        args: the command line.
+        kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
 
     Raises:
         UserError: one line that names the flag.
     """
-    optimizer = optimizers.load(args.optimizer)
+    optimizer, title = kind or optimizers.load(args.optimizer), kind.__name__ if kind else args.optimizer
     optimizer.settle(args)
     if "curve" in optimizer.ignores:
         args.curve = "free"
@@ -122,7 +127,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     if args.start is None:
         args.start = optimizer.default_start
     elif optimizer.default_start is None:
-        raise UserError(f"--start {args.start}: {args.optimizer} sets out from nowhere; leave it out")
+        raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
     if isinstance(args.start, str) and args.start != DIVERSE:
         args.start = _start(args)
     if args.output is None:
@@ -147,7 +152,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
     if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
-        raise UserError(f"--start {DIVERSE}: {args.optimizer} has no population to begin with; leave it out")
+        raise UserError(f"--start {DIVERSE}: {title} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
     return args
@@ -179,7 +184,9 @@ def _start(args: argparse.Namespace) -> float | list[Any]:
         return factors.uniform
     kind, points = factors.curve or ("free", factors.factors or ())
     if kind != args.curve:
-        raise UserError(f"--start {args.start}: holds a {kind} curve; add --curve {kind}, or start from another file")
+        free = "curve" in optimizers.load(args.optimizer).ignores
+        way = f"add {'--optimizer ga ' if free else ''}--curve {kind}, or start from another file"
+        raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
     points = points[args.skip :] if factors.factors else points
     if list(factors.unscaled_layers) != list(range(args.skip)) and not factors.factors:
         raise UserError(

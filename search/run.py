@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[Individual, dict[str, Any], bool], None]
 """Called for every individual: its entry in the journal, and whether it was measured now."""
+Curve = Callable[[Points, int], Sequence[float]]
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Search:
         journal: what was measured, once the folder is open.
         spent: seconds of measuring and prompts answered by the search so far.
         part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
+        curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
 
     args: argparse.Namespace
@@ -58,6 +60,7 @@ class Search:
     journal: Journal = None  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     part: list[int] | None = None
+    curve: Curve | None = None
 
     def run(self, watch: Watch) -> tuple[Individual, dict[str, Any]]:
         """Ask, measure, tell, until the optimiser is done or the budget spent.
@@ -135,6 +138,8 @@ class Search:
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""
+        if self.curve is not None:
+            return Factors.from_list([1.0] * self.args.skip + [*self.curve(individual.points, self.optimizer.space.L)])
         points: Any = individual.points
         if self.args.curve == "free":
             points = [y for _, y in points]
@@ -246,17 +251,20 @@ class Search:
         }
 
 
-def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None) -> Search:
+def load(
+    args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None, curve: Curve | None = None
+) -> Search:
     """Load the model and the tasks, and put the search together.
 
     Args:
         args: the command line.
         lm: an lm-eval model instead of the one that ``--model_args`` names.
         kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
+        curve: a curve of the caller's instead of the one that ``--curve`` names.
     """
     from search.cache import FitnessCache
     from search.evaluator import Evaluator
-    from search.identity import packages
+    from search.identity import code, packages
     from search.tasks import load_tasks
 
     if not args.include_path:
@@ -285,12 +293,14 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
         "fitness": evaluator.describe(),
         "packages": packages(),
     }
+    if own := [each for each in (kind, curve) if each is not None]:
+        settings["search"]["own_code_sha256"] = code(*own)
     watched = guards.load(args, evaluator, "search", args.guard_examples)
     settings["fitness"]["guards"] = [
         {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.describe())}
         for guard in watched
     ]
-    return Search(args, lm, evaluator, optimizer, settings, held_out, watched)
+    return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
 
 
 def load_model(args: argparse.Namespace) -> Any:

@@ -410,6 +410,16 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
 
     own = search("toy", model=toy_lm, optimizer=Fixed, output=tmp_path / "own", **flags)
     assert own.factors.per_layer() == [1.2] * 3
+
+    def rising(points, num_layers):
+        return [1 + h * (points[-1][1] - 1) for h in range(num_layers)]
+
+    flags |= {"control_points": 2}
+    own = search("toy", model=toy_lm, optimizer=Fixed, curve=rising, output=tmp_path / "curve", **flags)
+    assert own.factors.per_layer() == pytest.approx([1.0, 1.2, 1.4])
+    assert len(own.history[0]["points"]) == 2
+    with pytest.raises(UserError, match=r"curve: bands gives every layer its own factor"):
+        search("toy", model=toy_lm, curve=rising)
     with pytest.raises(UserError, match=r"populaton: no flag of a search"):
         search("toy", model=toy_lm, populaton=3)
 
