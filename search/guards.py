@@ -1,8 +1,9 @@
 """What factors must not cost: the same task at half the length, answers that end, and whatever other task a user names.
 
 A guard is measured for every individual that is fitter than the plain model and than what the optimiser gives up. It
-is worse where its mean over questions falls by more than is allowed, beyond chance (``compare_paired``). An individual
-that makes a guard worse ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
+is worse where its mean over questions falls by more than is allowed, beyond chance: the 95 % interval of the difference
+(``compare_paired``) lies below what is allowed. An individual that makes a guard worse ranks behind all that do not
+(Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Guard:
         both = np.array([pair for pair in zip(plain, found, strict=True) if None not in pair], dtype=float)
         difference = statistics.compare_paired(both[:, :1], both[:, 1:], replicates=2000).mean
         drop = -difference.difference
-        worse = drop > self.max_drop and bool(difference.high < 0)
+        worse = bool(difference.high < -self.max_drop)
         return {
             "plain": float(both[:, 0].mean()),
             "found": float(both[:, 1].mean()),

@@ -49,8 +49,13 @@ class HeldOut:
 
     @property
     def worsened(self) -> list[str]:
-        """The guards that the factors worsen, beyond chance and by more than allowed."""
+        """The guards that the factors worsen by more than allowed, beyond chance."""
         return [name for name, guard in self.guards.items() if guard["over"]]
+
+    @property
+    def lower(self) -> list[str]:
+        """The guards that fall beyond chance, though not shown by more than allowed."""
+        return [n for n, guard in self.guards.items() if not guard["over"] and (guard["interval"][1] or 0.0) < 0]
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:

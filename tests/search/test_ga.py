@@ -390,6 +390,7 @@ def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     assert guard.check(plain, plain)["over"] == 0
     assert guard.check(plain, [0.0] * 1 + [1.0] * 11)["over"] == 0  # within what is allowed
     assert guard.check([1.0, 0.0] * 6, [0.0, 1.0] * 5 + [0.0, 0.0])["over"] == 0  # by chance
+    assert guard.check(plain, [0.0] * 3 + [1.0] * 9)["over"] == 0  # not shown to be more than is allowed
     assert guard.check(plain, [0.0] * 6 + [1.0] * 6)["over"] == pytest.approx(0.4)
     entry = {"fitness": 0.9, "guards": {"g": {"over": 0.4}}}
     assert rank(entry) < rank({"fitness": -100.0})
