@@ -1,29 +1,43 @@
 """How often intervals cover, and how often the gate fails, over simulated evaluations: the tables of docs/.
 
-    python benchmarks/statistics_checks.py
+    python benchmarks/statistics_checks.py                       # 500 questions at five positions
+    python benchmarks/statistics_checks.py --mixed --runs 2000   # 8, 24 and 200 questions in one gate
 
-500 questions at five positions; a question's answers hang together through its difficulty (a normal with standard
-deviation 1 on the logit scale). No model runs: minutes on one core.
+A question's answers hang together through its difficulty (a normal with standard deviation 1 on the logit scale). No
+model runs: minutes on one core. ``--mixed`` takes ten, writes its table into docs/regress.md, and ends with exit
+status 1 where a rate is beyond its promise.
 """
 
 import argparse
+import multiprocessing
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lpes_eval.compare import gate, statistics
 from lpes_eval.compare.results import Metric, Model, Results, Task
+from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 
 QUESTIONS = 500
 U_SHAPE = np.array([0.9, 0.75, 0.65, 0.7, 0.85])
 LEVEL = np.full(5, 0.75)
+MIXED = {8: np.array([1 - 1e-9]), 24: U_SHAPE, 200: U_SHAPE}
+"""Questions -> accuracies: tasks of one gate, the smallest with a single score, which is perfect."""
+LOST = {8: 8, 24: 12, 200: 12}
+"""Questions -> right answers that are lost at each position, while noise turns 2 % of all answers over."""
+PASSES = {24: 0.05, 200: 0.05}
+"""Questions -> the promise: how often such a loss may pass."""
+PAGE = Path(__file__).parents[1] / "docs/regress.md"
+NOISES = {"0.2 %": 0.002, "2 %": 0.02, "20 %": 0.2, "all drawn anew": None}
 
 
-def chances(rng, accuracies):
+def chances(rng, accuracies, questions=QUESTIONS):
     """The chance of a right answer, shape (questions, positions)."""
     logit = np.log(accuracies / (1 - accuracies))
-    return 1 / (1 + np.exp(-(logit + rng.normal(size=(QUESTIONS, 1)))))
+    return 1 / (1 + np.exp(-(logit + rng.normal(size=(questions, 1)))))
 
 
 def draw(rng, chance):
@@ -34,39 +48,54 @@ def flipped(rng, answers, share):
     return np.where(rng.random(answers.shape) < share, 1 - answers, answers)
 
 
-def lose(rng, answers, points, columns):
-    """Turn right answers wrong: ``points`` in a hundred of all the questions, at each of the columns."""
+def lose(rng, answers, number, columns):
+    """Turn so many right answers wrong at each of the columns, or all that are right."""
     answers = answers.copy()
     for column in columns:
         right = np.flatnonzero(answers[:, column])
-        answers[rng.choice(right, round(points * QUESTIONS / 100), replace=False), column] = 0
+        answers[rng.choice(right, min(number, len(right)), replace=False), column] = 0
     return answers
 
 
-def failure_rate(runs, noise, points=0, columns=()):
-    """How often the gate fails where a share ``noise`` of answers flips (None: all drawn anew) and points are lost."""
+def as_run(tasks):
+    """Results in memory, of answers (questions, positions) by the name of the task."""
 
-    def as_run(answers):
+    def task(answers):
         by_question = {f"{position} %": tuple(line) for position, line in enumerate(answers.T.tolist())}
         values = {label: sum(line) / len(line) for label, line in by_question.items()}
-        task = Task("1", {}, QUESTIONS, "d", "p", {"acc,none": Metric(True, values, by_question)})
-        return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, {"simulated": task})
+        return Task("1", {}, len(answers), "d", "p", {"acc,none": Metric(True, values, by_question)})
 
-    failed = 0
-    for seed in range(runs):
-        rng = np.random.default_rng(seed)
-        chance = chances(rng, U_SHAPE)
-        old = truth = draw(rng, chance)
+    tasks = {name: task(answers) for name, answers in tasks.items()}
+    return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, tasks)
+
+
+def failing(seed, tasks, noise, lost=None, columns=range(5)):
+    """The tasks (questions -> accuracies) that fail the gate.
+
+    A share ``noise`` of the answers flips in both runs (None: all are drawn anew), and of each task (questions) the
+    right answers that are ``lost`` turn wrong, so many at each of the columns.
+    """
+    rng, old, new = np.random.default_rng(seed), {}, {}
+    for questions, accuracies in tasks.items():
+        chance = chances(rng, accuracies, questions)
+        old[questions] = truth = draw(rng, chance)
         if noise is not None:
-            old = flipped(rng, truth, noise)
-        new = draw(rng, chance) if noise is None else flipped(rng, truth, noise)
-        failed += gate.regress(as_run(old), as_run(lose(rng, new, points, columns))).failed
-    return failed / runs
+            old[questions] = flipped(rng, truth, noise)
+        answers = draw(rng, chance) if noise is None else flipped(rng, truth, noise)
+        new[questions] = lose(rng, answers, (lost or {}).get(questions, 0), columns[: len(accuracies)])
+    sections = gate.regress(as_run(old), as_run(new)).sections
+    return {section.task for section in sections if any(row.outcome == "failure" for row in section.rows)}
+
+
+def failure_rate(runs, noise, points=0, columns=range(5)):
+    """How often one task fails where so many points are lost at each of the columns."""
+    lost = {QUESTIONS: round(points * QUESTIONS / 100)}
+    return sum(bool(failing(seed, {QUESTIONS: U_SHAPE}, noise, lost, columns)) for seed in range(runs)) / runs
 
 
 def false_alarms(runs):
     print(f"\nGate, nothing changed: share of {runs} reruns that fail (promised: at most {gate.ALPHA})")
-    for label, noise in (("0.2 %", 0.002), ("2 %", 0.02), ("20 %", 0.2), ("all drawn anew", None)):
+    for label, noise in NOISES.items():
         print(f"answers that flip: {label:15} {failure_rate(runs, noise):.4f}")
 
 
@@ -77,6 +106,32 @@ def losses(runs):
             shares = [failure_rate(runs, noise, points, columns) for points in (1, 2, 3, 5)]
             label = "all drawn anew" if noise is None else f"{noise:.0%} flip"
             print(f"{where:14} {label:15} 1, 2, 3, 5 points: " + "  ".join(f"{share:.2f}" for share in shares))
+
+
+def mixed(runs):
+    """Tasks of 8, 24 and 200 questions in one gate, written into the page; whether the promises hold.
+
+    A promise is broken where the 95 % interval (Clopper & Pearson) of a rate lies beyond it.
+    """
+    from scipy.stats import binomtest
+
+    rows, kept = ["| lost at every position | rate | 95 % interval | at most |", "| --- | --: | --: | --: |"], True
+    with multiprocessing.Pool() as pool:
+        for lost in ({}, LOST):
+            failed = pool.map(partial(failing, tasks=MIXED, noise=NOISES["2 %"], lost=lost), range(runs), 10)
+            for questions in lost or [None]:
+                count = sum(questions not in each if lost else bool(each) for each in failed)
+                low, high = binomtest(count, runs).proportion_ci(method="exact")
+                promised = PASSES.get(questions) if lost else gate.ALPHA
+                what = f"{lost[questions]} of {questions} questions: passes" if lost else "nothing: fails"
+                said = "–" if promised is None else f"{promised:g}"
+                rows.append(f"| {what} | {count / runs:.4f} | {low:.4f} to {high:.4f} | {said} |")
+                kept &= promised is None or low <= promised
+    table = "\n".join(rows)
+    print(table)
+    begin, rest = PAGE.read_text().split("<!-- mixed -->")
+    write_atomically(PAGE, f"{begin}<!-- mixed -->\n{table}\n<!-- /mixed -->{rest.split('<!-- /mixed -->')[1]}")
+    return kept
 
 
 def coverage(runs):
@@ -109,7 +164,10 @@ def coverage(runs):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=at_least(1), default=1000, help="simulated evaluations a line (default: 1000)")
-    runs = parser.parse_args().runs
-    coverage(runs)
-    losses(max(1, runs // 10))
-    false_alarms(runs)
+    parser.add_argument("--mixed", action="store_true", help="tasks of different size in one gate, for docs/regress.md")
+    args = parser.parse_args()
+    if args.mixed:
+        sys.exit(not mixed(args.runs))
+    coverage(args.runs)
+    losses(max(1, args.runs // 10))
+    false_alarms(args.runs)

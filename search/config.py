@@ -58,7 +58,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             return complete(args)
         except UserError:
             raise
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ImportError, OSError) as error:
             raise UserError(f"{folder / 'arguments.json'}: not a search's ({error}); {AGAIN}") from None
     vars(args).update(flags)
     return complete(args)

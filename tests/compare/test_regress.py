@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from benchmarks import statistics_checks as simulated
 from lpes_eval.compare import gate
 from lpes_eval.compare.results import Metric, Model, Results, Task
 
@@ -101,6 +102,14 @@ def test_a_systematic_change_within_the_tolerance_passes():
     old = np.random.default_rng(0).normal(0.5, 0.1, (200, 2))
     assert not regress(old, old - 0.0005).failed
     assert regress(old, old - 0.0005, tolerance=0.0).failed
+
+
+def test_the_promises_over_tasks_of_different_size_hold():
+    """The first pairs of the table in docs/regress.md: 8, 24 and 200 questions, answers to one question correlated."""
+    tasks, noise, losses = simulated.MIXED, simulated.NOISES["2 %"], ({}, simulated.LOST)
+    pairs = [[simulated.failing(seed, tasks, noise, lost) for lost in losses] for seed in range(15)]
+    assert sum(bool(failed) for failed, _ in pairs) <= 1
+    assert all(failed >= set(simulated.PASSES) for _, failed in pairs)
 
 
 # --- the largest drop ---
