@@ -85,27 +85,31 @@ class Picture:
         return text.replace(INK, "currentColor")
 
 
-class _Drawing:
+class Drawing:
     """A figure while it is drawn, and what its marks say."""
 
-    def __init__(self, x: str, y: str, height: float = 3.2) -> None:
+    def __init__(self, x: str, *ys: str, height: float = 3.2) -> None:
         from matplotlib.figure import Figure
 
         with _style():
-            self.axes = Figure(figsize=(5.2, height), layout="constrained").add_subplot()
-            self.axes.set_xlabel(x)
-            self.axes.set_ylabel(y)
+            figure = Figure(figsize=(5.2, height), layout="constrained")
+            self.panels = list(figure.subplots(len(ys), sharex=True, squeeze=False)[:, 0])
+            self.axes = self.panels[0]
+            self.panels[-1].set_xlabel(x)
+            for axes, y in zip(self.panels, ys, strict=True):
+                axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
     def marks(
         self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
     ) -> None:
-        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
+        axes = self.panels[how.pop("panel", 0)]
         if xs:
             gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
             face = "none" if how.pop("hollow", False) else color
             with _style():
-                self.axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
+                axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
             self.tips[gid] = tips
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
@@ -142,7 +146,7 @@ def draw(
 def positions(panel: Panel) -> Picture:
     """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
     task, _, metric_name = panel.title.rpartition(", ")
-    drawing = _Drawing("position of the gold item in the context (%)", metric_name)
+    drawing = Drawing("position of the gold item in the context (%)", metric_name)
     counts, ticks, scores = set[int](), set[float](), list[float]()
     for run, metric in panel.runs.items():
         values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
@@ -152,7 +156,7 @@ def positions(panel: Panel) -> Picture:
             f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
             for label, value, end in zip(metric.values, values, ends, strict=True)
         ]
-        name, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
+        name, line = (f"{short(run.name)} (published)", "--") if run.is_published else (short(run.name), "-")
         drawing.marks(name, at, values, tips, run.place, linestyle=line)
         known = [end for end in ends if end]
         if len(known) == len(values):
@@ -184,7 +188,7 @@ def differences(pair: Pair) -> Picture:
         f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
         for name, row in zip(names, rows, strict=True)
     ]
-    drawing = _Drawing(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", 1.0 + 0.19 * len(rows))
+    drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
     for y, row in enumerate(rows):
         drawing.axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
     drawing.marks("", [row["difference"] for row in rows], range(len(rows)), tips, 1, linestyle="")
@@ -201,19 +205,19 @@ def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
     from matplotlib.ticker import MaxNLocator
 
-    drawing = _Drawing("layer", "factor")
+    drawing = Drawing("layer", "factor")
     lines = [(run.name, run.per_layer, run.place) for run in runs if run.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
             lines.append((search.name, search.found.per_layer(), place))
             if search.points:
-                label = f"{_short(search.name)}: control points"
+                label = f"{short(search.name)}: control points"
                 drawing.axes.plot(*zip(*search.points, strict=True), ":x", color=COLORS[place % 6], label=label)
     if not lines:
         return None
     for name, values, place in lines:
         tips = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
-        drawing.marks(_short(name), range(len(values)), values, tips, place)
+        drawing.marks(short(name), range(len(values)), values, tips, place)
     drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
@@ -223,7 +227,7 @@ def progress(search: Search) -> Picture | None:
     """The search as it went: every individual, and the fittest so far among those asked as many questions."""
     if not (individuals := search.individuals):
         return None
-    drawing = _Drawing("prompts answered so far", "fitness on the search examples")
+    drawing = Drawing("prompts answered so far", "fitness on the search examples")
     full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
     asked, seconds = 0, 0.0
     marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
@@ -262,7 +266,7 @@ def tradeoff(search: Search) -> Picture | None:
     harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
     plain = [one for one in search.baselines if one["prompts"] == most]
     fine = [entry for entry in full if entry not in harmful]
-    drawing = _Drawing("mean over tasks and positions", "worst of them")
+    drawing = Drawing("mean over tasks and positions", "worst of them")
     for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
         points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
         tips = [
@@ -302,7 +306,8 @@ def _and(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
 
 
-def _short(name: str, most: int = 60) -> str:
+def short(name: str, most: int = 60) -> str:
+    """A name that has room in a picture."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
 
 

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="results JSON of lm_eval, or a folder: the newest results in it, or a search",
+        help="results JSON of lm_eval, or a folder: the newest results in it, a search, or what `attention` measured",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and SVG into this folder, too")
@@ -49,19 +49,20 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
+    from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
-    from lpes_eval.report import sources
     from lpes_eval.report.flips import Flips
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
-    runs, searches = sources.read(paths)
+    runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs)
     flips = Flips()
     for pair in pairs:
         flips.add(pair)
     pictures = drawing.draw(runs, panels, pairs, searches)
+    pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
     if figures:
         for picture in (one for section in pictures.values() for one in section):
             picture.save(Path(figures))

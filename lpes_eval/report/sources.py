@@ -17,6 +17,9 @@ from lpes_eval.compare.tables import Report
 from lpes_eval.errors import UserError
 from lpes_eval.report import published
 
+ATTENTION = "lpes-eval attention"
+"""The format of ``attention.json``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -100,14 +103,23 @@ class Search:
         return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
-    """Read each path: the folder of a search, if a journal is in it; published answers (CSV); results of lm-eval.
+@dataclass(frozen=True)
+class Attention:
+    """What `lpes-eval attention` measured, as its JSON has it."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Attention]]:
+    """Read each path: the folder of a search, or of `attention`; published answers (CSV); results of lm-eval.
 
     Raises:
         DataError: none of these.
     """
     runs: list[Run] = []
     searches: list[Search] = []
+    attentions: list[Attention] = []
     names: list[str] = []
     for path in map(Path, paths):
         name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
@@ -117,10 +129,12 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
         shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
         if (path / "journal.jsonl").is_file():
             searches.append(_search(shown, path))
+        elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
+            attentions.append(_attention(shown, file))
         else:
             read_one = published.read if path.suffix == ".csv" else results.read
             runs.append(Run(shown, read_one(path), len(runs)))
-    return runs, searches
+    return runs, searches, attentions
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
@@ -207,3 +221,11 @@ def _search(name: str, folder: Path) -> Search:
 
 def _whole_lines(path: Path) -> Iterator[str]:
     return (line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
+
+
+def _attention(name: str, path: Path) -> Attention:
+    with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != ATTENTION or not all(one["layers"] for one in data["sets"].values()):
+            raise ValueError(f"expected {ATTENTION!r}")
+        return Attention(name, data)

@@ -150,7 +150,7 @@ def test_a_page_asks_for_nothing_outside_itself(tmp_path, report):
 def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(tmp_path):
     lengths = [("short a", "x"), ("long a", "y"), ("short b", "x"), ("long b", "y"), ("alone", "z")]
     paths = [write_run(tmp_path / name, BEFORE, text=text).parent for name, text in lengths]
-    runs, _ = sources.read(paths)
+    runs, _, _ = sources.read(paths)
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
@@ -178,7 +178,7 @@ def test_names_that_occur_twice_are_told_apart(tmp_path):
 
 
 def test_intervals_of_accuracies_are_wilsons(tmp_path):
-    [run], _ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
+    [run], *_ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
     metric = run.results.tasks["toy"].metrics["acc,none"]
     assert interval(metric, "0 %") == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
 
