@@ -24,7 +24,7 @@ def test_help_names_every_subcommand(capsys):
         cli.main(["--help"])
     printed = capsys.readouterr().out
     for command in ("factors", "compare", "regress", "report", "attention", "search"):
-        assert f"\n    {command} " in printed
+        assert f"\n    {command}" in printed
 
 
 def test_search_is_the_command_of_that_name(capsys):

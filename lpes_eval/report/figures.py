@@ -20,6 +20,7 @@ from lpes_eval.report.sources import Pair, Panel, Run, Search
 
 if TYPE_CHECKING:
     from lpes_eval.compare.results import Metric
+    from lpes_eval.factors import Factors
 
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
@@ -55,10 +56,18 @@ class Picture:
     def save(self, folder: Path) -> None:
         """Write it as PNG and SVG."""
         for kind in ("png", "svg"):
-            file = BytesIO()
-            with _style():
-                self.figure.savefig(file, format=kind, dpi=300)
-            write_atomically(folder / f"{self.name}.{kind}", file.getvalue())
+            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+
+    def in_notebook(self) -> Any:
+        """The matplotlib figure, which a notebook shows as it stands in the page."""
+        self.figure._repr_png_ = lambda: self._file("png", 100)
+        return self.figure
+
+    def _file(self, kind: str, dpi: int) -> bytes:
+        file = BytesIO()
+        with _style():
+            self.figure.savefig(file, format=kind, dpi=dpi)
+        return file.getvalue()
 
     def inline(self) -> str:
         """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
@@ -131,7 +140,11 @@ def draw(
         "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
         "factors": [layers(runs, searches)],
-        "searches": [picture for search in searches for picture in (progress(search), tradeoff(search))],
+        "searches": [
+            picture
+            for search in searches
+            for picture in (progress(search), progress(search, "seconds"), tradeoff(search))
+        ],
     }
     names: list[str] = []
     drawn: dict[str, list[Picture]] = {section: [] for section in found}
@@ -203,19 +216,22 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
+    lines = [(run.name, run.per_layer, run.place, points_of(None)) for run in runs if run.per_layer]
+    for place, search in enumerate(searches, len(runs)):
+        if search.found and search.found.num_layers:
+            lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))
+    return factors(lines) if lines else None
+
+
+def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]]) -> Picture:
+    """One factor a layer, of each line's name, values, place among the colours, and control points."""
     from matplotlib.ticker import MaxNLocator
 
     drawing = Drawing("layer", "factor")
-    lines = [(run.name, run.per_layer, run.place) for run in runs if run.per_layer]
-    for place, search in enumerate(searches, len(runs)):
-        if search.found and search.found.num_layers:
-            lines.append((search.name, search.found.per_layer(), place))
-            if search.points:
-                label = f"{short(search.name)}: control points"
-                drawing.axes.plot(*zip(*search.points, strict=True), ":x", color=COLORS[place % 6], label=label)
-    if not lines:
-        return None
-    for name, values, place in lines:
+    for name, values, place, points in lines:
+        if points:
+            label = f"{short(name)}: control points"
+            drawing.axes.plot(*zip(*points, strict=True), ":x", color=COLORS[place % 6], label=label)
         tips = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
         drawing.marks(short(name), range(len(values)), values, tips, place)
     drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
@@ -223,11 +239,21 @@ def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def progress(search: Search) -> Picture | None:
-    """The search as it went: every individual, and the fittest so far among those asked as many questions."""
+def points_of(found: Factors | None) -> list[tuple[float, float]]:
+    """The control points of a curve, unless it is one free factor a layer."""
+    curve = found.curve if found else None
+    return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+
+
+def progress(search: Search, cost: str = "prompts") -> Picture | None:
+    """The search as it went: every individual, a line as long as what it took, in ``prompts`` or ``seconds``.
+
+    With it stands the fittest so far among those asked as many questions.
+    """
     if not (individuals := search.individuals):
         return None
-    drawing = Drawing("prompts answered so far", "fitness on the search examples")
+    what = {"prompts": "prompts answered so far", "seconds": "seconds spent on individuals so far"}[cost]
+    drawing = Drawing(what, "fitness on the search examples")
     full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
     asked, seconds = 0, 0.0
     marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
@@ -240,7 +266,9 @@ def progress(search: Search) -> Picture | None:
             f"{asked:,} prompts and {seconds:,.0f} s so far; factors {_factors(entry)}"
         )
         place = 0 if early else 1 + full.index(entry["prompts"])
-        marks.setdefault(place, []).append((asked, entry["fitness"], tip))
+        end = {"prompts": asked, "seconds": seconds}[cost]
+        marks.setdefault(place, []).append((end, entry["fitness"], tip))
+        drawing.axes.hlines(entry["fitness"], end - entry[cost], end, color=COLORS[place % 6], alpha=0.6)
     for place, some in sorted(marks.items()):
         xs, ys, tips = zip(*some, strict=True)
         name = f"measured on {full[place - 1]} prompts" if place else "given up early"
@@ -252,8 +280,9 @@ def progress(search: Search) -> Picture | None:
         label = f"plain model, {entry['prompts']} prompts"
         drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
     title = f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s"
-    caption = f"Search {search.name}: fitness of every individual"
-    return drawing.picture(f"search {search.name}", caption, title + ("" if search.finished else ", not finished"))
+    caption = f"Search {search.name}: fitness of every individual, by {cost}"
+    name = f"search {search.name}" + (" seconds" if cost == "seconds" else "")
+    return drawing.picture(name, caption, title + ("" if search.finished else ", not finished"))
 
 
 def tradeoff(search: Search) -> Picture | None:

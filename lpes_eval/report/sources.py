@@ -96,12 +96,6 @@ class Search:
         """The entries of the plain model."""
         return [entry for entry in self.entries if entry.get("origin") == "baseline"]
 
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """The control points, where the curve is not one free factor a layer."""
-        curve = self.found.curve if self.found else None
-        return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
-
 
 @dataclass(frozen=True)
 class Attention:
@@ -122,19 +116,24 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Att
     attentions: list[Attention] = []
     names: list[str] = []
     for path in map(Path, paths):
-        name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
-        if name == "results":  # as lm-eval names its file and README.md the folder of folders
-            name = path.resolve().parent.name
+        name = name_of(path)
         names.append(name)
         shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
         if (path / "journal.jsonl").is_file():
-            searches.append(_search(shown, path))
+            searches.append(search(shown, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
             attentions.append(_attention(shown, file))
         else:
             read_one = published.read if path.suffix == ".csv" else results.read
             runs.append(Run(shown, read_one(path), len(runs)))
     return runs, searches, attentions
+
+
+def name_of(path: Path) -> str:
+    """What a run or search is called: as its folder."""
+    name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
+    # as lm-eval names its file and README.md the folder of folders
+    return path.resolve().parent.name if name == "results" else name
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
@@ -202,7 +201,8 @@ def _reason(a: results.Task, b: results.Task) -> str | None:
     return "no samples were logged (lm_eval --log_samples)" if unlogged else mismatch(a, b)
 
 
-def _search(name: str, folder: Path) -> Search:
+def search(name: str, folder: Path) -> Search:
+    """A search, read from its folder as far as it went; ``DataError`` where it is none."""
     way_out = "take the folder of a search, as python -m search.ga writes it"
     journal = folder / "journal.jsonl"
     with well_formed(folder / "settings.json", "not the settings of a search", way_out):

@@ -9,7 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from lpes_eval import cli
+from lpes_eval.compare import results
 from lpes_eval.data import kv
+from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
 from lpes_eval.report import figures, sources
 from lpes_eval.report.figures import interval
 from runs import write_run
@@ -248,14 +251,32 @@ def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
     report(*runs, search, options=["--figures", tmp_path / "figures"])
-    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "search-s-seconds", "tradeoff-s"]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{name}.{kind}" for name in names for kind in ("png", "svg")
-    ]
+    }
     for path in (tmp_path / "figures").glob("*.svg"):
         ElementTree.parse(path)
     for path in (tmp_path / "figures").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_notebook_has_the_figures_of_the_page(tmp_path):
+    runs = [results.read(write_run(tmp_path / n, s)) for n, s in (("a", BEFORE), ("b", AFTER))]
+    figure = runs[0].plot(runs[1], task="toy")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="no scores by position of other"):
+        runs[0].plot(task="other")
+    curve = Factors.from_curve("bezier", [(0, 1.0), (3, 1.6)], num_layers=4).plot()
+    assert next(list(line.get_ydata()) for line in curve.axes[0].get_lines()) == [1.0, 1.6]
+
+
+@pytest.mark.parametrize(("cost", "ends"), [("prompts", [40, 80]), ("seconds", [2.0, 5.0])])
+def test_the_search_is_drawn_by_prompts_or_seconds_each_individual_as_long_as_it_took(tmp_path, cost, ends):
+    folder = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7, seconds=3.0)])
+    axes = figures.progress(sources.search("s", folder), cost).figure.axes[0]
+    assert [list(one.get_segments()[0][:, 0]) for one in axes.collections] == [[0, ends[0]], ends]
 
 
 # --- in a browser ---
