@@ -22,6 +22,7 @@ SUBCOMMANDS = (
     "lpes_eval.compare.compare",
     "lpes_eval.compare.gate",
     "lpes_eval.report.page",
+    "lpes_eval.report.watch",
     "lpes_eval.attention.command",
 )
 

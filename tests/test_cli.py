@@ -23,7 +23,7 @@ def test_help_names_every_subcommand(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     printed = capsys.readouterr().out
-    for command in ("factors", "compare", "regress", "report", "attention", "search"):
+    for command in ("factors", "compare", "regress", "report", "attention", "watch", "search"):
         assert f"\n    {command}" in printed
 
 

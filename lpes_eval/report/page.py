@@ -13,7 +13,7 @@ from lpes_eval.compare import tables
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Panel, Run, Search
+    from lpes_eval.report.sources import Pair, Panel, Run
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,7 +68,7 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
             picture.save(Path(figures))
     page = render(
         runs=runs,
-        searches=[_search(search) for search in searches],
+        searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
         pairs=[_pair(pair, flips) for pair in pairs],
@@ -148,29 +148,6 @@ def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
             flipped = (better, len(samples) - better)
         sections.append({"section": section, "rows": rows, "flipped": flipped})
     return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
-
-
-def _search(search: Search) -> dict[str, Any]:
-    """What a search is, what it cost, and its fittest individual."""
-    individuals = search.individuals
-    full = [entry for entry in individuals if "stopped_after" not in entry]
-    most = max((entry["prompts"] for entry in full), default=0)
-    best = max((entry for entry in full if entry["prompts"] == most), key=lambda e: e["fitness"], default=None)
-    prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
-    found = search.found
-    return {
-        "name": search.name,
-        "finished": search.finished,
-        "facts": {
-            "folder": search.folder,
-            "optimiser": search.settings.get("optimizer"),
-            "curve": search.settings.get("curve"),
-            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
-            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
-            "fittest": best and f"{best['fitness']:.4f} on {most} prompts",
-            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
-        },
-    }
 
 
 def _provenance(run: Run) -> dict[str, Any]:

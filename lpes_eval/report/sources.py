@@ -96,6 +96,24 @@ class Search:
         """The entries of the plain model."""
         return [entry for entry in self.entries if entry.get("origin") == "baseline"]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it is, what it cost so far, and the fittest of the individuals that were asked most."""
+        individuals, found = self.individuals, self.found
+        full = [entry for entry in individuals if "stopped_after" not in entry]
+        most = max((entry["prompts"] for entry in full), default=0)
+        best = max((entry["fitness"] for entry in full if entry["prompts"] == most), default=0.0)
+        prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
+        return {
+            "folder": self.folder,
+            "optimiser": self.settings.get("optimizer"),
+            "curve": self.settings.get("curve"),
+            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
+            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
+            "fittest": full and f"{best:.4f} on {most} prompts",
+            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
+        }
+
 
 @dataclass(frozen=True)
 class Attention:

@@ -235,6 +235,32 @@ def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     assert "worsens a guard" in page.text
 
 
+def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhile(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lpes_eval.report.watch.PAUSE", 0.01)
+    folder, looks = write_search(tmp_path / "run-0", [individual(0, 0.6)]), []
+
+    def meanwhile(seconds):
+        looks.append(seconds)
+        page = tmp_path / "report.html"
+        assert cli.main(["report", str(folder), "-o", str(page)]) == 0
+        assert f"{len(looks)}, of which 0 given up early" in page.read_text()
+        assert "not finished" in page.read_text()
+        lines = [individual(number, 0.6 + 0.1 * number) for number in range(len(looks) + 1)]
+        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
+        if len(looks) == 2:
+            (folder / "report.json").write_text("{}")
+
+    monkeypatch.setattr("time.sleep", meanwhile)
+    assert cli.main(["watch", str(folder)]) == 0
+    shown = [line.split("  ")[:5] for line in capsys.readouterr().out.splitlines() if "generation" in line]
+    assert shown == [
+        [str(n + 1), f"generation {n}", "mutant", f"fitness {f:.4f}", f"best {f:.4f} on 40 prompts"]
+        for n, f in enumerate((0.6, 0.7, 0.8))
+    ]
+    assert cli.main(["watch", str(tmp_path)]) == 2
+    assert str(tmp_path / "settings.json") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["settings.json", "journal.jsonl"])
 def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
