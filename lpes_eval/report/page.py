@@ -43,21 +43,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path | None = None) -> int:
+def write(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    figures: str | Path | None = None,
+    prompts_may_differ: bool = False,
+) -> int:
     """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
 
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
+    from lpes_eval.compare.flips import Flips
     from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
-    from lpes_eval.report.flips import Flips
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
     runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
-    pairs, notes = sources.pairs(runs)
+    pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips = Flips()
     for pair in pairs:
         flips.add(pair)

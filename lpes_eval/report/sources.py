@@ -192,7 +192,7 @@ def _size(task: results.Task) -> list[str]:
     return [f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")]
 
 
-def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
     """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
     found, notes = [], []
     runs = [run for run in runs if not run.is_published]
@@ -200,12 +200,15 @@ def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
         why = []
         for a in runs[:i]:
             in_both = [name for name in a.results.tasks if name in b.results.tasks]
-            reasons = {name: _reason(a.results.tasks[name], b.results.tasks[name]) for name in in_both}
+            reasons = {
+                name: _reason(a.results.tasks[name], b.results.tasks[name], prompts_may_differ) for name in in_both
+            }
             asked = {name: task for name, task in a.results.tasks.items() if reasons.get(name, "absent") is None}
             why += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
             if asked:
                 try:
-                    found.append(Pair(a, b, compare(replace(a.results, tasks=asked), b.results)))
+                    own = replace(a.results, tasks=asked)
+                    found.append(Pair(a, b, compare(own, b.results, prompts_may_differ=prompts_may_differ)))
                 except UserError as error:
                     why.append(f"{a.name} and {b.name}: {error}.")
                     continue
@@ -214,9 +217,13 @@ def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
     return found, notes
 
 
-def _reason(a: results.Task, b: results.Task) -> str | None:
+def _reason(a: results.Task, b: results.Task, prompts_may_differ: bool) -> str | None:
     unlogged = None in (a.documents, b.documents)
-    return "no samples were logged (lm_eval --log_samples)" if unlogged else mismatch(a, b)
+    return (
+        "no samples were logged (lm_eval --log_samples)"
+        if unlogged
+        else mismatch(a, b, prompts_may_differ=prompts_may_differ)
+    )
 
 
 def search(name: str, folder: Path) -> Search:

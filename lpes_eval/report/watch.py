@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(search: Search) -> list[tuple[str, ...]]:
     """Of each individual its number, generation, origin, fitness, the fittest like it so far, and what it cost."""
-    lines, best = [], dict[int, float]()
+    lines, best = list[tuple[str, ...]](), dict[int, float]()
     for number, entry in enumerate(search.individuals, 1):
         asked, fitness, early = entry["prompts"], entry["fitness"], "stopped_after" in entry
         if not early:
