@@ -158,6 +158,13 @@ class Factors:
         values = self.per_layer(num_layers)
         return math.fsum(values) / len(values)
 
+    def plot(self, num_layers: int | None = None) -> Any:
+        """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
+        from lpes_eval.report import figures
+
+        line = ("factors", self.per_layer(num_layers), 1, figures.points_of(self))
+        return figures.factors([line]).in_notebook()
+
     # -- keeping it --------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:

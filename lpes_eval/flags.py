@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -63,3 +64,14 @@ def truth(text: str) -> bool:
     if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
         raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
     return text.lower() in ("true", "1", "yes")
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """``key=value,key=value`` or a JSON object, read as lm_eval reads it."""
+    from lm_eval._cli.utils import key_val_to_dict
+
+    try:
+        found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
+    return found

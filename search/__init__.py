@@ -32,10 +32,12 @@ class Result:
     folder: Path
 
     def plot(self) -> Any:
-        """The fitness of every individual and of the fittest so far, as a matplotlib figure."""
-        from search.report import pictures
+        """The fitness of every individual and of the fittest so far, as `lpes-eval report` draws it."""
+        from lpes_eval.report import figures, sources
 
-        return pictures.convergence(None, self.history, self.outcome.to_beat)
+        picture = figures.progress(sources.search(self.folder.name, self.folder))
+        assert picture is not None  # a search that ended has individuals
+        return picture.in_notebook()
 
 
 def search(

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import PromptTooLong, UserError
-from lpes_eval.flags import at_least, budget
+from lpes_eval.flags import at_least, budget, mapping
 from search import config
-from search.parser import batch_size, mapping
+from search.parser import batch_size
 
 if TYPE_CHECKING:
     from search.evaluator import Cutoff, Evaluator, Measured

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import Field, fields
 from functools import reduce
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 from lpes_eval.curves import KINDS
 from lpes_eval.errors import UserError
-from lpes_eval.flags import amount, at_least, budget, numbers, share, truth, whole
+from lpes_eval.flags import amount, at_least, budget, mapping, numbers, share, truth, whole
 from search import optimizers
 from search.optimizers.base import Optimizer
 
@@ -232,17 +231,6 @@ def _names(text: str) -> list[str]:
 
 def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
-
-
-def mapping(text: str) -> dict[str, Any]:
-    """``key=value,key=value`` or a JSON object, read as lm_eval reads it."""
-    from lm_eval._cli.utils import key_val_to_dict
-
-    try:
-        found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
-    return found
 
 
 def _guard(text: str) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ def test_help_names_every_subcommand(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     printed = capsys.readouterr().out
-    for command in ("factors", "compare", "regress", "report", "search"):
-        assert f"\n    {command} " in printed
+    for command in ("factors", "compare", "regress", "report", "attention", "watch", "search"):
+        assert f"\n    {command}" in printed
 
 
 def test_search_is_the_command_of_that_name(capsys):

@@ -1,8 +1,10 @@
-"""``lpes-eval compare A B``: paired differences between two runs of lm-eval on the same examples."""
+"""``lpes-eval compare A B``: paired differences between runs of lm-eval on the same examples."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
@@ -13,16 +15,17 @@ if TYPE_CHECKING:
     from lpes_eval.compare.results import Results
     from lpes_eval.compare.statistics import Difference
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FEW_QUESTIONS = 50
 """Below this many, the report says which of its numbers so few questions do not carry."""
 
 
-def compare(a: Results, b: Results, *, confidence: float = 0.95, prompts_may_differ: bool = False) -> tables.Report:
-    """Compare two runs, question by question.
+def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> tables.Report:
+    """Compare runs with a first one, question by question.
 
     Args:
         a: the first run.
-        b: the second; positive differences are in its favour where higher is better.
+        *others: one or more; positive differences are in their favour where higher is better.
         confidence: coverage of the intervals.
         prompts_may_differ: compare the same examples in other prompts, such as with and without a chat template.
 
@@ -32,16 +35,52 @@ def compare(a: Results, b: Results, *, confidence: float = 0.95, prompts_may_dif
     Raises:
         UserError: nothing in common, other task versions or examples, or no samples logged.
     """
-    from lpes_eval.compare.statistics import compare_paired, holm, smallest_effect
+    from lpes_eval.compare.statistics import holm
 
+    notes: list[str] = []
+    found: list[tuple[str, str, str, int, dict[str, Difference]]] = []
+    for letter, b in zip(LETTERS[1:], others, strict=False):
+        pair = {"A": a, letter: b}
+        said: list[str] = []
+        rows = list(_differences(pair, confidence, prompts_may_differ, said))
+        found += [(letter, *row) for row in rows]
+        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in said]
+    if few := sorted({questions for *_, questions, _ in found if questions < FEW_QUESTIONS}):
+        notes.append(
+            f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
+            "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
+        )
+    adjusted = iter(holm([difference.p for *_, rows in found for difference in rows.values()]))
+    sections = tuple(
+        tables.Section(
+            name,
+            shown,
+            questions,
+            ("", "A", letter, f"{letter} − A", f"{confidence * 100:g} % interval", "p", "p (Holm)"),
+            tuple(_row(label, d, next(adjusted)) for label, d in rows.items()),
+            ("A", letter) if len(others) > 1 else (),
+        )
+        for letter, name, shown, questions, rows in found
+    )
+    sides = {letter: run.side for letter, run in zip(LETTERS, (a, *others), strict=False)}
+    return tables.Report("lpes-eval compare", sides, sections, tuple(notes), facts={"confidence": confidence})
+
+
+def _differences(
+    pair: Mapping[str, Results], confidence: float, prompts_may_differ: bool, notes: list[str]
+) -> Iterator[tuple[str, str, int, dict[str, Difference]]]:
+    """Of each metric that two runs have: its task and name, how many questions, and a difference for each row."""
+    from lpes_eval.compare.statistics import compare_paired, smallest_effect
+
+    a, b = pair.values()
     common = [name for name in a.tasks if name in b.tasks]
     if not common:
         raise UserError(
             f"{a.path} and {b.path} have no task in common ({tables.some([*a.tasks])}; {tables.some([*b.tasks])}); "
-            "give two runs of the same tasks"
+            "give runs of the same tasks"
         )
-    notes = _only_in_one(a, b)
-    found: list[tuple[str, str, int, dict[str, Difference]]] = []
+    notes += _only_in_one(pair)
+    compared = False
     for name in common:
         _check_comparable(a, b, name, prompts_may_differ)
         for key, metric in a.tasks[name].metrics.items():
@@ -59,39 +98,29 @@ def compare(a: Results, b: Results, *, confidence: float = 0.95, prompts_may_dif
                 )
             rows = compare_paired(*scores, higher_is_better=better, confidence=confidence)
             of_all = {"mean": rows.mean, "worst": rows.worst, "spread": rows.spread} if len(labels) > 1 else {}
-            found.append((name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all))
-    if not found:
+            compared = True
+            yield name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all
+    if not compared:
         raise UserError(
             f"{a.path} and {b.path}: the tasks in common have no metric that is an average of scores of single samples"
         )
-    if few := sorted({questions for _, _, questions, _ in found if questions < FEW_QUESTIONS}):
-        notes.append(
-            f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
-            "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
-        )
-    adjusted = iter(holm([difference.p for *_, rows in found for difference in rows.values()]))
-    header = ("", "A", "B", "B − A", f"{confidence * 100:g} % interval", "p", "p (Holm)")
-    sections = tuple(
-        tables.Section(
-            name, shown, questions, header, tuple(_row(label, d, next(adjusted)) for label, d in rows.items())
-        )
-        for name, shown, questions, rows in found
-    )
-    sides = {"A": a.side, "B": b.side}
-    return tables.Report("lpes-eval compare", sides, sections, tuple(notes), facts={"confidence": confidence})
 
 
 def add_parser(subparsers: Any) -> None:
     """Add ``lpes-eval compare``."""
     parser = subparsers.add_parser(
         "compare",
-        help="paired differences between two runs, with intervals and p-values",
-        description="Compare two runs of lm_eval on the same examples, question by question, from their logged samples "
-        "(lm_eval --log_samples --output_path). docs/statistics.md says what each number is.",
+        help="paired differences between runs, with intervals and p-values",
+        description="Compare runs of lm_eval with a first one on the same examples, question by question, from their "
+        "logged samples (lm_eval --log_samples --output_path). docs/statistics.md says what each number is.",
     )
     parser.add_argument("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
-    parser.add_argument("b", metavar="B", help="the results to compare with A")
+    parser.add_argument("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
     tables.add_outputs(parser, "json", "markdown")
+    parser.add_argument("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
+    parser.add_argument(
+        "--flips", action="store_true", help="list the samples that flipped, by each task's first metric"
+    )
     parser.add_argument("--confidence", type=share, default=0.95, help="coverage of the intervals (default: 0.95)")
     parser.add_argument(
         "--other-prompts",
@@ -103,26 +132,40 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    from lpes_eval.compare import results
+    from lpes_eval.compare import flips, results
 
-    a, b = results.read(arguments.a), results.read(arguments.b)
-    report = compare(a, b, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
+    if len(arguments.others) >= len(LETTERS):
+        raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
+    a, *others = [results.read(path) for path in (arguments.a, *arguments.others)]
+    report = compare(a, *others, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
+    if arguments.flips:
+        found = tuple(
+            flips.section(flips.flipped(a, b, task, metric), task, f"{letter} − A, {metric}" if others[1:] else metric)
+            for letter, b in zip(LETTERS[1:], others, strict=False)
+            for task, metric in flips.first_metrics(report, letter if others[1:] else "").items()
+        )
+        report = replace(report, flips=found)
+    if arguments.html:
+        from lpes_eval.report import page
+
+        page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
     tables.publish(report, arguments)
     return 0
 
 
-def _only_in_one(a: Results, b: Results) -> list[str]:
-    places = [
-        {
+def _only_in_one(pair: Mapping[str, Results]) -> list[str]:
+    places = {
+        letter: {
             name if label == "all" else f"{name} at {label}"
             for name, task in results.tasks.items()
             for metric in task.metrics.values()
             for label in metric.values
         }
-        for results in (a, b)
-    ]
-    alone = {"A": sorted(places[0] - places[1]), "B": sorted(places[1] - places[0])}
-    return [f"Only in {side}, not compared: {tables.some(names)}." for side, names in alone.items() if names]
+        for letter, results in pair.items()
+    }
+    both = set.intersection(*places.values())
+    alone = {letter: sorted(names - both) for letter, names in places.items()}
+    return [f"Only in {letter}, not compared: {tables.some(names)}." for letter, names in alone.items() if names]
 
 
 def _check_comparable(a: Results, b: Results, name: str, prompts_may_differ: bool) -> None:

@@ -9,7 +9,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,7 @@ def add_parser(subparsers: Any) -> None:
     add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
     add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
     tables.add_outputs(parser, "json", "markdown", "junit")
+    add("--flips", action="store_true", help="list the samples that flipped, of each score that fell")
     add("--alpha", type=share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})")
     passes = f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})"
     add("--tolerance", type=amount, default=TOLERANCE, help=passes)
@@ -153,8 +154,25 @@ def run(arguments: argparse.Namespace) -> int:
             failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
             tables.publish(failure, arguments, text=False)
         raise
+    if arguments.flips:
+        report = replace(report, flips=tuple(_flips(report, committed, now)))
     tables.publish(report, arguments)
     return 1 if report.failed else 0
+
+
+def _flips(report: tables.Report, baseline: Results, now: Results) -> Iterator[tables.Section]:
+    """Of each metric of which a score fell, the samples whose score changed, at the labels that fell."""
+    from lpes_eval.compare import flips
+
+    for section in report.sections:
+        task = now.tasks[section.task]
+        key = next(key for key in task.metrics if key.removesuffix(",none") == section.metric)
+        sign = 1 if task.metrics[key].higher_is_better else -1
+        fell = [row.cells[0] for row in section.rows if row.facts["change"] * sign < 0]
+        labels = {"" if label == "all" else label for label in fell if label not in ("mean", "spread")}
+        if labels and section.questions and task.documents is not None:
+            found = flips.flipped(baseline, now, section.task, section.metric, baseline=True)
+            yield flips.section((one for one in found if one["position"] in labels), section.task, section.metric)
 
 
 def _update(now: Results, path: Path, options: Options) -> int:

@@ -112,6 +112,24 @@ class Results:
         """The model with its factors, and the file: what a report says of the run."""
         return f"{self.model}, factors {self.factors}" if self.factors else str(self.model), str(self.path)
 
+    def plot(self, *others: Results, task: str | None = None) -> Any:
+        """The score at each position, beside that of other runs of the same examples, as a matplotlib figure.
+
+        Args:
+            *others: runs to stand beside it.
+            task: which one, where there are several; the first by default.
+
+        Raises:
+            UserError: no such task by position.
+        """
+        from lpes_eval.report import figures, sources
+
+        runs = [sources.Run(sources.name_of(one.path), one, place) for place, one in enumerate((self, *others))]
+        for panel in sources.panels(runs):
+            if panel.by_position and runs[0] in panel.runs and task in (None, panel.title.partition(",")[0]):
+                return figures.positions(panel).in_notebook()
+        raise UserError(f"{self.path}: no scores by position{f' of {task}' if task else ''} to plot")
+
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
     """Say why the scores of two runs of a task may not be held against each other; None where they may.

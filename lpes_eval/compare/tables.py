@@ -36,13 +36,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The table of one metric of one task; ``questions`` is None where they are not known one by one."""
+    """The table of one metric of one task; ``questions`` is None where they are not known one by one.
+
+    ``sides`` says which two runs it is of, where there are more.
+    """
 
     task: str
     metric: str
     questions: int | None
     header: tuple[str, ...]
     rows: tuple[Row, ...]
+    sides: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -55,7 +59,7 @@ class Report:
     """What a command found: tables, notes for below them, and the answer in one line.
 
     ``sides`` has what was evaluated in each of the two runs, and its file, by a name such as ``baseline``; ``facts`` is
-    what else a program should know.
+    what else a program should know, ``flips`` which samples changed their score, a table of texts for each score.
     """
 
     command: str
@@ -64,6 +68,7 @@ class Report:
     notes: tuple[str, ...]
     headline: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    flips: tuple[Section, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -80,7 +85,11 @@ class Report:
         width = max(map(len, self.sides), default=0)
         sides = [plain(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
         tables = [f"{plain(s.title)}\n{text_table(s.header, [row.cells for row in s.rows])}" for s in self.sections]
-        parts = ["\n".join(sides), *tables, "\n".join(map(plain, self.notes)), self.headline]
+        flips = [
+            f"{plain(s.title)}\n{text_table(s.header, [row.cells for row in s.rows], len(s.header))}"
+            for s in self.flips
+        ]
+        parts = ["\n".join(sides), *tables, "\n".join(map(plain, self.notes)), *flips, self.headline]
         return "\n\n".join(filter(None, parts))
 
     def to_markdown(self) -> str:
@@ -91,6 +100,9 @@ class Report:
             table = markdown_table(section.header, [row.cells for row in section.rows])
             parts.append(f"### {markdown(section.title)}\n\n{table}")
         parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
+        for section in self.flips:
+            table = markdown_table(section.header, [[*map(markdown, row.cells)] for row in section.rows], escape=False)
+            parts.append(f"<details><summary>{markdown(section.title)}</summary>\n\n{table}\n\n</details>")
         return "\n\n".join(filter(None, parts))
 
     def to_json(self) -> str:
@@ -98,10 +110,15 @@ class Report:
         sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
         comparisons = [
             {"task": s.task, "metric": s.metric, "questions": s.questions, "rows": [row.facts for row in s.rows]}
+            | ({"sides": s.sides} if s.sides else {})
             for s in self.sections
         ]
         data = {**({"headline": self.headline} if self.headline else {}), **sides, **self.facts}
         data |= {"comparisons": comparisons, "notes": self.notes}
+        if self.flips:
+            data["flips"] = [
+                {"task": s.task, "metric": s.metric, "rows": [row.facts for row in s.rows]} for s in self.flips
+            ]
         return json.dumps(finite(data), indent=2, allow_nan=False)
 
     def to_junit(self) -> str:
@@ -152,19 +169,22 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\|\[\]`])", r"\\\1", plain(text)).replace("<", "&lt;")
 
 
-def text_table(header: Sequence[str], rows: Rows) -> str:
-    """Lay out a table in columns: the first to the left, the others to the right."""
+def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
+    """Lay out a table in columns: the first ``left`` to the left, the others to the right."""
     lines = [[plain(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
-    padded = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines)
+    padded = (
+        [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(row)] for row in lines
+    )
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def markdown_table(header: Sequence[str], rows: Rows) -> str:
-    """Write the same table in Markdown; the cells may hold markup."""
+def markdown_table(header: Sequence[str], rows: Rows, escape: bool = True) -> str:
+    """Write the same table in Markdown; the cells may hold markup, and bars unless these are escaped already."""
     lines = (header, [":--", *["--:"] * (len(header) - 1)], *rows)
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+    bar = "\\|" if escape else "|"
+    return "\n".join("| " + " | ".join(cell.replace("|", bar) for cell in cells) + " |" for cells in lines)
 
 
 def some(names: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from lpes_eval.report.sources import Pair, Panel, Run, Search
 
 if TYPE_CHECKING:
     from lpes_eval.compare.results import Metric
+    from lpes_eval.factors import Factors
 
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
@@ -55,10 +56,18 @@ class Picture:
     def save(self, folder: Path) -> None:
         """Write it as PNG and SVG."""
         for kind in ("png", "svg"):
-            file = BytesIO()
-            with _style():
-                self.figure.savefig(file, format=kind, dpi=300)
-            write_atomically(folder / f"{self.name}.{kind}", file.getvalue())
+            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+
+    def in_notebook(self) -> Any:
+        """The matplotlib figure, which a notebook shows as it stands in the page."""
+        self.figure._repr_png_ = lambda: self._file("png", 100)
+        return self.figure
+
+    def _file(self, kind: str, dpi: int) -> bytes:
+        file = BytesIO()
+        with _style():
+            self.figure.savefig(file, format=kind, dpi=dpi)
+        return file.getvalue()
 
     def inline(self) -> str:
         """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
@@ -85,27 +94,31 @@ class Picture:
         return text.replace(INK, "currentColor")
 
 
-class _Drawing:
+class Drawing:
     """A figure while it is drawn, and what its marks say."""
 
-    def __init__(self, x: str, y: str, height: float = 3.2) -> None:
+    def __init__(self, x: str, *ys: str, height: float = 3.2) -> None:
         from matplotlib.figure import Figure
 
         with _style():
-            self.axes = Figure(figsize=(5.2, height), layout="constrained").add_subplot()
-            self.axes.set_xlabel(x)
-            self.axes.set_ylabel(y)
+            figure = Figure(figsize=(5.2, height), layout="constrained")
+            self.panels = list(figure.subplots(len(ys), sharex=True, squeeze=False)[:, 0])
+            self.axes = self.panels[0]
+            self.panels[-1].set_xlabel(x)
+            for axes, y in zip(self.panels, ys, strict=True):
+                axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
     def marks(
         self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
     ) -> None:
-        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
+        axes = self.panels[how.pop("panel", 0)]
         if xs:
             gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
             face = "none" if how.pop("hollow", False) else color
             with _style():
-                self.axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
+                axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
             self.tips[gid] = tips
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
@@ -127,7 +140,11 @@ def draw(
         "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
         "factors": [layers(runs, searches)],
-        "searches": [picture for search in searches for picture in (progress(search), tradeoff(search))],
+        "searches": [
+            picture
+            for search in searches
+            for picture in (progress(search), progress(search, "seconds"), tradeoff(search))
+        ],
     }
     names: list[str] = []
     drawn: dict[str, list[Picture]] = {section: [] for section in found}
@@ -142,7 +159,7 @@ def draw(
 def positions(panel: Panel) -> Picture:
     """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
     task, _, metric_name = panel.title.rpartition(", ")
-    drawing = _Drawing("position of the gold item in the context (%)", metric_name)
+    drawing = Drawing("position of the gold item in the context (%)", metric_name)
     counts, ticks, scores = set[int](), set[float](), list[float]()
     for run, metric in panel.runs.items():
         values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
@@ -152,7 +169,7 @@ def positions(panel: Panel) -> Picture:
             f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
             for label, value, end in zip(metric.values, values, ends, strict=True)
         ]
-        name, line = (f"{_short(run.name)} (published)", "--") if run.is_published else (_short(run.name), "-")
+        name, line = (f"{short(run.name)} (published)", "--") if run.is_published else (short(run.name), "-")
         drawing.marks(name, at, values, tips, run.place, linestyle=line)
         known = [end for end in ends if end]
         if len(known) == len(values):
@@ -184,7 +201,7 @@ def differences(pair: Pair) -> Picture:
         f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
         for name, row in zip(names, rows, strict=True)
     ]
-    drawing = _Drawing(f"{_short(pair.b.name, 36)} − {_short(pair.a.name, 36)}", "", 1.0 + 0.19 * len(rows))
+    drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
     for y, row in enumerate(rows):
         drawing.axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
     drawing.marks("", [row["difference"] for row in rows], range(len(rows)), tips, 1, linestyle="")
@@ -199,31 +216,44 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    from matplotlib.ticker import MaxNLocator
-
-    drawing = _Drawing("layer", "factor")
-    lines = [(run.name, run.per_layer, run.place) for run in runs if run.per_layer]
+    lines = [(run.name, run.per_layer, run.place, points_of(None)) for run in runs if run.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
-            lines.append((search.name, search.found.per_layer(), place))
-            if search.points:
-                label = f"{_short(search.name)}: control points"
-                drawing.axes.plot(*zip(*search.points, strict=True), ":x", color=COLORS[place % 6], label=label)
-    if not lines:
-        return None
-    for name, values, place in lines:
+            lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))
+    return factors(lines) if lines else None
+
+
+def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]]) -> Picture:
+    """One factor a layer, of each line's name, values, place among the colours, and control points."""
+    from matplotlib.ticker import MaxNLocator
+
+    drawing = Drawing("layer", "factor")
+    for name, values, place, points in lines:
+        if points:
+            label = f"{short(name)}: control points"
+            drawing.axes.plot(*zip(*points, strict=True), ":x", color=COLORS[place % 6], label=label)
         tips = [f"{name}, layer {h}: {value:.3f}" for h, value in enumerate(values)]
-        drawing.marks(_short(name), range(len(values)), values, tips, place)
+        drawing.marks(short(name), range(len(values)), values, tips, place)
     drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def progress(search: Search) -> Picture | None:
-    """The search as it went: every individual, and the fittest so far among those asked as many questions."""
+def points_of(found: Factors | None) -> list[tuple[float, float]]:
+    """The control points of a curve, unless it is one free factor a layer."""
+    curve = found.curve if found else None
+    return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+
+
+def progress(search: Search, cost: str = "prompts") -> Picture | None:
+    """The search as it went: every individual, a line as long as what it took, in ``prompts`` or ``seconds``.
+
+    With it stands the fittest so far among those asked as many questions.
+    """
     if not (individuals := search.individuals):
         return None
-    drawing = _Drawing("prompts answered so far", "fitness on the search examples")
+    what = {"prompts": "prompts answered so far", "seconds": "seconds spent on individuals so far"}[cost]
+    drawing = Drawing(what, "fitness on the search examples")
     full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
     asked, seconds = 0, 0.0
     marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
@@ -236,7 +266,9 @@ def progress(search: Search) -> Picture | None:
             f"{asked:,} prompts and {seconds:,.0f} s so far; factors {_factors(entry)}"
         )
         place = 0 if early else 1 + full.index(entry["prompts"])
-        marks.setdefault(place, []).append((asked, entry["fitness"], tip))
+        end = {"prompts": asked, "seconds": seconds}[cost]
+        marks.setdefault(place, []).append((end, entry["fitness"], tip))
+        drawing.axes.hlines(entry["fitness"], end - entry[cost], end, color=COLORS[place % 6], alpha=0.6)
     for place, some in sorted(marks.items()):
         xs, ys, tips = zip(*some, strict=True)
         name = f"measured on {full[place - 1]} prompts" if place else "given up early"
@@ -248,8 +280,9 @@ def progress(search: Search) -> Picture | None:
         label = f"plain model, {entry['prompts']} prompts"
         drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
     title = f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s"
-    caption = f"Search {search.name}: fitness of every individual"
-    return drawing.picture(f"search {search.name}", caption, title + ("" if search.finished else ", not finished"))
+    caption = f"Search {search.name}: fitness of every individual, by {cost}"
+    name = f"search {search.name}" + (" seconds" if cost == "seconds" else "")
+    return drawing.picture(name, caption, title + ("" if search.finished else ", not finished"))
 
 
 def tradeoff(search: Search) -> Picture | None:
@@ -262,7 +295,7 @@ def tradeoff(search: Search) -> Picture | None:
     harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
     plain = [one for one in search.baselines if one["prompts"] == most]
     fine = [entry for entry in full if entry not in harmful]
-    drawing = _Drawing("mean over tasks and positions", "worst of them")
+    drawing = Drawing("mean over tasks and positions", "worst of them")
     for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
         points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
         tips = [
@@ -302,7 +335,8 @@ def _and(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
 
 
-def _short(name: str, most: int = 60) -> str:
+def short(name: str, most: int = 60) -> str:
+    """A name that has room in a picture."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
 
 

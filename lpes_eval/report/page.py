@@ -13,7 +13,7 @@ from lpes_eval.compare import tables
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Panel, Run, Search
+    from lpes_eval.report.sources import Pair, Panel, Run
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="results JSON of lm_eval, or a folder: the newest results in it, or a search",
+        help="results JSON of lm_eval, or a folder: the newest results in it, a search, or what `attention` measured",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and SVG into this folder, too")
@@ -43,31 +43,37 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path | None = None) -> int:
+def write(
+    paths: Sequence[str | Path],
+    output: str | Path,
+    figures: str | Path | None = None,
+    prompts_may_differ: bool = False,
+) -> int:
     """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
 
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
+    from lpes_eval.compare.flips import Flips
+    from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
-    from lpes_eval.report import sources
-    from lpes_eval.report.flips import Flips
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
-    runs, searches = sources.read(paths)
+    runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
-    pairs, notes = sources.pairs(runs)
+    pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips = Flips()
     for pair in pairs:
         flips.add(pair)
     pictures = drawing.draw(runs, panels, pairs, searches)
+    pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
     if figures:
         for picture in (one for section in pictures.values() for one in section):
             picture.save(Path(figures))
     page = render(
         runs=runs,
-        searches=[_search(search) for search in searches],
+        searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
         pairs=[_pair(pair, flips) for pair in pairs],
@@ -147,29 +153,6 @@ def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
             flipped = (better, len(samples) - better)
         sections.append({"section": section, "rows": rows, "flipped": flipped})
     return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
-
-
-def _search(search: Search) -> dict[str, Any]:
-    """What a search is, what it cost, and its fittest individual."""
-    individuals = search.individuals
-    full = [entry for entry in individuals if "stopped_after" not in entry]
-    most = max((entry["prompts"] for entry in full), default=0)
-    best = max((entry for entry in full if entry["prompts"] == most), key=lambda e: e["fitness"], default=None)
-    prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
-    found = search.found
-    return {
-        "name": search.name,
-        "finished": search.finished,
-        "facts": {
-            "folder": search.folder,
-            "optimiser": search.settings.get("optimizer"),
-            "curve": search.settings.get("curve"),
-            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
-            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
-            "fittest": best and f"{best['fitness']:.4f} on {most} prompts",
-            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
-        },
-    }
 
 
 def _provenance(run: Run) -> dict[str, Any]:

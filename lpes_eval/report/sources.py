@@ -17,6 +17,9 @@ from lpes_eval.compare.tables import Report
 from lpes_eval.errors import UserError
 from lpes_eval.report import published
 
+ATTENTION = "lpes-eval attention"
+"""The format of ``attention.json``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -94,33 +97,61 @@ class Search:
         return [entry for entry in self.entries if entry.get("origin") == "baseline"]
 
     @property
-    def points(self) -> list[tuple[float, float]]:
-        """The control points, where the curve is not one free factor a layer."""
-        curve = self.found.curve if self.found else None
-        return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+    def facts(self) -> dict[str, Any]:
+        """What it is, what it cost so far, and the fittest of the individuals that were asked most."""
+        individuals, found = self.individuals, self.found
+        full = [entry for entry in individuals if "stopped_after" not in entry]
+        most = max((entry["prompts"] for entry in full), default=0)
+        best = max((entry["fitness"] for entry in full if entry["prompts"] == most), default=0.0)
+        prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
+        return {
+            "folder": self.folder,
+            "optimiser": self.settings.get("optimizer"),
+            "curve": self.settings.get("curve"),
+            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
+            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
+            "fittest": full and f"{best:.4f} on {most} prompts",
+            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
+        }
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search]]:
-    """Read each path: the folder of a search, if a journal is in it; published answers (CSV); results of lm-eval.
+@dataclass(frozen=True)
+class Attention:
+    """What `lpes-eval attention` measured, as its JSON has it."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Attention]]:
+    """Read each path: the folder of a search, or of `attention`; published answers (CSV); results of lm-eval.
 
     Raises:
         DataError: none of these.
     """
     runs: list[Run] = []
     searches: list[Search] = []
+    attentions: list[Attention] = []
     names: list[str] = []
     for path in map(Path, paths):
-        name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
-        if name == "results":  # as lm-eval names its file and README.md the folder of folders
-            name = path.resolve().parent.name
+        name = name_of(path)
         names.append(name)
         shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
         if (path / "journal.jsonl").is_file():
-            searches.append(_search(shown, path))
+            searches.append(search(shown, path))
+        elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
+            attentions.append(_attention(shown, file))
         else:
             read_one = published.read if path.suffix == ".csv" else results.read
             runs.append(Run(shown, read_one(path), len(runs)))
-    return runs, searches
+    return runs, searches, attentions
+
+
+def name_of(path: Path) -> str:
+    """What a run or search is called: as its folder."""
+    name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
+    # as lm-eval names its file and README.md the folder of folders
+    return path.resolve().parent.name if name == "results" else name
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
@@ -161,7 +192,7 @@ def _size(task: results.Task) -> list[str]:
     return [f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")]
 
 
-def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
     """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
     found, notes = [], []
     runs = [run for run in runs if not run.is_published]
@@ -169,12 +200,15 @@ def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
         why = []
         for a in runs[:i]:
             in_both = [name for name in a.results.tasks if name in b.results.tasks]
-            reasons = {name: _reason(a.results.tasks[name], b.results.tasks[name]) for name in in_both}
+            reasons = {
+                name: _reason(a.results.tasks[name], b.results.tasks[name], prompts_may_differ) for name in in_both
+            }
             asked = {name: task for name, task in a.results.tasks.items() if reasons.get(name, "absent") is None}
             why += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
             if asked:
                 try:
-                    found.append(Pair(a, b, compare(replace(a.results, tasks=asked), b.results)))
+                    own = replace(a.results, tasks=asked)
+                    found.append(Pair(a, b, compare(own, b.results, prompts_may_differ=prompts_may_differ)))
                 except UserError as error:
                     why.append(f"{a.name} and {b.name}: {error}.")
                     continue
@@ -183,12 +217,17 @@ def pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
     return found, notes
 
 
-def _reason(a: results.Task, b: results.Task) -> str | None:
+def _reason(a: results.Task, b: results.Task, prompts_may_differ: bool) -> str | None:
     unlogged = None in (a.documents, b.documents)
-    return "no samples were logged (lm_eval --log_samples)" if unlogged else mismatch(a, b)
+    return (
+        "no samples were logged (lm_eval --log_samples)"
+        if unlogged
+        else mismatch(a, b, prompts_may_differ=prompts_may_differ)
+    )
 
 
-def _search(name: str, folder: Path) -> Search:
+def search(name: str, folder: Path) -> Search:
+    """A search, read from its folder as far as it went; ``DataError`` where it is none."""
     way_out = "take the folder of a search, as python -m search.ga writes it"
     journal = folder / "journal.jsonl"
     with well_formed(folder / "settings.json", "not the settings of a search", way_out):
@@ -207,3 +246,11 @@ def _search(name: str, folder: Path) -> Search:
 
 def _whole_lines(path: Path) -> Iterator[str]:
     return (line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
+
+
+def _attention(name: str, path: Path) -> Attention:
+    with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != ATTENTION or not all(one["layers"] for one in data["sets"].values()):
+            raise ValueError(f"expected {ATTENTION!r}")
+        return Attention(name, data)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def convergence(
-    folder: Path | None, individuals: Sequence[Mapping[str, Any]], to_beat: Mapping[str, Mapping[str, Any]]
-) -> Any:
-    """The fitness of every individual that was measured in full, and of the fittest so far; returns the figure."""
+    folder: Path, individuals: Sequence[Mapping[str, Any]], to_beat: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """The fitness of every individual that was measured in full, and of the fittest so far."""
     measured = [entry for entry in individuals if "stopped_after" not in entry]
     by_size: dict[int, list[Mapping[str, Any]]] = {}  # fitness on fewer prompts is another one
     for entry in sorted(measured, key=lambda entry: entry["generation"]):
         by_size.setdefault(entry["prompts"], []).append(entry)
-    with _figure(folder and folder / "convergence.png", "generation", "fitness on the search examples") as axes:
+    with _figure(folder / "convergence.png", "generation", "fitness on the search examples") as axes:
         for number, (prompts, entries) in enumerate(sorted(by_size.items())):
             of = f" ({prompts} prompts)" if len(by_size) > 1 else ""
             last, color = number == len(by_size) - 1, _style(FOUND)[0]
@@ -40,7 +40,6 @@ def convergence(
         for name, entry in to_beat.items():
             color, line, _ = _style(name)
             axes.axhline(entry["fitness"], color=color, linestyle=line, linewidth=1.5, label=name)
-    return axes.figure
 
 
 def tradeoff(folder: Path, search: Search, individuals: Sequence[Mapping[str, Any]], outcome: Outcome) -> None:
@@ -113,5 +112,4 @@ def _figure(path: Any, x: str, y: str) -> Iterator[Any]:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    if path is not None:
-        figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150)

@@ -1,6 +1,7 @@
 """Reading lm-eval's files, and ``lpes-eval compare`` from files to table."""
 
 import json
+import re
 import shlex
 
 import numpy as np
@@ -235,3 +236,44 @@ def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
     assert len(rows) == 8
     assert {row.count("|") for row in rows} == {8}
     assert "------  ------" not in printed
+
+
+def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_runs, tmp_path, capsys):
+    path_a, path_b, *_ = two_runs
+    path_c = write_run(tmp_path / "c", right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9}))
+    three = comparison(path_a, path_b, path_c)
+    assert [section.sides for section in three.sections] == [("A", "B"), ("A", "C")]
+    for section, other in zip(three.sections, (path_b, path_c), strict=True):
+        alone = comparison(path_a, other)
+        pairs = list(zip(section.rows, alone.rows, strict=True))
+        assert all(row.facts["difference"] == same.facts["difference"] for row, same in pairs)
+        assert all(row.facts["p_holm"] >= same.facts["p_holm"] for row, same in pairs)
+    adjusted = [row.facts["p_holm"] for row in three.rows]
+    assert min(adjusted) == pytest.approx(min(1, len(adjusted) * min(row.facts["p"] for row in three.rows)))
+    assert cli.main(["compare", *map(str, (path_a, path_b, path_c)), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [one["sides"] for one in data["comparisons"]] == [["A", "B"], ["A", "C"]]
+    assert data["c"]["results"] == str(path_c)
+
+
+def test_flips_are_the_samples_that_changed_in_the_table_and_the_page(two_runs, tmp_path, capsys):
+    path_a, path_b, a, b = two_runs
+    page = tmp_path / "page.html"
+    assert cli.main(["compare", str(path_a), str(path_b), "--flips", "--html", str(page), "--json"]) == 0
+    [flips] = json.loads(capsys.readouterr().out)["flips"]
+    changed = {(f"{p} %", n) for p in a for n in range(60) if a[p][n] != b[p][n]}
+    worse = {(f"{p} %", n) for p in a for n in range(60) if a[p][n] > b[p][n]}
+    assert flips["metric"].startswith(f"acc: {len(changed - worse)} flipped to better, {len(worse)} to worse")
+    listed = {(row["position"], int(row["question"].split()[-1])) for row in flips["rows"]}
+    assert len(listed) == len(flips["rows"]) == 20  # the first of them, the worse ones before the others
+    assert listed <= changed
+    assert worse <= listed if len(worse) <= 20 else listed <= worse
+    assert f"▲ {len(changed - worse)} / ▼ {len(worse)}" in re.sub(r"<[^>]*>", "", page.read_text())
+
+
+def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):
+    hostile = "a | b <img src=x> [x](y) `c`\n# d"
+    paths = [write_run(tmp_path / n, {None: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
+    assert cli.main(["compare", *map(str, paths), "--flips", "--markdown"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| better")]
+    assert "a \\| b &lt;img src=x> \\[x\\](y) \\`c\\` # d 0" in line

@@ -273,6 +273,23 @@ def test_markdown_and_junit_hold_the_table_of_the_terminal(tmp_path, committed, 
     assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
+def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_path, committed):
+    target = tmp_path / "summary.json"
+    before = json.loads(committed.read_text())["tasks"]["toy"]["metrics"]["acc,none"]["by_question"]
+    scores = {p: [float(x) for x in before[f"{p:g} %"]] for p in POSITIONS}
+    first, last = POSITIONS[0], POSITIONS[-1]
+    lost = [n for n in range(100) if scores[first][n]][:3]
+    gained = [n for n in range(100) if not scores[last][n]][:1]
+    scores[first] = [0.0 if n in lost else x for n, x in enumerate(scores[first])]
+    scores[last] = [1.0 if n in gained else x for n, x in enumerate(scores[last])]
+    call(write_run(tmp_path / "now", scores), "--baseline", committed, "--flips", "--json", target)
+    [flips] = json.loads(target.read_text())["flips"]
+    assert [(row["better"], row["position"], row["question"]) for row in flips["rows"]] == [
+        (False, f"{first:g} %", f"question {n}") for n in lost
+    ]
+    assert {tuple(row["answers"]) for row in flips["rows"]} == {("", "yes")}  # a baseline keeps no answers
+
+
 def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypatch):
     target = tmp_path / "summary.md"
     target.write_text("from another step\n")

@@ -9,7 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from lpes_eval import cli
+from lpes_eval.compare import results
 from lpes_eval.data import kv
+from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
 from lpes_eval.report import figures, sources
 from lpes_eval.report.figures import interval
 from runs import write_run
@@ -126,7 +129,7 @@ def test_text_of_samples_and_names_stays_text(tmp_path, report):
 
 
 def test_what_does_not_fit_into_the_page_is_left_out_and_said(tmp_path, report, monkeypatch):
-    monkeypatch.setattr("lpes_eval.report.flips.CONTEXT_ROOM", 25)
+    monkeypatch.setattr("lpes_eval.compare.flips.CONTEXT_ROOM", 25)
     page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
     assert [bool(one["prompt"]) for one in page.data["samples"]] == [True, True, False]
     assert "1 prompts were left out" in page.text
@@ -150,7 +153,7 @@ def test_a_page_asks_for_nothing_outside_itself(tmp_path, report):
 def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(tmp_path):
     lengths = [("short a", "x"), ("long a", "y"), ("short b", "x"), ("long b", "y"), ("alone", "z")]
     paths = [write_run(tmp_path / name, BEFORE, text=text).parent for name, text in lengths]
-    runs, _ = sources.read(paths)
+    runs, _, _ = sources.read(paths)
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
@@ -178,7 +181,7 @@ def test_names_that_occur_twice_are_told_apart(tmp_path):
 
 
 def test_intervals_of_accuracies_are_wilsons(tmp_path):
-    [run], _ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
+    [run], *_ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
     metric = run.results.tasks["toy"].metrics["acc,none"]
     assert interval(metric, "0 %") == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
 
@@ -232,6 +235,32 @@ def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     assert "worsens a guard" in page.text
 
 
+def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhile(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lpes_eval.report.watch.PAUSE", 0.01)
+    folder, looks = write_search(tmp_path / "run-0", [individual(0, 0.6)]), []
+
+    def meanwhile(seconds):
+        looks.append(seconds)
+        page = tmp_path / "report.html"
+        assert cli.main(["report", str(folder), "-o", str(page)]) == 0
+        assert f"{len(looks)}, of which 0 given up early" in page.read_text()
+        assert "not finished" in page.read_text()
+        lines = [individual(number, 0.6 + 0.1 * number) for number in range(len(looks) + 1)]
+        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
+        if len(looks) == 2:
+            (folder / "report.json").write_text("{}")
+
+    monkeypatch.setattr("time.sleep", meanwhile)
+    assert cli.main(["watch", str(folder)]) == 0
+    shown = [line.split("  ")[:5] for line in capsys.readouterr().out.splitlines() if "generation" in line]
+    assert shown == [
+        [str(n + 1), f"generation {n}", "mutant", f"fitness {f:.4f}", f"best {f:.4f} on 40 prompts"]
+        for n, f in enumerate((0.6, 0.7, 0.8))
+    ]
+    assert cli.main(["watch", str(tmp_path)]) == 2
+    assert str(tmp_path / "settings.json") in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["settings.json", "journal.jsonl"])
 def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
@@ -248,14 +277,32 @@ def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
     report(*runs, search, options=["--figures", tmp_path / "figures"])
-    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "search-s-seconds", "tradeoff-s"]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         f"{name}.{kind}" for name in names for kind in ("png", "svg")
-    ]
+    }
     for path in (tmp_path / "figures").glob("*.svg"):
         ElementTree.parse(path)
     for path in (tmp_path / "figures").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_notebook_has_the_figures_of_the_page(tmp_path):
+    runs = [results.read(write_run(tmp_path / n, s)) for n, s in (("a", BEFORE), ("b", AFTER))]
+    figure = runs[0].plot(runs[1], task="toy")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="no scores by position of other"):
+        runs[0].plot(task="other")
+    curve = Factors.from_curve("bezier", [(0, 1.0), (3, 1.6)], num_layers=4).plot()
+    assert next(list(line.get_ydata()) for line in curve.axes[0].get_lines()) == [1.0, 1.6]
+
+
+@pytest.mark.parametrize(("cost", "ends"), [("prompts", [40, 80]), ("seconds", [2.0, 5.0])])
+def test_the_search_is_drawn_by_prompts_or_seconds_each_individual_as_long_as_it_took(tmp_path, cost, ends):
+    folder = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7, seconds=3.0)])
+    axes = figures.progress(sources.search("s", folder), cost).figure.axes[0]
+    assert [list(one.get_segments()[0][:, 0]) for one in axes.collections] == [[0, ends[0]], ends]
 
 
 # --- in a browser ---

@@ -1,0 +1,87 @@
+"""``lpes-eval attention MODEL --factors F``: where the model looks while it answers, plain and with factors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lpes_eval.compare.tables import finite, text_table
+from lpes_eval.flags import at_least, mapping
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``lpes-eval attention``."""
+    parser = subparsers.add_parser(
+        "attention",
+        help="where a model looks while it answers, by layer and head, plain and with factors",
+        description="Measure how much attention the answer's tokens pay to the beginning, middle and end of the "
+        "context and to each document or record, without factors and with each set given. docs/report.md, "
+        '"Attention", says what is measured.',
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
+    add("--factors", action="append", default=[], metavar="FILE|NUMBER", help="a set to compare; may be repeated")
+    add("--task", default="kv_retrieval", help="a task by position (default: kv_retrieval)")
+    add("--questions", type=at_least(1), default=8, metavar="N", help="at every position (default: 8)")
+    add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the task: num_keys=25, or JSON")
+    add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
+    add("--apply_chat_template", action="store_true", help="use the model's template")
+    add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cpu, mps")
+    add("-o", "--output", type=Path, default=Path("attention"), metavar="DIR",
+        help="folder for attention.json and the pictures (default: attention)")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``lpes-eval attention``."""
+    from rich.progress import Progress
+
+    from lpes_eval import factors, methods
+    from lpes_eval.attention.measure import measure
+    from lpes_eval.attention.prompts import PARTS, load, prompts
+    from lpes_eval.files import write_atomically
+    from lpes_eval.report import attention, sources
+
+    sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
+    device = {"device": arguments.device} if arguments.device else {}
+    task = load(arguments.task, arguments.metadata)
+    lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
+    asked = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("reading prompts", total=len(asked) * len(sets))
+        found = measure(lm, sets, asked, lambda done: progress.update(bar, completed=done))
+    data = {
+        "format": sources.ATTENTION,
+        "model": arguments.model,
+        "task": arguments.task,
+        "metadata": arguments.metadata,
+        "questions": arguments.questions,
+        "positions": sorted({prompt.position for prompt in asked}),
+        "tokens": max(len(prompt.tokens) for prompt in asked),
+        "parts": PARTS,
+        "sets": found,
+    }
+    path = arguments.output / "attention.json"
+    write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
+    for picture in attention.pictures(sources.Attention("attention", data)):
+        picture.save(arguments.output)
+    print(table(data))
+    print(f"\n{path}, and pictures beside it. lpes-eval report takes the folder as one of its inputs.")
+    return 0
+
+
+def table(data: Any) -> str:
+    """The shares by layer, a mean over heads, as text."""
+    shown = [*data["parts"][1:4], "gold"]
+    text = [f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up "
+            f"to {data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads"]  # fmt: skip
+    rows = []
+    for name, one in data["sets"].items():
+        for k, h in enumerate(one["layers"]):
+            heads = [[*parts[1:4], gold] for parts, gold in zip(one["parts"][k], one["gold"][k], strict=True)]
+            factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
+            means = [f"{100 * sum(column) / len(heads):.1f}" for column in zip(*heads, strict=True)]
+            rows.append([name, str(h), factor, *means])
+    return "\n".join([*text, text_table(["factors", "layer", "factor", *shown], rows)])

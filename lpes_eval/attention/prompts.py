@@ -1,0 +1,114 @@
+"""Prompts of a task by position with their reference answers, as tokens of which each one's segment is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.errors import PromptTooLong, UserError
+from lpes_eval.harness.segments import Segment, join
+
+if TYPE_CHECKING:
+    from lpes_eval.harness.task import PositionTask
+
+PARTS = ("before", "beginning", "middle", "end", "after", "answer")
+"""What a key belongs to: what stands before the documents or records, the thirds of these, what stands after them, and
+the tokens of the answer so far."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its answer.
+
+    Attributes:
+        position: of the gold item, in percent.
+        tokens: the prompt's and the answer's.
+        answer: how many are the answer's.
+        parts: of each token, its number in ``PARTS``.
+        items: of each token, the number of its document or record, or -1.
+        gold: which of these is the gold one.
+    """
+
+    position: float
+    tokens: list[int]
+    answer: int
+    parts: list[int]
+    items: list[int]
+    gold: int
+
+
+def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
+    """A task by position; ``UserError`` where there is none of this name."""
+    from lm_eval.tasks import TaskManager
+
+    from lpes_eval.harness.plugin import tasks_folder
+    from lpes_eval.harness.task import PositionTask
+
+    expected = "expected one by position, such as kv_retrieval or mdqa_pos"
+    manager = TaskManager(include_defaults=False, include_path=str(tasks_folder()), metadata=dict(metadata))
+    if name not in manager.all_tasks:
+        raise UserError(f"--task {name}: no such task; {expected}")
+    tasks = list(manager.load([name])["tasks"].values())
+    if not isinstance(tasks[0], PositionTask):
+        raise UserError(f"--task {name}: is not by position; {expected}")
+    return tasks[0]
+
+
+def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator[Prompt]:
+    """The prompts of so many questions at every position that the task asks.
+
+    Raises:
+        UserError: a tokenizer that does not say where its tokens stand, or a prompt that is too long for the model.
+    """
+    for doc in list(task.test_docs())[:questions]:
+        for position in task.positions:
+            target = task.target(doc, position)
+            answer = target if isinstance(target, str) else target[0]
+            made = _tokens(lm, task.segments(doc, position), task.config.target_delimiter + answer, chat)
+            if len(made.tokens) > lm.max_length:
+                raise PromptTooLong(
+                    f"{task.config.task}: a prompt and its answer of {len(made.tokens)} tokens; the model's window is "
+                    f"{lm.max_length}. Take a shorter one (--metadata), or a longer window (--model_args max_length=)"
+                )
+            yield Prompt(position, **vars(made))
+
+
+@dataclass
+class _Tokens:
+    tokens: list[int]
+    answer: int
+    parts: list[int]
+    items: list[int]
+    gold: int
+
+
+def _tokens(lm: Any, segments: list[Segment], answer: str, chat: bool) -> _Tokens:
+    text = join(segments)
+    whole = lm.apply_chat_template([{"role": "user", "content": text}]) if chat else text
+    before, _, _ = whole.partition(text)
+    if not lm.tokenizer.is_fast:
+        raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
+    ids = lm.tok_encode(whole + answer, add_special_tokens=False if chat else None)
+    plain = lm.tokenizer(whole + answer, add_special_tokens=False, return_offsets_mapping=True)
+    added = len(ids) - len(plain["input_ids"])
+    if ids[added:] != plain["input_ids"]:
+        raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
+    starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
+    items = [one for one in segments if one.label not in ("instruction", "question")]
+    ends, at = [], len(before) + len(segments[0].text)
+    for item in items:
+        at += len(item.text)
+        ends.append(at)
+    first = len(before) + len(segments[0].text)
+    of_item = [next((i for i, end in enumerate(ends) if start < end), -1) if start >= first else -1 for start in starts]
+    within = [number for number, item in enumerate(of_item) if item >= 0]
+    third = {number: PARTS.index("beginning") + 3 * k // len(within) for k, number in enumerate(within)}
+    parts = [
+        third[number]
+        if number in third
+        else PARTS.index("before" if start < first else "answer" if start >= len(whole) else "after")
+        for number, start in enumerate(starts)
+    ]
+    gold = next(i for i, item in enumerate(items) if item.label == "gold")
+    return _Tokens(ids, parts.count(PARTS.index("answer")), parts, of_item, gold)

@@ -1,0 +1,183 @@
+"""The samples that flipped between two runs, with their prompts in labelled segments, small enough for one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lpes_eval.compare import tables
+from lpes_eval.compare.results import Results, read_samples
+from lpes_eval.data import kv, mdqa
+from lpes_eval.harness.segments import Segment, join
+
+if TYPE_CHECKING:
+    from lpes_eval.compare.tables import Report
+    from lpes_eval.report.sources import Pair
+
+CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
+"""So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
+
+LONGEST_ANSWER = 1_000
+SHOWN, CELL = 20, 60
+"""Flips of a score, and characters of a text, that a table has."""
+KINDS = ("instruction", "context", "gold", "question", "prompt")
+
+
+class Flips:
+    """Samples that flipped, as plain data for the page.
+
+    ``texts`` has every piece of a prompt once. A sample's prompt is a list of [kind, first text, number of texts], the
+    kind one of ``KINDS``; it is empty where there was no more room, which ``left_out`` counts.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[dict[str, Any]] = []
+        self.texts: list[str] = []
+        self.left_out = 0
+        self._known: dict[str, int] = {}
+        self._context = self._spent = 0
+
+    def add(self, pair: Pair) -> None:
+        """Add what flipped from a pair's first run to its second, in the first metric of each task."""
+        for task, key in first_metrics(pair.report).items():
+            for sample in flipped(pair.a.results, pair.b.results, task, key):
+                prompt = self._packed([segment for segment in sample.pop("segments") if segment.text])
+                self.samples.append({"pair": pair.title, "task": task, **sample, "prompt": prompt})
+
+    def data(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {"samples": self.samples, "texts": self.texts, "kinds": KINDS}
+
+    def _packed(self, segments: Sequence[Segment]) -> list[list[int]]:
+        new = [segment for segment in segments if segment.text not in self._known]
+        size = sum(len(segment.text) for segment in new)
+        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
+        if self._spent + size > ROOM or self._context + context > CONTEXT_ROOM:
+            self.left_out += 1
+            return []
+        self._spent, self._context = self._spent + size, self._context + context
+        spans: list[list[int]] = []
+        for segment in segments:
+            kind = KINDS.index(segment.label) if segment.label in KINDS else KINDS.index("context")
+            at = self._known.setdefault(segment.text, len(self.texts))
+            if at == len(self.texts):
+                self.texts.append(segment.text)
+            if spans and spans[-1][0] == kind and sum(spans[-1][1:]) == at:
+                spans[-1][2] += 1
+            else:
+                spans.append([kind, at, 1])
+        return spans
+
+
+def first_metrics(report: Report, side: str = "") -> dict[str, str]:
+    """Of each task in a report of `compare`, the first metric; of more than two runs, of those that ``side`` has."""
+    sections = [one for one in reversed(report.sections) if not side or side in one.sides]
+    return {section.task: section.metric for section in sections}
+
+
+def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = False) -> Iterator[dict[str, Any]]:
+    """The samples of a task whose score in a metric differs between two runs on the same questions.
+
+    Of each: its position, whether it got ``better``, both ``scores``, the question, what is ``expected``, both
+    ``answers``, and the prompt's ``segments``. Of a ``baseline`` there are scores and no answers.
+    """
+    metrics = [run.tasks[task].metrics for run in (a, b)]
+    key = next(key for key in metrics[0] if key in metrics[1] and key.removesuffix(",none") == metric)
+    before, after = (of[key].by_question or {} for of in metrics)
+    if not (labels := [label for label in before if label in after]):
+        return
+    lines_b = read_samples(b.path, task)[key.rpartition(",")[2]]
+    lines_a = [None] * len(lines_b) if baseline else read_samples(a.path, task)[key.rpartition(",")[2]]
+    for label in labels:
+        for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
+            if scores[0] != scores[1]:
+                better = (scores[1] > scores[0]) == metrics[0][key].higher_is_better
+                yield {"better": better, "scores": scores, **_shown(line_a, line_b, label)}
+
+
+def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str, most: int = SHOWN) -> tables.Section:
+    """The flips of one score as a table, the worse ones first, and of many the first ``most``."""
+    found = sorted(samples, key=lambda one: one["better"])
+    better = sum(one["better"] for one in found)
+    rest = f", the first {most} of them" if len(found) > most else ""
+    rows = tuple(
+        tables.Row(
+            (
+                "better" if one["better"] else "worse",
+                one["position"],
+                *(_cell(text) for text in (one["question"][-CELL:], one["expected"], *one["answers"])),
+            ),
+            {name: one[name] for name in ("better", "position", "scores", "question", "expected", "answers")},
+        )
+        for one in found[:most]
+    )
+    title = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}"
+    return tables.Section(task, title, None, ("flip", "position", "question", "expected", "before", "after"), rows)
+
+
+def _cell(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= CELL else f"{line[:CELL]}…"
+
+
+def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
+    requests = list((line_b.get("arguments") or {}).values()) or [{}]
+    place = min(_place(line_b, label), len(requests) - 1)  # one request may be scored under several names
+    prompt = str(requests[place].get("arg_0", ""))
+    segments, expected = _labelled(line_b["doc"], label) or ([Segment("prompt", prompt)], line_b.get("target"))
+    text = join(segments)
+    before, found, after = prompt.partition(text) if text else ("", "", prompt)
+    if not found:  # one of our prompts, but with another text
+        segments, before, after = [Segment("prompt", prompt)], "", ""
+    question = next((one.text for one in segments if one.label == "question"), prompt[-300:])
+    if _likelihoods(line_b) and str(expected).isdigit():
+        expected = requests[int(str(expected))].get("arg_1")
+    return {
+        "position": "" if label == "all" else label,
+        "question": " ".join(question.split()),
+        "expected": _short(expected),
+        "answers": ["" if line is None else _answer(line, label) for line in (line_a, line_b)],
+        "segments": [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
+    }
+
+
+def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | tuple[str, ...]] | None:
+    """The prompt's segments and the reference of this package's benchmarks by position; None for any other."""
+    if not isinstance(doc, dict) or label == "all":
+        return None
+    position = float(label.removesuffix(" %"))
+    if doc.keys() == {"question_id", "records", "gold"}:
+        question = kv.Question(**doc)
+        return question.segments(position), question.value(position)
+    if doc.keys() == {"question_id", "question", "answers", "gold", "distractors"}:
+        gold, *distractors = (mdqa.Document(**one) for one in (doc["gold"], *doc["distractors"]))
+        example = mdqa.Example(**{**doc, "gold": gold, "distractors": tuple(distractors)})
+        return example.segments(position), example.answers
+    return None
+
+
+def _place(line: Mapping[str, Any], label: str) -> int:
+    """Which request of a question is that at a label: a sample has its scores at positions in the same order."""
+    at = [name.rpartition("@")[2] for name in line if "@" in name]
+    order = list(dict.fromkeys(f"{float(p):g} %" for p in at if p.replace(".", "", 1).isdigit()))
+    return 0 if label == "all" else order.index(label)
+
+
+def _likelihoods(line: Mapping[str, Any]) -> list[float]:
+    """Those of the choices, if the sample is one of multiple choice: lm-eval logs (likelihood, is greedy), as text."""
+    answers = line.get("filtered_resps") or []
+    pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and str(one[1]) in ("True", "False")]
+    return [float(one[0]) for one in pairs] if 1 < len(pairs) == len(answers) else []
+
+
+def _answer(line: Mapping[str, Any], label: str) -> str:
+    if likelihoods := _likelihoods(line):
+        requests = list(line["arguments"].values())
+        return _short(requests[likelihoods.index(max(likelihoods))].get("arg_1"))
+    return _short((line.get("filtered_resps") or [""])[_place(line, label)])
+
+
+def _short(value: Any) -> str:
+    text = " | ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]} ..."

@@ -1,0 +1,116 @@
+"""Pictures of attention: by layer beside the factors, by head, by document; and the decay (Fig. 4, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lpes_eval.report.figures import COLORS, Drawing, Picture, short
+from lpes_eval.report.sources import Attention
+
+
+def pictures(one: Attention) -> list[Picture]:
+    """All that there are."""
+    found = [by_layer(one), by_head(one), by_item(one)]
+    return found + ([decay(one)] if all(data["decay"] for data in one.data["sets"].values()) else [])
+
+
+def by_layer(one: Attention) -> Picture:
+    """A layer's factor, and below it what its attention goes to: the mean over heads, and a band over all of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    shown = ("beginning", "middle", "end", "gold")
+    drawing = Drawing("layer", "factor", *(f"{part} (%)" for part in shown), height=7.0)
+    for place, (name, data) in enumerate(one.data["sets"].items()):
+        layers, label = data["layers"], short(name)
+        factors = [data["factors"][h] if data["factors"] else 1.0 for h in layers]
+        tips = [f"{name}, layer {h}: factor {s:.3f}" for h, s in zip(layers, factors, strict=True)]
+        drawing.marks(label, layers, factors, tips, place, markersize=4)
+        for panel, part in enumerate(shown, 1):
+            of_heads = [[100 * x for x in heads] for heads in _of_heads(one, data, part)]
+            means = [_mean(heads) for heads in of_heads]
+            tips = [
+                f"{name}, layer {h}, {part}: {mean:.1f} % on average; heads {min(heads):.1f} to {max(heads):.1f} %, "
+                f"most head {heads.index(max(heads))}"
+                for h, mean, heads in zip(layers, means, of_heads, strict=True)
+            ]
+            ends = [min(heads) for heads in of_heads], [max(heads) for heads in of_heads]
+            drawing.panels[panel].fill_between(layers, *ends, color=COLORS[place % 6], alpha=0.12, linewidth=0)
+            drawing.marks("", layers, means, tips, place, panel=panel, markersize=4)
+    drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title = f"{_asked(one)}\nlines: mean over heads; bands: all heads"
+    caption = f"{one.name}: factor of each layer, and the attention that its answers pay to parts of the context"
+    return drawing.picture(one.name, caption, title)
+
+
+def by_head(one: Attention) -> Picture:
+    """The attention of each head of each layer to the gold item, a panel for each set of factors."""
+    sets = one.data["sets"]
+    drawing = Drawing("layer", *("head" for _ in sets), height=0.6 + 1.7 * len(sets))
+    grids = [list(zip(*_of_heads(one, data, "gold"), strict=True)) for data in sets.values()]
+    most = max(value for grid in grids for row in grid for value in row)
+    for axes, (name, data), grid in zip(drawing.panels, sets.items(), grids, strict=True):
+        image = axes.pcolormesh(
+            *_edges(data["layers"], len(grid)), [[100 * x for x in row] for row in grid],
+            cmap="cividis", vmin=0, vmax=100 * most, rasterized=True,
+        )  # fmt: skip
+        axes.set_title(short(name), loc="right", fontsize=8)
+    bar = drawing.axes.figure.colorbar(image, ax=drawing.panels)
+    bar.set_label("attention to the gold item (%)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    return drawing.picture(f"{one.name} heads", f"{one.name}: attention of each head to the gold item", _asked(one))
+
+
+def by_item(one: Attention) -> Picture:
+    """The attention to each document or record, where the gold one is the first, the middle and the last asked."""
+    asked = one.data["positions"]
+    positions = sorted({asked[0], asked[len(asked) // 2], asked[-1]})
+    what = "document" if "mdqa" in one.data["task"] else "record"
+    drawing = Drawing(what, *(f"gold at {p:g} % (%)" for p in positions), height=0.8 + 1.6 * len(positions))
+    for place, (name, data) in enumerate(one.data["sets"].items()):
+        for panel, p in enumerate(positions):
+            layers = data["items"][f"{p:g}"]
+            heads = [head for layer in layers for head in layer]
+            means = [100 * _mean(of_item) for of_item in zip(*heads, strict=True)]
+            tips = [f"{name}, gold at {p:g} %, {what} {i}: {mean:.2f} %" for i, mean in enumerate(means, 1)]
+            numbers = list(range(1, len(means) + 1))
+            drawing.marks("" if panel else short(name), numbers, means, tips, place, panel=panel, markersize=3)
+    caption = f"{one.name}: attention to each {what}, mean over layers and heads"
+    return drawing.picture(f"{one.name} {what}s", caption, _asked(one))
+
+
+def decay(one: Attention) -> Picture:
+    """How a score falls with the distance of query and key by rotation alone, in each layer."""
+    drawing = Drawing("distance of query and key (tokens)", "score relative to distance 0")
+    for place, (name, data) in enumerate(one.data["sets"].items()):
+        at, curves, color = data["decay"]["distances"], data["decay"]["curves"], COLORS[place % 6]
+        for curve in dict.fromkeys(map(tuple, curves)):
+            drawing.axes.plot(at, curve, color=color, alpha=0.25, linewidth=0.8)
+        mean = [_mean(values) for values in zip(*curves, strict=True)]
+        drawing.axes.plot(at, mean, color=color, label=short(name))
+    drawing.axes.axhline(0, color="0.5", linewidth=0.6)
+    caption = f"{one.name}: long-range decay by rotation alone, for a query and a key of equal entries"
+    return drawing.picture(f"{one.name} decay", caption, "thin: the layers; thick: their mean")
+
+
+def _of_heads(one: Attention, data: Any, part: str) -> Sequence[Sequence[float]]:
+    """By layer, what each head pays to a part."""
+    if part == "gold":
+        gold: Sequence[Sequence[float]] = data["gold"]
+        return gold
+    number = one.data["parts"].index(part)
+    return [[head[number] for head in heads] for heads in data["parts"]]
+
+
+def _edges(layers: Sequence[int], heads: int) -> tuple[list[float], list[float]]:
+    """The borders of a grid's cells; layers without attention leave no gap, as a cell reaches to the next."""
+    return [*(h - 0.5 for h in layers), layers[-1] + 0.5], [k - 0.5 for k in range(heads + 1)]
+
+
+def _asked(one: Attention) -> str:
+    found = one.data
+    return f"{short(found['model'])}, {found['task']}: {found['questions']} questions, up to {found['tokens']:,} tokens"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

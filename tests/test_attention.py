@@ -1,0 +1,144 @@
+"""The attention of an answer's tokens, against transformers' own ``output_attentions`` of all tokens at once."""
+
+from contextlib import suppress
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import json  # noqa: E402
+import math  # noqa: E402
+
+import lpes_eval  # noqa: E402
+from lpes_eval import cli, methods  # noqa: E402
+from lpes_eval.attention.measure import decay, shares  # noqa: E402
+from lpes_eval.attention.prompts import PARTS, load, prompts  # noqa: E402
+from lpes_eval.attention.weights import weights  # noqa: E402
+from lpes_eval.errors import PromptTooLong, UnsupportedModel  # noqa: E402
+from test_families import SUPPORTED, factors_for, tiny_config, tiny_model, tokens  # noqa: E402
+
+PROMPT, LENGTH = 18, 24  # longer than the tiny models' windows
+FAST = ("gemma2", "gpt_oss", "llama", "qwen3_next")
+
+#: Families whose pass over one token from the cache is not, in transformers, what their pass over all tokens is.
+NOT_THE_SAME_FROM_CACHE = {"bamba", "minimax", "moshi", "recurrent_gemma", "zamba2"}
+#: transformers' eager attention of all tokens lets each see those after it.
+NOT_CAUSAL = {"falcon"}
+
+
+def built(family: str):
+    model = tiny_model(tiny_config(family))
+    with suppress(RuntimeError), torch.no_grad():  # some mixtures of experts are of float32 alone
+        model.double()(input_ids=tokens(1, 2))
+        lpes_eval.apply(model, factors_for(model))
+        return model
+    model.float()
+    lpes_eval.apply(model, factors_for(model))
+    return model
+
+
+def one_pass(model, ids) -> list:
+    """The weights of each layer that has some, (heads, T, T), longcat's two attentions a layer as one."""
+    try:
+        model.set_attn_implementation("eager")
+    except ValueError:  # Gemma 4's ears have no other one than their own
+        model.config.get_text_config()._attn_implementation = "eager"
+    with torch.no_grad():
+        found = [
+            x[0] for x in model(input_ids=ids, output_attentions=True, use_cache=False).attentions if x is not None
+        ]
+    a_layer = 2 if model.config.model_type == "longcat_flash" else 1
+    return [torch.cat(found[i : i + a_layer]) for i in range(0, len(found), a_layer)]
+
+
+@pytest.mark.parametrize(
+    "family", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SUPPORTED if name not in FAST)]
+)
+def test_the_answers_attention_is_that_of_eager_attention_over_all_tokens(family: str) -> None:
+    ids = tokens(1, LENGTH)
+    if family == "deepseek_v4":
+        with pytest.raises(UnsupportedModel, match="the keys of layer 1 are not those of single tokens"):
+            list(weights(built(family), ids[0].tolist(), LENGTH - PROMPT))
+        return
+    found = list(weights(built(family), ids[0].tolist(), LENGTH - PROMPT))
+    assert [w.shape[-1] for of_token in found for w in of_token.values()] == [
+        last for last in range(PROMPT, LENGTH) for _ in found[0]
+    ]
+    expected = one_pass(built(family), ids)
+    if family not in NOT_THE_SAME_FROM_CACHE | NOT_CAUSAL:
+        assert len(found[0]) == len(expected)
+        for row, of_token in enumerate(found, PROMPT - 1):
+            for weight, whole in zip(of_token.values(), expected, strict=True):
+                torch.testing.assert_close(weight, whole[:, row, : row + 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return methods.load("lpes")("reference-kv", device="cpu")
+
+
+@pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
+def test_the_tokens_of_a_prompt_are_those_of_its_segments(lm, task) -> None:
+    size = {"num_keys": 9} if task == "kv_retrieval" else {"num_documents": 4}
+    found = list(prompts(lm, load(task, {**size, "positions": [0, 100]}), 2, False))
+    assert [prompt.position for prompt in found] == [0, 100, 0, 100]
+    assert [prompt.gold for prompt in found][:2] == [0, 8 if task == "kv_retrieval" else 3]
+    for prompt in found:
+        by_part = {
+            part: lm.tok_decode([t for t, p in zip(prompt.tokens, prompt.parts, strict=True) if PARTS[p] == part])
+            for part in PARTS
+        }
+        assert by_part["after"].endswith("value:" if task == "kv_retrieval" else "Answer:")
+        thirds = [prompt.parts.count(PARTS.index(part)) for part in ("beginning", "middle", "end")]
+        assert max(thirds) - min(thirds) <= 1
+        assert sum(thirds) == sum(item >= 0 for item in prompt.items)
+        gold = lm.tok_decode([t for t, i in zip(prompt.tokens, prompt.items, strict=True) if i == prompt.gold])
+        assert by_part["answer"].strip() in gold
+        if task == "kv_retrieval":
+            asked = by_part["after"].split('Key: "')[1].split('"')[0]
+            assert gold.lstrip(' {"').startswith(asked)
+
+
+def test_shares_add_up_and_are_those_of_the_weights(lm) -> None:
+    [prompt] = prompts(lm, load("kv_retrieval", {"num_keys": 5, "positions": [50]}), 1, False)
+    rows = list(weights(lm.model, prompt.tokens, prompt.answer))
+    for h, (parts, items) in shares(lm.model, prompt).items():
+        torch.testing.assert_close(parts.sum(-1), torch.ones(len(parts)))
+        gold = [number for number, item in enumerate(prompt.items) if item == prompt.gold]
+        expected = sum(row[h][:, gold].sum(-1) for row in rows) / len(rows)
+        torch.testing.assert_close(items[:, prompt.gold], expected)
+        torch.testing.assert_close(items.sum(-1), parts[:, 1:4].sum(-1))
+
+
+def test_the_decay_is_the_mean_cosine_at_divided_distances() -> None:
+    model = tiny_model(tiny_config("llama"))
+    factors = factors_for(model)
+    lpes_eval.apply(model, factors)
+    found = decay(model, 300)
+    base, d = model.config.rope_parameters["rope_theta"], model.config.head_dim
+    for h, factor in zip(found["layers"], factors, strict=True):
+        for distance, value in zip(found["distances"], found["curves"][h], strict=True):
+            cosines = [math.cos(distance / factor * base ** (-2 * j / d)) for j in range(d // 2)]
+            assert value == pytest.approx(sum(cosines) / len(cosines), abs=2e-5)
+
+
+def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, capsys) -> None:
+    folder, page = tmp_path / "looks", tmp_path / "report.html"
+    given = ["--factors", "1.5", "--questions", "1", "--metadata", "num_keys=3", "--device", "cpu", "-o", str(folder)]
+    assert cli.main(["attention", "reference-kv", *given]) == 0
+    data = json.loads((folder / "attention.json").read_text())
+    depth = len(data["sets"]["1.5"]["layers"])
+    assert [data["sets"][name]["factors"] for name in ("plain", "1.5")] == [None, [1.5] * depth]
+    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("1.5 ")]
+    assert shown == [["1.5", str(h), "1.500"] for h in range(depth)]
+    assert cli.main(["report", str(folder), "-o", str(page)]) == 0
+    assert "1.5, layer 0: factor 1.500" in page.read_text()
+    assert "1.5, layer 0, middle: " in page.read_text()
+
+
+def test_what_cannot_be_measured_is_refused(lm, tmp_path, capsys) -> None:
+    assert cli.main(["attention", "reference-kv", "--task", "mmlu", "-o", str(tmp_path)]) == 2
+    assert "--task mmlu: no such task" in capsys.readouterr().err
+    with pytest.raises(PromptTooLong, match="the model's window is"):
+        list(prompts(lm, load("kv_retrieval", {"num_keys": 300}), 1, False))
