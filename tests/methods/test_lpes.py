@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
 @pytest.mark.parametrize("name", methods.names())
 def test_a_model_without_rotary_positions_is_refused_by_every_method(name, tmp_path, nothing_is_loaded):
     model = gpt2(tmp_path)
-    arguments = {"lpes": {"factors": 1.5}, "moice": {"router": str(reference.path())}}.get(name, {})
+    arguments = {"lpes": {"factors": 1.5}, "moice": {"router": str(reference.path() / "router")}}.get(name, {})
     with pytest.raises(UserError, match="nowhere: no such folder"):
         methods.load(name)(pretrained="./nowhere", **arguments)
     for pretrained in (str(tmp_path), model):
