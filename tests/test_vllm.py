@@ -1,6 +1,6 @@
 """vLLM with layer factors answers as transformers does.
 
-Run by ``pytest -m slow tests/test_vllm.py`` in an environment with vLLM (docs/from-model-to-production.md, "Serve").
+Run by ``python tests/environments.py vllm``, which sets up an environment with vLLM first.
 """
 
 import json
@@ -37,6 +37,35 @@ print("ANSWERS", json.dumps([list(one.outputs[0].token_ids) for one in answers])
 """
 
 
+TABLES = """
+import json, sys
+import torch, vllm
+from vllm.distributed import cleanup_dist_env_and_memory
+llm = vllm.LLM(sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=2, enforce_eager=True, load_format="dummy",
+               skip_tokenizer_init=True, hf_overrides={"lpes_factors": json.loads(sys.argv[2])})
+layers = llm.apply_model(lambda model: [
+    module.rotary_emb.cos_sin_cache[:128].tolist() for _, module in model.named_modules() if hasattr(module, "rotary_emb")
+])[0]
+print("TABLES", json.dumps(layers))
+"""
+FAMILIES = {
+    "llama": ("llama", {}),
+    "llama3": ("llama", {"rope_parameters": KINDS["llama3"] | {"rope_theta": 1e4}}),
+    "yarn": ("llama", {"rope_parameters": KINDS["yarn"] | {"rope_theta": 1e4}}),
+    "qwen3": ("qwen3", {}),
+    "gemma3": ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}),
+    "phi3 longrope": ("phi3", {"original_max_position_embeddings": 64, "pad_token_id": 0, "rope_parameters": {
+        "rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "rope_theta": 1e4,
+        "original_max_position_embeddings": 64}}),
+}  # fmt: skip
+
+
+def run(program, *arguments):
+    """A program in a process of its own: what it prints behind its last mark, or its error."""
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True)
+
+
 def made(config):
     """vLLM's rotary module, and transformers' for the same configuration."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -64,6 +93,36 @@ def test_a_layers_table_is_that_of_divided_positions(kind):
     assert torch.allclose(own, torch.cat((cos[0, :, :8], sin[0, :, :8]), -1), atol=1e-5)  # float32 angles of up to 64
     assert not torch.allclose(own, before[:64], atol=1e-2)
     assert torch.equal(ours.cos_sin_cache, before)  # it is shared
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layers_table_is_the_one_that_apply_makes(family, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import lpes_eval
+
+    kind, options = FAMILIES[family]
+    sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 32}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **options)).eval()
+    model.save_pretrained(tmp_path)
+    factors = [1.0, 1.3, 1.7, 1.1]
+    found = run(TABLES, str(tmp_path), json.dumps(factors))
+    if kind == "phi3":
+        assert "Phi3LongRoPEScaledRotaryEmbedding: layer factors were not tried with it in vLLM" in found.stderr
+        return
+    assert found.returncode == 0, found.stderr[-3000:]
+    ours = torch.tensor(json.loads(found.stdout.rpartition("TABLES ")[2]))  # (layers, positions, 32)
+    lpes_eval.apply(model, factors)
+    theirs = {}
+    for h, layer in enumerate(model.model.layers):
+        keep = lambda module, args, kwargs, h=h: theirs.__setitem__(h, kwargs["position_embeddings"])  # noqa: E731
+        layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+    model(torch.zeros(1, 128, dtype=torch.long))
+    within = 1e-6 * torch.arange(128).clamp(min=1)[:, None]  # a float32 angle's error grows with the position
+    for h, (cos, sin) in theirs.items():
+        assert bool(((ours[h] - torch.cat((cos[0, :, :16], sin[0, :, :16]), -1)).abs() <= within).all()), h
+    assert len({str(ours[h].tolist()) for h in range(4)}) == 4
 
 
 def test_a_kind_that_was_not_tried_is_refused():
