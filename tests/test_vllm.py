@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,13 +41,10 @@ print("ANSWERS", json.dumps([list(one.outputs[0].token_ids) for one in answers])
 TABLES = """
 import json, sys
 import torch, vllm
-from vllm.distributed import cleanup_dist_env_and_memory
 llm = vllm.LLM(sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=2, enforce_eager=True, load_format="dummy",
                skip_tokenizer_init=True, hf_overrides={"lpes_factors": json.loads(sys.argv[2])})
-layers = llm.apply_model(lambda model: [
-    module.rotary_emb.cos_sin_cache[:128].tolist() for _, module in model.named_modules() if hasattr(module, "rotary_emb")
-])[0]
-print("TABLES", json.dumps(layers))
+tables = lambda model: [m.rotary_emb.cos_sin_cache[:128].tolist() for m in model.modules() if hasattr(m, "rotary_emb")]
+print("TABLES", json.dumps(llm.apply_model(tables)[0]))
 """
 FAMILIES = {
     "llama": ("llama", {}),
@@ -184,3 +182,66 @@ def test_greedy_answers_are_those_of_transformers(folders, folder, expected, opt
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     answers = json.loads(out.partition("ANSWERS ")[2])
     assert answers == folders[expected][1]
+
+
+@pytest.mark.parametrize("factors", [[1.0] * 6, [1.0, 1.5, 1.0, 1.0, 1.0, 1.0]], ids=["plain", "factors"])
+def test_the_search_measures_the_same_with_either_engine_but_for_ties(searched, factors):
+    """200 prompts, 20 questions of both tasks at five positions; where the answers differ, the two tokens are a tie."""
+    lm, prompts, evaluators = searched
+    found = {}
+    for name, evaluate in evaluators.items():
+        measured = evaluate(factors)
+        found[name] = measured, [answers[0] for answers in evaluate._answers(None, None)]
+    (ours, vllm), (theirs, transformers) = found["vllm"], found["transformers"]
+    assert len(prompts) == 200
+    ties = [i for i in range(200) if vllm[i] != transformers[i]]
+    for i in ties:
+        tokens = [lm.tok_encode(answers[i], add_special_tokens=False) for answers in (vllm, transformers)]
+        first = next((n for n, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b), min(map(len, tokens)))
+        ids = torch.tensor([[*lm.tok_encode(prompts[i]), *tokens[0][:first]]])
+        logits = lm.model(ids).logits[0, -1].topk(2).values
+        assert logits[0] - logits[1] < 1e-3, (prompts[i][-60:], vllm[i], transformers[i])
+    print(f"{len(ties)} of 200 answers are ties")
+    assert len(ties) <= 4
+    different = sum(
+        a != b for name in theirs.examples for a, b in zip(ours.examples[name], theirs.examples[name], strict=True)
+    )
+    assert different <= len(ties)
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """The reference model, the prompts, and an evaluator for each engine."""
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    from lpes_eval.methods.lpes import LPES
+    from search.evaluator import Evaluator
+    from search.tasks import load_tasks
+
+    lm = LPES(batch_size=1, device="cpu")
+    positions, weights = [0.0, 25.0, 50.0, 75.0, 100.0], [0.2] * 5
+    tasks = load_tasks(lm, ["kv_retrieval", "mdqa_pos"], examples=20, positions=positions, lambdas=weights)
+    prompts = [request.args[0] for objective in tasks for request in objective.task.instances]
+    engines = {"transformers": {}, "vllm": {"vllm": {"max_num_seqs": 16}}}
+    return lm, prompts, {name: Evaluator(lm, tasks, **options) for name, options in engines.items()}
+
+
+def lm_eval(folder, model, **model_args):
+    """The answers that ``lm_eval`` keeps, and the last line that it prints as an error."""
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [Path(sys.executable).with_name("lm_eval"), "--model", model, "--tasks", "kv_retrieval", "--limit", "5"]
+    command += ["--model_args", json.dumps(model_args), "--log_samples", "--output_path", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = [json.loads(line) for file in folder.rglob("samples_*") for line in file.read_text().splitlines()]
+    return [(one["doc_id"], one["resps"]) for one in lines], done.stderr
+
+
+def test_lm_eval_measures_through_vllm_what_it_measures_through_transformers_and_cuts_nothing(tmp_path):
+    from lpes_eval import reference
+
+    served = {"pretrained": str(reference.path()), "dtype": "float32", "enforce_eager": True}
+    factors = {"hf_overrides": {"lpes_factors": "reference"}}
+    answers, error = lm_eval(tmp_path / "vllm", "vllm", **served, **factors)
+    assert len(answers) == 5, error
+    assert answers == lm_eval(tmp_path / "lpes", "lpes", factors="reference", device="cpu")[0]
+    _, error = lm_eval(tmp_path / "short", "vllm", **served, **factors, max_model_len=512)
+    assert "prompt tokens, at most" in error.splitlines()[-1]

