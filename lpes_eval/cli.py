@@ -17,7 +17,13 @@ import lpes_eval
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import UserError
 
-SUBCOMMANDS = ("lpes_eval.show", "lpes_eval.compare.compare", "lpes_eval.compare.gate", "lpes_eval.report.page")
+SUBCOMMANDS = (
+    "lpes_eval.show",
+    "lpes_eval.compare.compare",
+    "lpes_eval.compare.gate",
+    "lpes_eval.report.page",
+    "lpes_eval.push",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
