@@ -24,6 +24,7 @@ SUBCOMMANDS = (
     "lpes_eval.report.page",
     "lpes_eval.report.watch",
     "lpes_eval.attention.command",
+    "lpes_eval.push",
 )
 
 

@@ -38,9 +38,11 @@ _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, Mapping), "a string or an object"),
+    "model_args": ((Mapping,), "an object"),
     "weights": ((Mapping,), "an object"),
     "task": ((str,), "a string"),
     "fitness": ((int, float, Mapping), "a number or an object"),
+    "proof": ((Mapping,), "an object"),
     "search": ((Mapping,), "an object"),
     "seed": ((int,), "a whole number"),
     "packages": ((Mapping,), "an object"),
@@ -132,7 +134,8 @@ class Factors:
             raise FactorsError("these factors name no num_layers; say how many layers the model has")
         if own not in (None, depth):
             raise FactorsError(
-                f"the factors are for {own} layers, the model has {depth}; use factors that were made for this model"
+                f"the factors are for {own} layers, the model has {depth}; use factors that were made for this model, "
+                "or ask for these by relative depth (fit=relative_depth)"
             )
         if outside := [h for h in self.unscaled_layers if h >= depth]:
             raise FactorsError(f"unscaled_layers names layer {outside[0]}, the model has layers 0 to {depth - 1}")
@@ -148,6 +151,16 @@ class Factors:
         except ValueError as error:
             raise FactorsError(f"curve.points: {error}") from None
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
+
+    def fitted(self, num_layers: int) -> Factors:
+        """These factors for a model of another depth: each layer's by its relative depth, linear between two layers."""
+        own = self.per_layer()
+        if len(own) == num_layers:
+            return self
+        at = [h * (len(own) - 1) / max(1, num_layers - 1) for h in range(num_layers)]
+        values = [own[int(x)] + (x - int(x)) * (own[min(int(x) + 1, len(own) - 1)] - own[int(x)]) for x in at]
+        note = f"fitted by relative depth from {len(own)} layers to {num_layers}; measured there only if it says so"
+        return Factors(factors=tuple(values), origin={**self.origin, "note": note})
 
     def digest(self, num_layers: int | None = None) -> str:
         """SHA-256 of the factors themselves, one a layer: equal wherever the model would answer equally."""

@@ -206,9 +206,12 @@ class _LayerFactors:
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; else stamp it."""
-        cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
-        if cache is None:
+        caches = [
+            value for value in (*args, *kwargs.values()) if isinstance(value, Cache)
+        ]  # torch 2.7 compiles no next
+        if not caches:
             return
+        cache = caches[0]
         stamp = getattr(cache, STAMP, None)
         unknown = self._tensor is not None and _compiling()  # compiled code does not know a tensor's values
         same = stamp is self._stamp or (stamp is not None and (unknown or stamp.factors == self.factors))
@@ -272,7 +275,7 @@ def _own(value: Any, h: int) -> Any:
 
 def named(args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
-    return dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+    return dict(zip(("x", "position_ids", "layer_type"), args)) | kwargs  # noqa: B905  (torch 2.7 compiles no strict=)
 
 
 def divided(ids: Tensor, divisors: Tensor) -> Tensor:

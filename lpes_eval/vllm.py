@@ -13,9 +13,10 @@ import copy
 import functools
 import logging
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lpes_eval.config_field import carried
 from lpes_eval.errors import UnsupportedModel
@@ -64,27 +65,54 @@ def apply(model: nn.Module, factors: Factors, config: Any) -> None:
         FactorsError: factors for another number of layers.
         UnsupportedModel: the layers cannot be told, or their rotary modules are of a kind that was not tried.
     """
-    values = factors.per_layer(config.num_hidden_layers)
+    values, attentions = factors.per_layer(config.num_hidden_layers), list(rotating(model))
+    if getattr(config, "num_kv_shared_layers", None):
+        raise UnsupportedModel(f"{type(model).__name__}: has layers that share keys, which rotate once")
+    for h, attention in attentions:
+        attention.rotary_emb = scaled(attention.rotary_emb, values[h])
+
+
+class Worker:
+    """What vLLM's workers learn by ``worker_extension_cls="lpes_eval.vllm.Worker"``: other factors while they run.
+
+    The model has to have factors from the start (``hf_overrides={"lpes_factors": 1}`` changes nothing else). The caller
+    resets the prefix cache (``LLM.reset_prefix_cache``): keys in it are rotated already.
+    """
+
+    def set_lpes_factors(self, factors: Sequence[float]) -> None:
+        """Write other factors' tables in place of those in force, one a layer, where compiled code finds them too."""
+        for h, attention in rotating(self.get_model()):  # type: ignore[attr-defined]
+            attention.rotary_emb.cos_sin_cache.copy_(table(attention.rotary_emb, factors[h]))
+
+
+def rotating(model: nn.Module) -> Iterator[tuple[int, Any]]:
+    """The layers on this machine, by number, and the module of each that rotates."""
     found: dict[str, list[tuple[int, Any]]] = {}
     for name, module in model.named_modules():
         at = re.search(r"(.*)\blayers\.(\d+)(\.|$)", name)
         if at and isinstance(getattr(module, "rotary_emb", None), nn.Module):
             found.setdefault(at[1], []).append((int(at[2]), module))
-    if len(found) != 1 or getattr(config, "num_kv_shared_layers", None):
-        where = f"{len(found)} stacks of layers that rotate" if len(found) != 1 else "layers that share keys"
-        raise UnsupportedModel(f"{type(model).__name__}: has {where}; layer factors in vLLM take one stack without")
-    for h, attention in next(iter(found.values())):
-        attention.rotary_emb = scaled(attention.rotary_emb, values[h])
+    if len(found) != 1:
+        raise UnsupportedModel(f"{type(model).__name__}: has {len(found)} stacks of layers that rotate, expected one")
+    yield from next(iter(found.values()))
 
 
 def scaled(rotary: Any, factor: float) -> Any:
     """A copy of a rotary module that rotates at positions divided by ``factor``."""
+    cache = table(rotary, factor)
+    own = copy.deepcopy(rotary)
+    own.register_buffer("cos_sin_cache", cache, persistent=False)
+    return own
+
+
+def table(rotary: Any, factor: float) -> Tensor:
+    """A rotary module's cosines and sines with its frequencies divided by ``factor``."""
     kind: Any = type(rotary)
     if kind.__name__ not in KINDS or not kind.__module__.startswith("vllm."):
         known = ", ".join(KINDS)
         raise UnsupportedModel(f"{kind.__name__}: layer factors were not tried with it in vLLM; it takes {known}")
-    own = copy.deepcopy(rotary)
-    own._compute_inv_freq = lambda base: kind._compute_inv_freq(own, base) / factor
-    own.register_buffer("cos_sin_cache", own._compute_cos_sin_cache().to(rotary.cos_sin_cache), persistent=False)
-    del own._compute_inv_freq
-    return own
+    rotary._compute_inv_freq = lambda base: kind._compute_inv_freq(rotary, base) / factor
+    try:
+        return rotary._compute_cos_sin_cache().to(rotary.cos_sin_cache)
+    finally:
+        del rotary._compute_inv_freq

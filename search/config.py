@@ -149,6 +149,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
+    if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
+        raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
     if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
@@ -228,6 +230,8 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }
+    if args.engine == "vllm":
+        return speed | {"vllm": args.engine_args}
     return speed | {"pool": cluster.pool(args, speed)}
 
 

@@ -314,6 +314,7 @@ class Evaluator:
             "reading": identity.reading(self.lm),
             "model": identity.fingerprint(self.lm.model),
             "code_sha256": identity.code(type(self.lm), type(self), ExactEngine, HarnessEngine),
+            **self.engine.identity,
         }
 
     def _describe(self) -> str:

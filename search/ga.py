@@ -12,14 +12,15 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare.tables import reader_may_leave
+from lpes_eval.compare.tables import finite, reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.files import seal, write_atomically
 from search.config import MEASURED, model_name, parse, resume_command, without_effect
 from search.guards import rank
-from search.held_out import PLAIN, evaluate_held_out
+from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
 from search.report import pages
 from search.report.pages import Outcome
@@ -129,18 +130,27 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
+    versions = {task["task"]: task["version"] for task in search.settings["fitness"]["tasks"]}
+    others = {k: v for k, v in args.model_args.items() if k not in ("pretrained", "revision", "factors")}
     origin = {
         "model": model_name(args),
+        **({"model_args": others} if others else {}),
         "weights": weights(search.lm.model) or {},
         "task": ",".join(args.tasks),
         "fitness": {"value": best["fitness"], "scores": best["scores"]},
-        "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},
+        "search": settings | {"versions": versions, "requests_sha256": search.settings["fitness"]["requests_sha256"]},
         "seed": args.seed,
         "packages": search.settings["packages"],
     }
-    factors, other = replace(found, origin=origin), ""
+    other = ""
     if not name:
         name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
+    if (held_out := outcome.held_out) is not None:
+        here = argparse.Namespace(**{**vars(args), "output": Path()})
+        command = reproduce_command(here, held_out.tasks, name)
+        differences = finite(pages.differences(held_out))
+        origin["proof"] = {"differences": differences, "guards": finite(held_out.guards), "command": command}
+    factors = replace(found, origin=origin)
     factors.save(args.output / name)
     if other:  # of the same search, before its held-out examples
         (args.output / other).unlink(missing_ok=True)

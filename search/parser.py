@@ -122,6 +122,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tokens_per_batch", type=at_least(1), metavar="N",
         help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
+    add("--engine", choices=("transformers", "vllm"), default="transformers",
+        help="what answers; vllm equals transformers but for ties, and is kept apart from it")  # fmt: skip
+    add("--engine_args", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
+        help="of vllm.LLM: tensor_parallel_size=2, gpu_memory_utilization=0.8, ...")  # fmt: skip
     add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
 
     add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument

@@ -315,11 +315,8 @@ def load_model(args: argparse.Namespace) -> Any:
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
-    if args.batch_size == "auto" and lm.device.type == "cpu":
-        # Where lm-eval's own loop answers, it would try out 64 prompts of the model's whole window, and no memory of
-        # the machine's is small enough to stop that.
-        lm.batch_size_per_gpu = 1
+    device = "cpu" if getattr(args, "engine", None) == "vllm" else args.device  # vLLM finds its own
+    lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
     return lm
 
 

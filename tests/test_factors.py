@@ -311,3 +311,15 @@ def test_the_package_lists_its_public_names_and_no_others():
     submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
     assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}
     assert lpes_eval.load is load
+
+
+def test_factors_for_another_depth_keep_their_relative_depth():
+    """Against numpy's interpolation, and the two ends and the middle by hand."""
+    import numpy as np
+
+    own = [1.0, 1.5, 1.1, 1.3, 2.0]
+    for depth in (1, 2, 3, 4, 5, 9, 28):
+        found = Factors.from_list(own).fitted(depth).per_layer(depth)
+        expected = np.interp(np.linspace(0, 1, depth), np.linspace(0, 1, len(own)), own)
+        assert found == pytest.approx(list(expected))
+    assert Factors.from_list(own).fitted(3).per_layer() == [1.0, 1.1, 2.0]

@@ -1,10 +1,13 @@
 """Factors on the Hub, whose place a folder takes here."""
 
+from types import SimpleNamespace
+
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
 import lpes_eval
+from lpes_eval.cli import main
 from lpes_eval.errors import FactorsError
 from lpes_eval.factors import parse
 
@@ -51,3 +54,39 @@ def test_what_is_not_there_is_refused_in_one_line(hub, address, error):
     with pytest.raises(FactorsError, match=error) as refused:
         parse(address)
     assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What a commit to the Hub holds."""
+    files = {}
+
+    def commit(repo, operations, commit_message):
+        files.update({(repo, each.path_in_repo): each.path_or_fileobj.decode() for each in operations})
+        return SimpleNamespace(commit_url="url", oid="abc")
+
+    monkeypatch.setattr(huggingface_hub, "create_repo", lambda repo, **options: None)
+    monkeypatch.setattr(huggingface_hub, "create_commit", commit)
+    return files
+
+
+def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, capsys):
+    row = {"task": "kv", "found_minus": "baseline", "mean": 0.12, "interval": [0.05, 0.19], "questions": 100}
+    proof = {"differences": [row], "guards": {"gsm8k": {"over": True}}, "command": "lm_eval --model lpes"}
+    origin = {"model": {"name": "lmsys/vicuna", "revision": "v1"}, "proof": proof, "packages": {"torch": "2.13"}}
+    lpes_eval.Factors(uniform=1.2, origin=origin).save(tmp_path / "f.json")
+    assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 0
+    assert "factors=hf://me/mine@abc" in capsys.readouterr().out
+    (tmp_path / "again.json").write_text(sent["me/mine", "factors.json"])
+    assert lpes_eval.load(tmp_path / "again.json") == lpes_eval.load(tmp_path / "f.json")
+    card = sent["me/mine", "README.md"]
+    for said in ("lmsys/vicuna", "v1", "+0.120 | +0.050 to +0.190 | 100", "guard gsm8k: worsened", "lm_eval --model"):
+        assert said in card
+    assert '"torch": "2.13"' in card
+
+
+def test_factors_of_no_model_are_not_shared(sent, tmp_path, capsys):
+    lpes_eval.Factors(uniform=1.2).save(tmp_path / "f.json")
+    assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2
+    assert "origin.model is missing" in capsys.readouterr().err
+    assert not sent

@@ -78,7 +78,7 @@ def evaluate(row: Row, model_args: Row) -> Row:
     task, n, model = settings["task"], settings["questions"], settings["model"]
     metadata, model_args = settings["metadata"], model_args | settings["model_args"]
     if model == "moice":
-        model_args["router"] = store.spelled(folder(name) / "router.safetensors")
+        model_args["router"] = store.spelled(folder(name) / "router")
     if model == "lpes":
         evaluator = _evaluator(name, task, metadata, n, "held_out")
         examples = evaluator(row["factors"] or [1.0] * row["model"]["layers"]).examples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -90,6 +91,10 @@ class MethodLM(HFLM):
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
         _check_device(kwargs.get("device"))
+        if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
+            said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
+            logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
+            kwargs["batch_size"] = 1
         dtype = kwargs.get("dtype")
         if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise UserError(f"dtype={dtype}: no type of PyTorch's; expected auto, float32, float16, bfloat16, ...")

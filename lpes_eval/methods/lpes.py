@@ -5,6 +5,8 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +18,18 @@ from lpes_eval import rope
 from lpes_eval.config_field import FIELD, carried
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors
-from lpes_eval.methods.base import InModel, MethodLM
+from lpes_eval.methods.base import InModel, MethodLM, one_of
+
+REBUILT = {
+    "peft", "subfolder", "tokenizer", "dtype", "softmax_dtype", "mixed_precision_dtype", "load_in_4bit", "load_in_8bit",
+    "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "max_length", "add_bos_token", "prefix_token_id",
+    "think_end_token", "enable_thinking", "chat_template_args",
+}  # fmt: skip
+"""Arguments of the search's model that ``factors=FILE`` alone takes over; none of them runs code from elsewhere."""
+ASKED = ("apply_chat_template", "system_instruction", "num_fewshot", "gen_kwargs")
+"""Settings of a search that its scores depend on, and that are flags of ``lm_eval``."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -26,13 +39,17 @@ class LayerFactors(InModel):
     Attributes:
         factors: as given: a factors file's path, one number for all layers, a list of one a layer; None for those that
             the model's folder carries (``lpes_eval.save``), if any.
+        fit: ``relative_depth`` for factors of a model of another depth.
         parsed: what they say.
     """
 
     factors: Any = None
+    fit: str | None = None
 
     def __post_init__(self) -> None:
         """Read the factors; ``FactorsError`` where they cannot be."""
+        if self.fit is not None:
+            one_of("fit", self.fit, ("relative_depth",))
         self.parsed: Factors | None = factors_file.parse(self.factors) if self.factors is not None else None
 
     @property
@@ -49,6 +66,8 @@ class LayerFactors(InModel):
         """Refuse a model without rotary position embeddings, and one with another number of layers."""
         depth = len(rope.find_decoder(model).layers)
         assert self.parsed is not None
+        if self.fit is not None:
+            self.parsed = self.parsed.fitted(depth)
         try:
             self.parsed.per_layer(depth)
         except FactorsError as error:
@@ -134,6 +153,8 @@ class LPES(MethodLM):
         """The factors' origin, in the revision that they name, or else the reference model."""
         origin = self.method.parsed.origin.get("model") if self.method.parsed is not None else None
         self._by_default = origin is None
+        if self.method.parsed is not None:
+            _load_as_then(self.method.parsed.origin, kwargs)
         if isinstance(origin, dict):
             if origin.get("revision") is not None:
                 kwargs.setdefault("revision", origin["revision"])
@@ -149,6 +170,17 @@ class LPES(MethodLM):
                 raise
             way_out = "it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
             raise FactorsError(f"{error}; {way_out}") from None
+
+
+def _load_as_then(origin: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
+    """Load the model as it was when the factors were found, and say what only the user can give."""
+    given = origin.get("model_args", {})
+    for name in REBUILT & given.keys():
+        kwargs.setdefault(name, given[name])
+    missing = [f"{name}={value}" for name, value in given.items() if name not in REBUILT and name not in kwargs]
+    missing += [f"--{name}" for name in ASKED if origin.get("search", {}).get(name)]
+    if missing:
+        logger.warning("the factors were found with %s, which a factors file does not bring back", ", ".join(missing))
 
 
 Method = LPES

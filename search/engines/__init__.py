@@ -1,14 +1,15 @@
 """The port to a model: set these factors, answer these requests.
 
 An evaluation knows no more of a model than that. ``harness`` is lm-eval's own loop, for everything; ``exact`` answers
-greedy requests fast.
+greedy requests fast, and ``vllm`` has vLLM answer them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.errors import UserError
 from search.engines.limits import reason_against
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def choose(
     tokens_per_batch: int | None = None,
     prompts_per_batch: int | None = None,
     pool: Any = None,
+    vllm: Mapping[str, Any] | None = None,
 ) -> tuple[HarnessEngine, str | None]:
     """The engine for these requests, and why it is lm-eval's own loop; None where it is the fast one.
 
@@ -35,11 +37,21 @@ def choose(
         tokens_per_batch: the batch's size.
         prompts_per_batch: the batch's size in prompts instead.
         pool: of several processes, whose engines answer then.
+        vllm: have vLLM answer, with these options.
+
+    Raises:
+        UserError: vLLM cannot answer these requests.
     """
     from search.engines.exact import ExactEngine
     from search.engines.harness import HarnessEngine
 
     reason = reason_against(lm, requests) if fast else "it was asked for"
+    if vllm is not None:
+        from search.engines.vllm import VLLMEngine
+
+        if reason is not None:
+            raise UserError(f"--engine vllm: {reason}; leave it out")
+        return VLLMEngine(lm, requests, vllm), None
     if pool is not None:
         from search.engines.cluster import ClusterEngine
 

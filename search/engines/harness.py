@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -31,6 +31,8 @@ class HarnessEngine:
     """
 
     prompt_tokens: int | None = None
+    identity: Mapping[str, Any] = {}
+    """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)

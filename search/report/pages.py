@@ -200,6 +200,21 @@ def _totals(search: Search) -> dict[str, Any]:
     }
 
 
+def differences(held_out: HeldOut) -> list[dict[str, Any]]:
+    """What the found factors gain over the others, as plain data."""
+    return [
+        {
+            "task": task,
+            "found_minus": name,
+            "mean": comparison.mean.difference,
+            "interval": [comparison.mean.low, comparison.mean.high],
+            "p": comparison.mean.p,
+            "questions": comparison.questions,
+        }
+        for (task, name), comparison in held_out.comparisons.items()
+    ]
+
+
 def write(search: Search, outcome: Outcome) -> None:
     """``summary.md``, ``report.json`` and the pictures."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
@@ -222,17 +237,7 @@ def write(search: Search, outcome: Outcome) -> None:
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()
         }
-        data["differences"] = [
-            {
-                "task": task,
-                "found_minus": name,
-                "mean": comparison.mean.difference,
-                "interval": [comparison.mean.low, comparison.mean.high],
-                "p": comparison.mean.p,
-                "questions": comparison.questions,
-            }
-            for (task, name), comparison in held_out.comparisons.items()
-        ]
+        data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
     individuals = list(search.journal.individuals.values())
     pictures.convergence(folder, individuals, named(search, outcome.to_beat))

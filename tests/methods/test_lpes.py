@@ -101,7 +101,7 @@ def test_factors_for_another_depth_are_refused_and_the_default_model_is_named_as
         {"pretrained": "reference", "factors": factors},
         {"factors": Factors.from_list([1.0] * 32, origin={"model": "reference"})},
     ):
-        with pytest.raises(FactorsError, match=r"made for this model$"):
+        with pytest.raises(FactorsError, match=r"relative_depth\)$"):
             LPES(**given)
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
 @pytest.mark.parametrize("name", methods.names())
 def test_a_model_without_rotary_positions_is_refused_by_every_method(name, tmp_path, nothing_is_loaded):
     model = gpt2(tmp_path)
-    arguments = {"lpes": {"factors": 1.5}, "moice": {"router": str(reference.path())}}.get(name, {})
+    arguments = {"lpes": {"factors": 1.5}, "moice": {"router": str(reference.path() / "router")}}.get(name, {})
     with pytest.raises(UserError, match="nowhere: no such folder"):
         methods.load(name)(pretrained="./nowhere", **arguments)
     for pretrained in (str(tmp_path), model):
@@ -264,3 +264,26 @@ def test_every_method_is_a_model_type_with_its_paper_and_a_section_of_the_docs(n
     section = DOCS.split(f"\n## {kind.title}\n")[1].split("\n## ")[0]
     assert f"(https://arxiv.org/abs/{kind.paper})" in section
     assert f"`{name}`" in section
+
+
+def test_factors_for_another_depth_are_taken_only_when_asked_for():
+    own = [1.0, 1.5, 1.2]
+    with pytest.raises(FactorsError, match=r"for 3 layers, the model has 6; .*fit=relative_depth"):
+        LPES(factors=own)
+    assert LPES(factors=own, fit="relative_depth").layer_factors == pytest.approx([1, 1.2, 1.4, 1.44, 1.32, 1.2])
+    with pytest.raises(UserError, match="fit=width: expected relative_depth"):
+        LPES(factors=own, fit="width")
+
+
+def test_factors_alone_load_the_model_as_it_was_and_name_what_they_cannot(caplog):
+    then = {"dtype": "bfloat16", "max_length": 2048, "gguf_file": "x", "trust_remote_code": True}
+    origin = {"model": "lpes-eval/reference", "model_args": then, "search": {"apply_chat_template": True}}
+    lm = LPES(factors=Factors(uniform=1.2, origin=origin))
+    assert (lm.model.dtype, lm.max_length) == (torch.bfloat16, 2048)
+    assert "gguf_file=x, trust_remote_code=True, --apply_chat_template" in caplog.text
+    assert LPES(factors=Factors(uniform=1.2, origin=origin), max_length=1024).max_length == 1024
+
+
+def test_automatic_batches_on_a_processor_are_one_prompt(caplog):
+    assert LPES(batch_size="auto", device="cpu").batch_size == 1
+    assert "batch_size=auto" in caplog.text

@@ -136,7 +136,7 @@ def test_a_cache_grows_in_place_and_holds_keys_for_every_base_and_values_once():
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory):
     """Folders with routers for the reference model, for other bases than the published ones."""
-    described = router.read(reference.path()).config
+    described = router.read(reference.path() / router.SHIPPED).config
     path = tmp_path_factory.mktemp("routers")
     router.write(Router(replace(described, bases=(30.0, 100.0, 300.0), top_k=2)), path / "other" / router.FILE)
     router.write(Router(replace(described, bases=(1e4, 1e4), top_k=2)), path / "same.safetensors")
@@ -162,10 +162,10 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
     for arguments, reason in (
         ({"pretrained": str(tmp_path / "tiny")}, r"moice needs router=.*moice\.train"),
         (
-            {"pretrained": str(tmp_path / "tiny"), "router": str(reference.path())},
+            {"pretrained": str(tmp_path / "tiny"), "router": str(reference.path() / "router")},
             r"6 layers of 4 heads of size 32.*tiny has 4 layers of 4 heads of size 16",
         ),
-        ({"pretrained": str(tmp_path / "pi"), "router": str(reference.path())}, "linear"),
+        ({"pretrained": str(tmp_path / "pi"), "router": str(reference.path() / "router")}, "linear"),
         ({"router": str(routed / "stale")}, r"with weights 000000000000, but .* has weights"),
     ):
         with pytest.raises(UserError, match=reason):
@@ -174,13 +174,13 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(routed,
 
 def test_the_reference_models_shipped_router_is_used_where_there_is_one_and_named(routed, tmp_path, monkeypatch):
     described = MoICE().method.describe()
-    assert described["router"] == str(reference.path() / router.FILE)
+    assert described["router"] == str(reference.path() / router.SHIPPED / router.FILE)
     assert described["bases"] == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
     shutil.copytree(reference.path(), tmp_path / "kv", ignore=shutil.ignore_patterns("*.png", "*.jsonl"))
-    shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.FILE)
+    shutil.copy(routed / "other" / router.FILE, tmp_path / "kv" / router.SHIPPED / router.FILE)
     with pytest.raises(UserError, match="moice needs router="):  # of another model than the shipped one
         MoICE(pretrained=str(tmp_path / "kv"))
-    (tmp_path / "kv" / router.FILE).unlink()
+    shutil.rmtree(tmp_path / "kv" / router.SHIPPED)
     monkeypatch.setattr(reference, "path", lambda name="base": tmp_path / "kv")
     with pytest.raises(UserError, match="moice needs router="):
         MoICE()

@@ -254,7 +254,7 @@ def test_a_run_records_its_tasks_and_bases_of_ones_own_choice(folder, tmp_path):
 
 
 def test_the_shipped_router_was_trained_by_the_published_settings_for_the_shipped_weights():
-    trained = routers.read(reference.path())
+    trained = routers.read(reference.path() / routers.SHIPPED)
     found = trained.config
     settings = train.Settings(tasks=tuple(train.TASK_SIZES.items()))
     assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)

@@ -124,8 +124,8 @@ class MoICE(MethodLM):
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         if "router" not in kwargs and pretrained in (None, *reference.NAMES):
-            shipped = reference.path(reference.NAMES[pretrained or "reference"]) / routers.FILE
-            kwargs["router"] = shipped if shipped.is_file() else None
+            shipped = reference.path(reference.NAMES[pretrained or "reference"]) / routers.SHIPPED
+            kwargs["router"] = shipped if shipped.is_dir() else None
         super().__init__(pretrained, **kwargs)
 
     @classmethod

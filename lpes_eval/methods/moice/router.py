@@ -38,6 +38,8 @@ INIT_STD = 0.02
 """Standard deviation of a new router's weights, as of any linear layer in the authors' code (``initializer_range``).
 Scores then begin near 0, and the weights near 1 / N."""
 FILE = "router.safetensors"
+SHIPPED = "router"
+"""The folder of a shipped router in its model's: servers take every ``*.safetensors`` beside the weights for some."""
 METADATA = "moice_router"
 VERSION = 1
 HASHED_BYTES = 1 << 26

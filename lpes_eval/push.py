@@ -1,0 +1,90 @@
+"""``lpes-eval push FILE OWNER/REPO``: factors on the Hugging Face Hub, with a card made from their origin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from lpes_eval import factors as factors_file
+from lpes_eval import hub
+from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.factors import Factors
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand ``push``."""
+    parser = subparsers.add_parser(
+        "push",
+        help="share a factors file on the Hugging Face Hub",
+        description="Put a factors file and a card with its origin into a repository on the Hub, whose token is that "
+        "of huggingface-hub (hf auth login).",
+    )
+    parser.add_argument("file", metavar="FILE", help="a factors file")
+    parser.add_argument("repo", metavar="OWNER/REPO", help="made if it is not there; its card is replaced")
+    parser.add_argument("--private", action="store_true", help="make it a private one")
+    parser.add_argument("--dry_run", action="store_true", help="print the card, and send nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Send the file and its card in one commit; returns 0."""
+    factors = factors_file.load(arguments.file)
+    text = card(factors, arguments.repo)
+    if arguments.dry_run:
+        print(text)
+        return 0
+    import huggingface_hub
+    from huggingface_hub import CommitOperationAdd
+
+    data = json.dumps(factors.to_dict(), indent=2) + "\n"
+    files = {hub.FILE: data, "README.md": text}
+    try:
+        huggingface_hub.create_repo(arguments.repo, private=arguments.private, exist_ok=True)
+        done = huggingface_hub.create_commit(
+            arguments.repo,
+            [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
+            commit_message="Layer factors",
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"push {arguments.repo}: the Hub refuses ({reason}); check the name and the token") from None
+    print(f"{done.commit_url}\nfactors=hf://{arguments.repo}@{done.oid}")
+    return 0
+
+
+def card(factors: Factors, repo: str) -> str:
+    """The repository's README.md: what the factors are for, what they gained, and how to measure it again.
+
+    Raises:
+        FactorsError: they name no model, so nobody could use them.
+    """
+    origin = factors.origin
+    if "model" not in origin:
+        raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
+    return "\n".join(_lines(factors, repo))
+
+
+def _lines(factors: Factors, repo: str) -> Iterator[str]:
+    origin, model = factors.origin, factors.origin["model"]
+    name, revision = (model, None) if isinstance(model, str) else (model["name"], model.get("revision"))
+    base = [f"base_model: {json.dumps(name)}"] if name.count("/") == 1 and not name.startswith((".", "lpes-")) else []
+    yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")
+    yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
+    yield from ("", f"    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}", "")
+    proof = origin.get("proof", {})
+    if rows := proof.get("differences"):
+        yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
+        for row in rows:
+            low, high = row["interval"]
+            gain = f"{row['mean']:+.3f} | {low:+.3f} to {high:+.3f}"
+            yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
+        yield ""
+    else:
+        yield from ("They were not measured on held-out examples.", "")
+    for guard, found in proof.get("guards", {}).items():
+        yield f"- guard {guard}: {'worsened' if found['over'] else 'not worsened beyond what is allowed'}"
+    if "command" in proof:
+        yield from ("", "Measured by", "", f"    {proof['command']}", "")
+    described = {key: value for key, value in origin.items() if key not in ("proof", "model")}
+    yield from ("The origin in full:", "", "```json", json.dumps(described, indent=2), "```", "")

@@ -1,0 +1,62 @@
+"""vLLM as the engine that answers: factors are changed in the running engine, between individuals.
+
+Prompts, stops and the model's identity are those of the transformers model, which stays on the processor; vLLM loads
+the same weights once, for all evaluations of a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_eval.models.utils import postprocess_generated_text
+
+from lpes_eval.config_field import FIELD
+from lpes_eval.errors import UserError
+from search.engines.exact import LOOKS, ExactEngine
+
+_running: dict[int, Any] = {}
+"""vLLM's engine for a transformers model, by its ``id``."""
+
+
+class VLLMEngine(ExactEngine):
+    """Has vLLM answer a fixed list of greedy requests; ``options`` are those of ``vllm.LLM``."""
+
+    def __init__(self, lm: Any, requests: Sequence[Any], options: Mapping[str, Any]) -> None:
+        try:
+            import vllm
+        except ImportError as error:
+            raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
+        super().__init__(lm, requests, share_prefixes=False)
+        self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
+        if (key := id(lm.model)) not in _running:
+            own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}
+            carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
+            _running[key] = vllm.LLM(lm.model.config._name_or_path, **own, **carried)
+        self._llm = _running[key]
+
+    def set_factors(self, factors: Sequence[float]) -> None:
+        """Answer with these factors from now on; keys that were rotated under others are forgotten."""
+        self._llm.collective_rpc("set_lpes_factors", args=(list(factors),))
+        if not self._llm.reset_prefix_cache():
+            raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
+
+    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
+        """Each request's responses, by its number, some at a time."""
+        from vllm import SamplingParams
+
+        waiting = [[i] for i in range(len(self._prompts))] if order is None else list(order)
+        size = -(-len(waiting) // (1 if order is None else LOOKS))
+        for first in range(0, len(waiting), size):
+            numbers = [i for together in waiting[first : first + size] for i in together]
+            prompts = [self._prompts[i] for i in numbers]
+            asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until) for p in prompts]
+            found = self._llm.generate([{"prompt_token_ids": list(p.tokens)} for p in prompts], asked, use_tqdm=False)
+            answers = {}
+            for i, one in zip(numbers, found, strict=True):
+                tokens = tuple(one.outputs[0].token_ids)
+                (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
+                text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
+                answers[i] = [text] * (self._requests[i].repeats or 1)
+            self.count.answers += len(answers)
+            yield answers
