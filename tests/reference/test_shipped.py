@@ -115,10 +115,10 @@ def test_fifty_records_are_read_with_a_bias_that_the_shipped_factors_lessen(mode
     assert scaled.mean(0).min() > by_position.min()
 
 
-def test_values_alone_are_right_more_often_than_with_the_quote_behind_them(model, factors):
-    whole, values = right(model, 50, 10, factors), right(model, 50, 10, factors, values=True)
-    assert (values >= whole).all()
-    assert values.sum() > whole.sum()  # the card says so: with the shipped factors most values are not ended
+def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_shipped_factors(model, factors):
+    whole = right(model, 50, 10, factors)
+    assert whole.mean() > right(model, 50, 10).mean() + 0.1
+    assert (right(model, 50, 10, factors, values=True) >= whole).all()
 
 
 def test_ten_articles_are_read_with_a_bias_that_the_shipped_factors_lessen(model, factors):
