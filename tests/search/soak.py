@@ -1,10 +1,11 @@
 """Searches that are killed at random moments, or whose disk fills up, end with the same bytes. Takes some minutes.
 
     python tests/search/soak.py                  # 200 kills over all optimisers
+    python tests/search/soak.py --engines        # 200 over both engines, which answer for the small reference model
     python tests/search/soak.py --full_disks 50  # 50 searches on a small disk (Linux, where unshare may mount one)
 
-The searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured an
-individual twice, or did not go on.
+The other searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured
+an individual twice, or did not go on.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,16 +28,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
 
-import search.answer_loss  # before processes are forked, which then start at once  # noqa: F401
 import toy_search
 from lpes_eval.errors import UserError
+from search import answer_loss, config, ga, run  # before processes are forked, which then start at once  # noqa: F401
 
 OPTIMIZERS = tuple(toy_search.SETTINGS)
+ENGINES = ("exact", "harness")
+REAL = {"model_args": {"pretrained": "reference-kv"}, "metadata": {"num_keys": 20}, "examples": 2, "generations": 2}
+REAL |= {"held_out_examples": 0, "no_cache": True, "guard": [{"task": "none", "metric": None, "max_drop": 0.0}]}
+LOADED = {}
+"""Engine -> a search with its model and its prompts, which the processes share."""
 
 
 def go(folder: Path, name: str) -> None:
     """A search, in a process of its own, whose exit status says whether the disk was full."""
     with contextlib.redirect_stdout(io.StringIO()):
+        if name in ENGINES:
+            LOADED[name].args.output = folder
+            ga.run(LOADED[name])
+            return
         try:
             toy_search.main(folder, name=name)
         except (OSError, UserError) as error:
@@ -50,16 +61,23 @@ def start(folder: Path, name: str) -> multiprocessing.Process:
 
 def finish(folder: Path, name: str) -> int:
     process = start(folder, name)
-    process.join(120)
+    process.join(600)
     return process.exitcode
+
+
+def measured(folder: Path) -> list[bytes]:
+    """The journal's lines in one order, without the clock's share in them."""
+    lines = (folder / "journal.jsonl").read_bytes().splitlines()
+    return sorted(re.sub(rb'"seconds": [^,}]+|"sha256": "[^"]+"', b"", line) for line in lines)
 
 
 def check(folder: Path, undisturbed: Path) -> None:
     """The same factors and, but for their order of arrival, the same measurements, each once; nothing half written."""
-    assert (folder / "factors.json").read_bytes() == (undisturbed / "factors.json").read_bytes()
-    lines, expected = ((each / "journal.jsonl").read_bytes().splitlines() for each in (folder, undisturbed))
-    assert sorted(lines) == sorted(expected)
-    assert {path.name for path in folder.iterdir()} <= {path.name for path in undisturbed.iterdir()} | {"filler"}
+    names = {path.name for path in folder.iterdir()} - {"filler"}
+    assert names == {path.name for path in undisturbed.iterdir()}, names
+    for name in names & {"factors.json", "best_effort.json"}:
+        assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
+    assert measured(folder) == measured(undisturbed)
 
 
 def kills(name: str, number: int, tmp: Path) -> str:
@@ -67,17 +85,19 @@ def kills(name: str, number: int, tmp: Path) -> str:
     assert finish(undisturbed, name) == 0
     took, killed, searches, evaluated = time.monotonic() - began, 0, 0, 0
     while killed < number:
-        searches += 1
+        searches, ended = searches + 1, False
         folder = tmp / str(searches)
-        while killed < number and not (folder / "factors.json").exists():
+        while killed < number and not ended:
             process = start(folder, name)
-            time.sleep(rng.random() * took)
-            os.kill(process.pid, signal.SIGKILL)
+            process.join(rng.random() * took)
+            process.kill()
             process.join()
-            killed += process.exitcode == -signal.SIGKILL
+            assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+            ended = process.exitcode == 0
+            killed += not ended
         assert finish(folder, name) == 0
         check(folder, undisturbed)
-        evaluated += len((folder / "journal.jsonl").read_bytes().splitlines())
+        evaluated += len(measured(folder))
     return f"{killed} kills in {searches} searches of {evaluated} measurements"
 
 
@@ -112,15 +132,20 @@ def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--kills", type=int, default=200)
+    flags.add_argument("--engines", action="store_true", help="kill real searches, instead of every optimiser's")
     flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
     args = flags.parse_args()
     if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
         os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
-    for name in OPTIMIZERS:
+    chosen = ENGINES if args.engines else OPTIMIZERS
+    for name in ENGINES if args.engines else ():
+        flags = vars(config.defaults()) | REAL | {"lm_eval_loop": name == "harness", "output": Path("later")}
+        LOADED[name] = run.load(config.complete(argparse.Namespace(**flags)))
+    for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
             tmp = Path(folder)
             if not args.full_disks:
-                print(f"{name}: {kills(name, args.kills // len(OPTIMIZERS), tmp)}", flush=True)
+                print(f"{name}: {kills(name, args.kills // len(chosen), tmp)}", flush=True)
                 continue
             (tmp / "disk").mkdir()
             assert finish(tmp / "undisturbed", name) == 0
