@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lpes_eval.report.figures import COLORS, Drawing, Picture, short
+from lpes_eval.report.figures import COLORS, INK, Drawing, Picture, short
 from lpes_eval.report.sources import Attention
 
 
@@ -56,8 +56,8 @@ def by_head(one: Attention) -> Picture:
         )  # fmt: skip
         axes.set_title(short(name), loc="right", fontsize=8)
     bar = drawing.axes.figure.colorbar(image, ax=drawing.panels)
-    bar.set_label("attention to the gold item (%)", fontsize=8)
-    bar.ax.tick_params(labelsize=8)
+    bar.set_label("attention to the gold item (%)", fontsize=8, color=INK)
+    bar.ax.tick_params(labelsize=8, colors=INK)
     return drawing.picture(f"{one.name} heads", f"{one.name}: attention of each head to the gold item", _asked(one))
 
 
