@@ -71,6 +71,9 @@ def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_
     assert factors.per_layer() == written["factors"]
     assert factors.origin["fitness"]["value"] == written["best"]["fitness"]
     assert factors.origin["search"]["lambdas"] == [0.2, 0.3, 0.5]
+    assert factors.origin["search"]["versions"].keys() == {"toy"}
+    assert factors.origin["proof"]["differences"] == written["differences"]
+    assert factors.origin["proof"]["command"].startswith("lm_eval --model lpes")
     entries = journal(folder)
     assert [entry["origin"] for entry in entries[:3]] == ["baseline", "PI", "start"]
     assert entries[1]["key"] == entries[2]["key"]  # PI at 1.5 is an individual from when it is asked for
