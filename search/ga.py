@@ -122,8 +122,6 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         The file's name: ``name``; without one, ``factors.json`` where they were shown to be better than the plain
         model, and ``best_effort.json`` otherwise.
     """
-    from lpes_eval.config_field import weights
-
     args, found, best = search.args, outcome.found, outcome.best
     settings = dict(search.settings["search"])
     if args.curve == "free":
@@ -131,7 +129,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
     origin = {
         "model": model_name(args),
-        "weights": weights(search.lm.model) or {},
+        "weights": search.evaluator.engine.weights() or {},
         "task": ",".join(args.tasks),
         "fitness": {"value": best["fitness"], "scores": best["scores"]},
         "search": settings | {"requests_sha256": search.settings["fitness"]["requests_sha256"]},

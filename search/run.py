@@ -261,7 +261,7 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
 
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
-    lm = lm or load_model(args)
+    lm = lm or load_model(args, whole=not getattr(args, "workers", None) or optimizers.load(args.optimizer).descends)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     held_out: Sequence[Objective] = ()
@@ -293,8 +293,8 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
     return Search(args, lm, evaluator, optimizer, settings, held_out, watched)
 
 
-def load_model(args: argparse.Namespace) -> Any:
-    """The ``lpes`` model, as lm-eval would make it."""
+def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
+    """The ``lpes`` model, as lm-eval would make it; not ``whole``, without weights, which its workers have."""
     from lpes_eval.methods.lpes import LPES
 
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
@@ -305,6 +305,11 @@ def load_model(args: argparse.Namespace) -> Any:
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not whole:
+        from search.engines.cluster import WHOLE, WithoutWeights
+
+        if not WHOLE & args.model_args.keys():
+            return WithoutWeights.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": "cpu"})
     lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": args.device})
     if args.batch_size == "auto" and lm.device.type == "cpu":
         # Where lm-eval's own loop answers, it would try out 64 prompts of the model's whole window, and no memory of
