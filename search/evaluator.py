@@ -312,7 +312,7 @@ class Evaluator:
             ],
             "requests_sha256": identity.sha256([asked, [objective.docs for objective in self.objectives]]),
             "reading": identity.reading(self.lm),
-            "model": identity.fingerprint(self.lm.model),
+            "model": self.engine.fingerprint(),
             "code_sha256": identity.code(type(self.lm), type(self), ExactEngine, HarnessEngine),
             **self.engine.identity,
         }

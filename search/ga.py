@@ -123,8 +123,6 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         The file's name: ``name``; without one, ``factors.json`` where they were shown to be better than the plain
         model, and ``best_effort.json`` otherwise.
     """
-    from lpes_eval.config_field import weights
-
     args, found, best = search.args, outcome.found, outcome.best
     settings = dict(search.settings["search"])
     if args.curve == "free":
@@ -135,7 +133,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     origin = {
         "model": model_name(args),
         **({"model_args": others} if others else {}),
-        "weights": weights(search.lm.model) or {},
+        "weights": search.evaluator.engine.weights() or {},
         "task": ",".join(args.tasks),
         "fitness": {"value": best["fitness"], "scores": best["scores"]},
         "search": settings | {"versions": versions, "requests_sha256": search.settings["fitness"]["requests_sha256"]},

@@ -269,7 +269,7 @@ def load(
 
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
-    lm = lm or load_model(args)
+    lm = lm or load_model(args, whole=not getattr(args, "workers", None) or optimizers.load(args.optimizer).descends)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     held_out: Sequence[Objective] = ()
@@ -303,8 +303,8 @@ def load(
     return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
 
 
-def load_model(args: argparse.Namespace) -> Any:
-    """The ``lpes`` model, as lm-eval would make it."""
+def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
+    """The ``lpes`` model, as lm-eval would make it; not ``whole``, without weights, which its workers have."""
     from lpes_eval.methods.lpes import LPES
 
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
@@ -315,6 +315,11 @@ def load_model(args: argparse.Namespace) -> Any:
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not whole:
+        from search.engines.cluster import WHOLE, WithoutWeights
+
+        if not WHOLE & args.model_args.keys():
+            return WithoutWeights.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": "cpu"})
     device = "cpu" if getattr(args, "engine", None) == "vllm" else args.device  # vLLM finds its own
     lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
     return lm

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lpes_eval.errors import UserError
+from lpes_eval.methods.lpes import LPES
 from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,20 @@ SAY_AFTER = 30.0
 
 Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
+
+
+WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in_8bit", "peft", "quantization_config"}
+"""Arguments of models that cannot be put together without their weights."""
+
+
+class WithoutWeights(LPES):
+    """What the driver needs of a model: its configuration, its modules and its tokenizer."""
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        self._device = torch.device("meta")
+        super()._create_model(*args, **kwargs | {"parallelize": False})
 
 
 class WorkerKilled(UserError):
@@ -71,9 +86,10 @@ class Worker:
         self._lm = run.load_model(Namespace(**args))
         self._engines: dict[int, Any] = {}
 
-    def ready(self) -> int:
-        """The process, once the model is loaded."""
-        return os.getpid()
+    def ready(self) -> dict[str, Any]:
+        """What model it has, once it is loaded."""
+        engine = HarnessEngine(self._lm, [])
+        return {"node": os.uname().nodename, "model": [engine.fingerprint(), engine.weights()]}
 
     def answer(self, chunk: Chunk, requests: list[Any], speed: dict[str, Any]) -> tuple[dict[int, list[Any]], set[int]]:
         """The responses to a chunk by number of the request, and which of them did not end by themselves."""
@@ -101,6 +117,8 @@ class Pool:
     """
 
     def __init__(self, args: Namespace, speed: dict[str, Any], kind: type = Worker) -> None:
+        if not args.ray_address:  # the name is of another system's; what it does is to bind every port to 127.0.0.1
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         try:
             import ray
         except ImportError:
@@ -113,7 +131,7 @@ class Pool:
             os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
             own = {} if args.ray_address else {"include_dashboard": False}
             try:
-                ray.init(address=args.ray_address, log_to_driver=False, logging_level=logging.ERROR, **own)
+                ray.init(address=args.ray_address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UserError(f"--ray_address {args.ray_address}: no Ray cluster answers there ({error})") from None
         gpus = args.gpus_per_worker
@@ -130,12 +148,20 @@ class Pool:
         self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]
         self._requests: list[list[Any]] = []
         self._load = Counter[Any]()
+        self._model: Any = None
         self._starting = {worker.ready.remote(): worker for worker in self._workers}
         self._running: dict[Any, tuple[Chunk, Any]] = {}
         self._again: deque[Chunk] = deque()
         self._expected: deque[Chunk] = deque()
         self._found: dict[Chunk, Any] = {}
         self._deaths = Counter[Chunk]()
+
+    @property
+    def model(self) -> Any:
+        """The fingerprint and the weights of the model that the workers have."""
+        while self._model is None:
+            self._collect()
+        return self._model
 
     def add(self, requests: Sequence[Any]) -> int:
         """Hand the workers a list of requests; its number."""
@@ -200,7 +226,10 @@ class Pool:
         for ref in ready:
             if (worker := self._starting.pop(ref, None)) is not None:
                 try:
-                    self._ray.get(ref)
+                    found = self._ray.get(ref)
+                    self._model = self._model or found["model"]
+                    if found["model"] != self._model:
+                        raise UserError(f"the worker on {found['node']} has another model than the first worker")
                 except RayActorError as error:
                     if error.actor_init_failed:  # it would fail again
                         said = str(error).strip().splitlines()[-1].strip().rpartition("UserError: ")[2]
@@ -244,6 +273,16 @@ class ClusterEngine(HarnessEngine):
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
         self._factors = tuple(factors)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the workers' model."""
+        found: dict[str, Any] = self._pool.model[0]
+        return found
+
+    def weights(self) -> dict[str, str] | None:
+        """Of the workers' model."""
+        found: dict[str, str] | None = self._pool.model[1]
+        return found
 
     def expect(self, asked: Sequence[tuple[Sequence[float], Sequence[Sequence[int]] | None]]) -> None:
         """Factors, and the order of their requests, that will be asked for next."""

@@ -13,7 +13,8 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lpes_eval import rope
+from lpes_eval import config_field, rope
+from search import identity
 from search.engines.limits import is_cut, no_number
 
 AT_ONCE = 48
@@ -40,6 +41,14 @@ class HarnessEngine:
         self.cut = [is_cut(lm, request) for request in requests]
         self.unended: set[int] = set()
         self._batch_sizes: dict[int | None, int] = {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells the model from others, every byte of its weights."""
+        return identity.fingerprint(self.lm.model)
+
+    def weights(self) -> dict[str, str] | None:
+        """The same in short, as a factors file keeps it."""
+        return config_field.weights(self.lm.model)
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""

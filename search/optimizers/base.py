@@ -69,6 +69,8 @@ class Optimizer:
     a layer."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
+    descends: ClassVar[bool] = False
+    """Whether it computes with the model's weights itself."""
     max_evaluations: int
     also: str = ""
     """For the search's plan: what it costs besides its evaluations."""

@@ -35,7 +35,7 @@ class GradientDescent(Optimizer):
 
     Config = GradientConfig
     title = "gradient descent on one factor a layer (App. C), the negative control"
-    needs_every_fitness = True
+    needs_every_fitness = descends = True
     ignores = ("curve",)
     BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam (arXiv 1412.6980), Algorithm 1
 

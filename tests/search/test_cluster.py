@@ -28,7 +28,7 @@ class Echo:
         self.pid = os.getpid()
 
     def ready(self):
-        return self.pid
+        return {"node": "here", "model": ["the same"]}
 
     def answer(self, chunk, requests, speed):
         time.sleep(0.05)
@@ -118,6 +118,45 @@ def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
     with pytest.raises(cluster.UserError, match="cannot start: the worker on here has torch 1, not 2"):
         list(broken.results([Chunk(broken.add([]), (1.0,), ((0,),))]))
     ray.shutdown()
+
+
+LISTENING = """
+from argparse import Namespace
+from pathlib import Path
+from search.engines.cluster import Pool
+
+class Empty:
+    def __init__(self, *args): pass
+    def ready(self): return {"node": "here", "model": ["the same"]}
+
+def listening():  # local address and inode
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"}
+
+before = listening()
+args = Namespace(workers=1, gpus_per_worker=0.0, ray_address=None, model_args={}, device=None, batch_size=1)
+pool = Pool(args, {}, Empty)
+pool.model
+print(*{address for address, _ in listening() - before})
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="reads Linux's table of sockets")
+def test_no_port_of_the_workers_can_be_reached_from_outside():
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    found = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True, env=env)
+    addresses = set(found.stdout.split())
+    assert addresses
+    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
+
+
+def test_a_worker_with_another_model_than_the_first_is_refused():
+    pool = object.__new__(Pool)
+    found = [{"node": node, "model": [{"weights_sha256": node}, None]} for node in ("a", "b")]
+    pool._ray = type("Ray", (), {"wait": staticmethod(lambda refs, timeout: (refs, [])), "get": found.__getitem__})
+    pool._running, pool._starting, pool._model = {}, {0: "worker", 1: "worker"}, None
+    with pytest.raises(cluster.UserError, match="the worker on b has another model"):
+        pool._collect()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
