@@ -241,7 +241,7 @@ MUTANTS = (
     Mutant(
         "other weights are another fitness",
         "search/identity.py",
-        "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())",
+        "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)",
         "pass",
         (f"{SEARCH}/test_identity.py::test_another_weight_is_another_model",),
     ),

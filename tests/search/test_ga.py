@@ -33,7 +33,7 @@ SEARCH_ONLY = [*SMALL, "--held_out_examples", "0"]
 @pytest.fixture
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     """Runs the command on the toy model and returns its exit status and what it printed."""
-    monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(run, "load_model", lambda args, whole: toy_lm)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*flags, output=tmp_path / "out"):
@@ -235,7 +235,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 109),
+        ([], "BandScan", 123),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),

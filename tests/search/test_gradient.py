@@ -126,7 +126,7 @@ def test_it_goes_on_from_the_journal_without_descending_again(loss, monkeypatch)
 def test_the_command_runs_it_with_its_examples_in_the_plan_and_its_time_in_the_seconds(
     toy_lm, task_folder, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(run, "load_model", lambda args: toy_lm)
+    monkeypatch.setattr(run, "load_model", lambda args, whole: toy_lm)
     step = GradientDescent._step
     monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
     flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
