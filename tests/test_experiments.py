@@ -436,8 +436,6 @@ def test_what_the_words_around_the_numbers_conclude(kept):
     assert (
         figures.score("controls/start-1.5-held-out").mean < figures.score("main/kv/plain").mean / 2
     )  # "The start matters"
-    for length in ("kv-25", "kv-40", "kv-44"):  # "At the last position of records the shipped factors lose"
-        assert figures.score(f"transfer/{length}-shipped").at[-1] < figures.score(f"transfer/{length}-plain").at[-1]
     uniform = figures.gain("main/mdqa/uniform", "main/mdqa/lpes").mean  # "nearly as well"
     assert uniform.low < 0 < uniform.high
     rows = figures.speed("speed")["rows"]
