@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars would tear up the display
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's notice ends the search as Ctrl-C does
     args: argparse.Namespace | None = None
     try:
         argv = sys.argv[1:] if argv is None else argv

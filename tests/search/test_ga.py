@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -167,7 +168,10 @@ def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measu
     assert factors_file.load(found(tmp_path / "out")).digest() == best["key"]
 
 
-def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_path, task_folder, monkeypatch):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_cleanly_say_how_to_go_on_and_lose_nothing(
+    command, tmp_path, task_folder, monkeypatch, stop
+):
     flags = [*SEARCH_ONLY, "--no_cache"]
     assert command(*flags, output=tmp_path / "undisturbed")[0] == 0
     evaluate, calls = run.Search.evaluate, []
@@ -175,7 +179,7 @@ def test_ctrl_c_ends_cleanly_says_how_to_go_on_and_loses_nothing(command, tmp_pa
     def interrupted(self, individual):
         calls.append(individual.points)
         if len(calls) == 6:
-            raise KeyboardInterrupt
+            signal.raise_signal(stop)
         return evaluate(self, individual)
 
     monkeypatch.setattr(run.Search, "evaluate", interrupted)
