@@ -9,7 +9,7 @@ shot() { # page, window, picture, further options of Chromium
 }
 lpes-eval report "$@" -o "$pages/report.html"
 shot "$pages/report.html" 1200,985 report.png
-lpes-eval attention reference --factors reference --questions 8 -o "$pages/attention"
+lpes-eval attention reference --factors reference --questions 4 -o "$pages/attention"
 lpes-eval report "$pages/attention" -o "$pages/attention.html"
 shot "$pages/attention.html" 1200,1060 report-attention.png --blink-settings=preferredColorScheme=0
 rm -r "$pages"

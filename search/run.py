@@ -269,7 +269,8 @@ def load(
 
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
-    lm = lm or load_model(args, whole=not getattr(args, "workers", None) or optimizers.load(args.optimizer).descends)
+    descends = (kind or optimizers.load(args.optimizer)).descends
+    lm = lm or load_model(args, whole=not args.workers or descends)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     held_out: Sequence[Objective] = ()
@@ -321,8 +322,7 @@ def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
         if not WHOLE & args.model_args.keys():
             return WithoutWeights.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": "cpu"})
     device = "cpu" if getattr(args, "engine", None) == "vllm" else args.device  # vLLM finds its own
-    lm = LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
-    return lm
+    return LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
 
 
 def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
