@@ -54,9 +54,9 @@ def write(
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
-    from lpes_eval.compare.flips import Flips
     from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
+    from lpes_eval.report.flips import Flips
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
