@@ -36,13 +36,13 @@ class AnswerLoss:
             for number, column in enumerate(objective.columns):
                 requests = [request for request in task.instances if column.position is None or request.idx == number]
                 self._weights.append(column.weight)
-                self._examples.append([self._encode(lm, task, request) for request in requests])
+                self._examples.append([self._encode(lm, task, request, column.position) for request in requests])
 
     @staticmethod
-    def _encode(lm: Any, task: Any, request: Any) -> tuple[list[int], list[int]]:
+    def _encode(lm: Any, task: Any, request: Any, position: float | None) -> tuple[list[int], list[int]]:
         """Tokens of a request's prompt, and of its reference answer."""
         ids, _ = lm.tok_batch_encode([request.args[0]])
-        target = task.doc_to_target(request.doc)
+        target = task.doc_to_target(request.doc) if position is None else task.written(request.doc, position)
         answer = target if isinstance(target, str) else str(target[0])
         return ids[0].tolist(), lm.tok_encode(task.config.target_delimiter + answer, add_special_tokens=False)
 
@@ -74,6 +74,12 @@ class AnswerLoss:
                 parameter.requires_grad_(True)
         assert values.grad is not None
         return total, values.grad.tolist()
+
+    def mean(self, part: int) -> float:
+        """The mean loss of all examples of a column, under the factors that are applied."""
+        with torch.no_grad():
+            losses = [self._loss(*example).item() for example in self._examples[part]]
+        return sum(losses) / len(losses)
 
     def _loss(self, prompt: list[int], answer: list[int]) -> Tensor:
         device = self.model.device

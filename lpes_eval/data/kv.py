@@ -176,6 +176,10 @@ class Task(PositionTask):
         """The asked value."""
         return Question(**doc).value(position)
 
+    def written(self, doc: dict[str, Any], position: float) -> str:
+        """In quotes, as it stands in the prompt."""
+        return f'"{self.target(doc, position)}"'
+
     def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
         """Whether the value stands in the answer."""
         return accuracy(answer, self.target(doc, position))

@@ -141,6 +141,11 @@ class PositionTask(BenchmarkTask):
         """The reference answer, or all that are accepted."""
         raise NotImplementedError
 
+    def written(self, doc: dict[str, Any], position: float) -> str:
+        """A reference answer as a model that is right writes it, whose likelihood gradient descent raises."""
+        target = self.target(doc, position)
+        return target if isinstance(target, str) else target[0]
+
     def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
         """The metric of one answer."""
         raise NotImplementedError

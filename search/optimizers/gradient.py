@@ -51,7 +51,7 @@ class GradientDescent(Optimizer):
     def _set_up(self, model: Any) -> None:
         from search.answer_loss import AnswerLoss  # imports torch, which --help does not need
 
-        self._loss = model if isinstance(model, AnswerLoss) else AnswerLoss(*model)
+        self._loss = AnswerLoss(*model) if isinstance(model, tuple) else model
         self._unscaled = self._loss.num_layers - self.space.L
         self._steps = self.config.epoch_samples // self.config.gradient_batch
         self._s = [y for _, y in self.start]

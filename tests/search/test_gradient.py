@@ -35,6 +35,21 @@ def plain_loss(toy_lm, loss, factors, part, number):
     return total / len(answer)
 
 
+def test_the_answer_at_a_position_is_the_value_of_the_key_that_is_asked_there(toy_lm):
+    """What the loss is of must be what the prompt, read on its own, asks for."""
+    metadata = {"num_keys": 5, "positions": [0, 50, 100]}
+    loss = AnswerLoss(toy_lm, load_tasks(toy_lm, ["kv_retrieval"], examples=3, metadata=metadata))
+    answers = set()
+    for examples in loss._examples:
+        for prompt, answer in examples:
+            text = toy_lm.tok_decode(prompt)
+            records = json.loads(text[text.index("{") : text.index("}") + 1])
+            key = text[text.rindex('Key: "') + len('Key: "') :].split('"')[0]
+            assert json.loads(toy_lm.tok_decode(answer)) == records[key]
+            answers.add(records[key])
+    assert len(answers) == 9
+
+
 def test_the_loss_is_that_of_the_model_with_these_factors(toy_lm, loss):
     for factors in ([1.5, 1.5, 1.5], [1.0, 1.3, 1.9]):
         value, _ = loss(factors, [(0, 1), (2, 3)])
@@ -81,7 +96,6 @@ class Planned:
 
 
 def descent(loss, generations, monkeypatch, **settings):
-    monkeypatch.setattr("search.answer_loss.AnswerLoss", type(loss))
     config = GradientConfig(**({"epoch_samples": 2, "gradient_batch": 2, "learning_rate": 0.05} | settings))
     return GradientDescent(Space.free(3, grid=False), config, generations=generations, model=loss, seed=1)
 
