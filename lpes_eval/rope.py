@@ -8,6 +8,7 @@ layer. Three kinds of hooks change that, and no weight is touched:
    one set for each kind of attention where there are several), its scaling and its layout stay as they are.
 2. Before each decoder layer: it takes its own table.
 3. Around the decoder: a key-value cache filled under other factors is refused, because its keys are rotated already.
+   Outside these hooks the cache itself refuses new keys, so a model without factors cannot go on with it either.
 
     >>> apply(model, [1.0, 1.2, 1.5, 1.3])
     >>> model.generate(**inputs)
@@ -22,7 +23,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -70,10 +70,11 @@ def apply(
 
     A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
 
-    Keys in a cache are already rotated. A cache that was filled before this call is refused when it is next used
-    (``CacheError``): answers from half-old, half-new angles would be wrong without a sign of it. Under
-    ``torch.compile`` three cases go unseen: a static cache, whose length compiled code does not know; factors that are
-    a tensor and change their values; and, after ``remove``, a cache that only compiled forwards have filled.
+    Keys in a cache are already rotated. A cache that was filled under other factors, or under none, is refused
+    (``CacheError``), and so is a cache filled under factors by a model that has none: answers from two kinds of angles
+    would be wrong without a sign of it. Under ``torch.compile`` three cases go unseen: a static cache, whose length
+    compiled code does not know; factors that are a tensor and change their values; and a cache that only compiled
+    forwards have filled, in a model without factors.
     """
     decoder = find_decoder(model)
     if (method := method_in(model)) is not None:
@@ -131,7 +132,7 @@ def method_in(model: nn.Module) -> str | None:
 
 
 class _LayerFactors:
-    """One set of factors in one decoder: its hooks, and the caches filled under it.
+    """One set of factors in one decoder: its hooks, and the stamp of caches filled under it.
 
     It refers to no module, and its hooks are methods and partial functions, not closures. So a copied or saved model,
     or a copy of one layer, takes along what is its own. ``tensor`` holds factors that may change and have gradients.
@@ -143,7 +144,7 @@ class _LayerFactors:
         self._values, self._tensor, self.origin = values, tensor, origin
         self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
         self._owners = decoder.factor_layer
-        self._stamp = Stamp(values if tensor is None else None)
+        self._stamp = self._open = Stamp(values if tensor is None else None)
         self._handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             decoder.module.register_forward_hook(self._note_cache),
@@ -166,10 +167,10 @@ class _LayerFactors:
         return self._values if self._tensor is None else tuple(self._tensor.tolist())
 
     def detach(self) -> None:
-        """Take all hooks out. Caches filled under these factors refuse to be used from now on."""
+        """Take all hooks out. Caches filled under these factors take no more keys from now on."""
         for handle in self._handles:
             handle.remove()
-        self._stamp.retire("under layer factors that were changed or removed since")
+        self._open.open = False
 
     def _warn_of_loss(self, decoder: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Say that weights are saved without these factors, unless the model's configuration carries them."""
@@ -205,7 +206,7 @@ class _LayerFactors:
         return self._divisors
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Refuse a cache that was filled under other factors, as far as can be told; else stamp it."""
+        """Refuse a cache that was filled under other factors, as far as can be told; else stamp it and open it."""
         caches = [
             value for value in (*args, *kwargs.values()) if isinstance(value, Cache)
         ]  # torch 2.7 compiles no next
@@ -220,19 +221,20 @@ class _LayerFactors:
                 f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors "
                 "now in force; start with an empty cache"
             )
-        self._mark(cache)
+        self._open = self._mark(cache)
+        self._open.open = True
 
     def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
-        """Stamp the cache that a forward has made."""
+        """Close the cache that a forward has used, and stamp one that it has made."""
+        self._open.open = False
         for cache in output if isinstance(output, tuple) else (cache_of(output),):
             if isinstance(cache, Cache):
                 self._mark(cache)
 
-    def _mark(self, cache: Cache) -> None:
-        if self._tensor is None or _compiling():
-            self._stamp.put(cache)
-        else:
-            Stamp(self.factors, self._stamp.caches).put(cache)
+    def _mark(self, cache: Cache) -> Stamp:
+        stamp = self._stamp if self._tensor is None or _compiling() else Stamp(self.factors)
+        stamp.put(cache)
+        return stamp
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -308,47 +310,43 @@ STAMP = "_rotated_by"
 
 
 class Stamp:
-    """On a cache and its copies: what has rotated its keys; and ``caches``, all those with this stamp.
+    """On a cache and its copies: what has rotated its keys.
+
+    Attributes:
+        factors: one a layer; None for those of a method, and for those of a tensor in compiled code.
+        open: whether a forward that rotates this way is under way. At any other time the cache takes no keys.
+        rotated: how, in words.
 
     Each application of factors, and each method, has its own, so compiled code need only ask whether it is the same.
-    ``factors`` are None for a method's, and for those of a tensor in compiled code. A copy of a cache has the cache's
-    stamp; a copy of a model gets one of its own.
     """
 
-    def __init__(self, factors: tuple[float, ...] | None = None, caches: WeakSet[Cache] | None = None) -> None:
-        self.factors = factors
-        self.caches = caches if caches is not None else WeakSet()
+    def __init__(
+        self, factors: tuple[float, ...] | None = None, rotated: str = "under layer factors, which this model has not"
+    ) -> None:
+        self.factors, self.rotated, self.open = factors, rotated, False
 
     def put(self, cache: Cache) -> None:
         """Stamp a cache; in compiled code an attribute is all that can be left."""
         setattr(cache, STAMP, self)
         if not _compiling():
-            self.caches.add(cache)
-
-    def retire(self, rotated: str) -> None:
-        """Have all caches refuse updates until they are reset: their keys were ``rotated`` in a way that is gone."""
-        for cache in list(self.caches):
-            cache.__dict__.pop(STAMP, None)
-            if held_in(cache) > 0:
-                cache.update = functools.partial(_refuse_update, cache, rotated)  # type: ignore[method-assign]
-        self.caches.clear()
+            cache.update = functools.partial(_update, cache)  # type: ignore[method-assign]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stamp:  # noqa: D105
-        copies = [memo[id(cache)] for cache in self.caches if id(cache) in memo]
-        self.caches.update(copies)
-        return self if copies else Stamp(self.factors)
-
-    def __reduce__(self) -> tuple:  # noqa: D105
-        return Stamp, (self.factors,)
+        return self
 
 
-def _refuse_update(cache: Cache, rotated: str, *args: Any, **kwargs: Any) -> Any:
-    if (held := held_in(cache)) == 0:
+def _update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
+    """``Cache.update`` of a cache with a stamp: refused but in a forward that rotates as it says."""
+    stamp = getattr(cache, STAMP)
+    if not stamp.open:
+        if (held := held_in(cache)) > 0:
+            raise CacheError(
+                f"the key-value cache holds {held} positions whose keys were rotated {stamp.rotated}; start with an "
+                "empty cache"
+            )
         del cache.update
-        return cache.update(*args, **kwargs)
-    raise CacheError(
-        f"the key-value cache holds {held} positions whose keys were rotated {rotated}; start with an empty cache"
-    )
+        delattr(cache, STAMP)
+    return type(cache).update(cache, *args, **kwargs)
 
 
 def cache_of(output: Any) -> Any:

@@ -72,6 +72,13 @@ MUTANTS = (
         (f"{ROPE}/test_cache_guard.py::test_a_cache_filled_under_other_factors_is_refused",),
     ),
     Mutant(
+        "a model without factors refuses a key-value cache filled under factors",
+        "lpes_eval/rope.py",
+        "if not stamp.open:",
+        "if stamp.open is None:",
+        (f"{ROPE}/test_cache_guard.py::test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors",),
+    ),
+    Mutant(
         "a Bezier curve is a sum of Bernstein polynomials, binomials included",
         "lpes_eval/curves.py",
         "    level = list(values)\n",

@@ -291,7 +291,7 @@ def smaller_things(tmp):
     assert "could not extend" in ended.stderr
 
 
-@finding("caches: close bases, pickled ones, reordered layers", model=True)
+@finding("caches: close bases, pickled ones, another model's, reordered layers", model=True)
 def caches_of_keys(tmp):
     import torch
     from transformers import AutoModelForCausalLM
@@ -304,8 +304,10 @@ def caches_of_keys(tmp):
         step = lambda cache: model(ids, **rope.with_cache(model, cache))  # noqa: E731
         lpes_eval.apply(model, 1.5)
         cache = rope.cache_of(model(ids, use_cache=True))
+        other = AutoModelForCausalLM.from_pretrained(reference.path())
+        refused(other, ids, **rope.with_cache(other, cache), says="which this model has not")
         lpes_eval.remove(model)
-        refused(step, pickle.loads(pickle.dumps(cache)), says="changed or removed")
+        refused(step, pickle.loads(pickle.dumps(cache)), says="which this model has not")
         values = [1.0 + h / 10 for h in range(len(model.model.layers))]
         lpes_eval.apply(model, values)
         model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))

@@ -129,7 +129,7 @@ class Interception(InModel):
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._stamp = rope.Stamp()
+        self._stamp = rope.Stamp(rotated=f"by {self.name}, which is not in this model")
         self.partial: dict[int, bool] = {}
         training = model.training
         model.eval()
@@ -149,7 +149,7 @@ class Interception(InModel):
         for handle in self._handles:
             handle.remove()
         self._release(*self._attentions)
-        self._stamp.retire("by a method that has been taken out of the model since")
+        self._stamp.open = False
 
     def project(self, call: Call, **changes: Any) -> tuple[Tensor, Tensor]:
         """The queries and keys that the layer's attention would compute, were ``changes`` among what it is given."""
@@ -167,7 +167,8 @@ class Interception(InModel):
     def _hook(self) -> None:
         AttentionInterface.register(_NAME, _dispatch)
         decoder = rope.find_decoder(self._model)
-        self._handles.append(decoder.module.register_forward_pre_hook(self._note_padding, with_kwargs=True))
+        self._handles.append(decoder.module.register_forward_pre_hook(self._forward_begins, with_kwargs=True))
+        self._handles.append(decoder.module.register_forward_hook(self._forward_ends))
         for rotary in decoder.rotaries:
             self._handles.append(rotary.register_forward_hook(self._note_table, with_kwargs=True))
         for h, attention in self._attentions.items():
@@ -182,9 +183,13 @@ class Interception(InModel):
             attention.config = self._configs[h]
             attention.__dict__.pop(_ATTRIBUTE, None)
 
-    def _note_padding(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _forward_begins(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._stamp.open = True
         mask = kwargs.get("attention_mask")
         self.padding = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
+
+    def _forward_ends(self, decoder: nn.Module, args: tuple, output: Any) -> None:
+        self._stamp.open = False
 
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
         if not isinstance(output, tuple):

@@ -101,7 +101,7 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(lla
     llama(ids, past_key_values=ours)
     llama(ids[:, :1], past_key_values=ours)
     method.detach()
-    with pytest.raises(CacheError, match="rotated by a method that has been taken out"):
+    with pytest.raises(CacheError, match="rotated by Test, which is not in this model"):
         llama(ids[:, :1], past_key_values=ours)
     ours.reset()
     llama(ids, past_key_values=ours)

@@ -30,8 +30,20 @@ def test_a_cache_filled_under_other_factors_is_refused(model, ids):
         copied = copy.deepcopy(copy.deepcopy(last))
         lpes_eval.remove(model)
         for cache in (last, copied):
-            with pytest.raises(CacheError, match="changed or removed"):
+            with pytest.raises(CacheError, match="which this model has not"):
                 model(ids[:, :1], past_key_values=cache)
+
+
+def test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors(model, ids):
+    other = llama()
+    lpes_eval.apply(model, FACTORS)
+    with torch.no_grad():
+        filled = model(ids, use_cache=True).past_key_values
+        model(ids[:, :1], past_key_values=filled)
+        for cache in (filled, copy.deepcopy(filled)):
+            with pytest.raises(CacheError, match="41 positions"):
+                other(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], past_key_values=filled)  # whose it is, it serves on
 
 
 def test_a_cache_in_a_tuple_is_known_again(model, ids):
