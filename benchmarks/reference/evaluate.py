@@ -5,10 +5,6 @@ decoding gives a text exactly if each of its tokens is the likeliest after the o
 context, queries and their answers decides it for all positions of a context at once, with no decoding at all. This is
 stricter than ``kv_retrieval``, which asks for the value and not for the quote after it; ``--values`` asks for no
 more than that.
-
-With ``--search N`` the command also looks for factors on search examples of 50 records: the best uniform one, and one a
-layer by about N steps of the search's scan of bands. All of them are then measured on other examples. This is the
-yardstick of training recipes; ``python -m search.ga`` is the search itself.
 """
 
 from __future__ import annotations
@@ -29,19 +25,16 @@ from benchmarks.reference.queries import Asked, draw, draw_documents, hidden
 from lpes_eval import checkpoint, rng
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
-from search.optimizers.bands import BandScan
-from search.space import Space
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 POSITIONS = (0, 20, 40, 60, 80, 100)
 DOCUMENT_POSITIONS = (0, 25, 50, 75, 100)
-SEARCH_STREAM, HELD_OUT_STREAM = 0x5EA4, 0x4E1D
-"""First words of the seeds of search and held-out examples; training has a third."""
+HELD_OUT_STREAM = 0x4E1D
+"""First word of the seeds of held-out examples; training has another."""
 ENDING = 2
 """Tokens of an answer behind the value: the closing quote, and the end of the text."""
-UNIFORM = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)
 
 
 @torch.no_grad()
@@ -61,7 +54,6 @@ def right(
     pairs: int,
     contexts: int,
     factors: Sequence[float] | float | None = None,
-    stream: int = HELD_OUT_STREAM,
     values: bool = False,
 ) -> np.ndarray:
     """(contexts, positions) booleans: is the answer right, with the gold record at each position of each context?
@@ -72,7 +64,7 @@ def right(
     """
     golds, answered = np.array([[position * (pairs - 1) // 100 for position in POSITIONS]]), []
     for index in range(contexts):
-        asked = draw(np.random.default_rng([stream, pairs, index]), 1, pairs, golds)
+        asked = draw(np.random.default_rng([HELD_OUT_STREAM, pairs, index]), 1, pairs, golds)
         if values:
             asked.answers[..., -ENDING:] = False
         answered.append(_answered(model, asked, factors))
@@ -126,8 +118,6 @@ def main(arguments: list[str] | None = None) -> int:
     flag("--documents", type=one_or_more, nargs="*", default=None, help="numbers of articles (2 5 8 10 12)")
     flag("--contexts", type=two_or_more, default=100, help="held-out contexts a size (100)")
     flag("--factors", type=positive, nargs="+", default=None, help="also measure these: one, or one a layer")
-    flag("--search", type=at_least(1), metavar="N", help="also look for factors, in about N steps")
-    flag("--search-contexts", type=two_or_more, default=48, help="search examples (48), six positions each")
     flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
     flag("--values", action="store_true", help="records: what follows the value need not be right, as in the task")
     given = parser.parse_args(arguments)
@@ -137,26 +127,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _search(given: argparse.Namespace, model: LlamaForCausalLM) -> list[list[float] | float]:
-    """The best uniform factor, and the best ones of a scan of bands, on search examples."""
-
-    def score(factors: Sequence[float] | float) -> float:
-        return float(right(model, 50, given.search_contexts, factors, SEARCH_STREAM, given.values).mean())
-
-    where = f"on {given.search_contexts} search contexts of 50 pairs"
-    uniform = {factor: score(factor) for factor in UNIFORM}
-    print(f"uniform, {where}: " + "  ".join(f"{key} {100 * value:.1f}" for key, value in uniform.items()))
-    space = Space.free(model.config.num_hidden_layers, grid=False)
-    scan, measured = BandScan(space, start=space.line(1.0, 1.0)), 0
-    while not scan.done and measured < given.search:
-        individuals = scan.ask()
-        scan.tell([score([y for _, y in individual.points]) for individual in individuals])
-        measured += len(individuals)
-    best, fitness = scan.best
-    print(f"a factor a layer, {measured} evaluations {where}: {100 * fitness:.1f}", flush=True)
-    return [max(uniform, key=uniform.__getitem__), [round(y, 3) for _, y in best.points]]
 
 
 def _measure(given: argparse.Namespace, model: LlamaForCausalLM) -> None:
@@ -171,9 +141,6 @@ def _measure(given: argparse.Namespace, model: LlamaForCausalLM) -> None:
             expected = f"expected one, or one for each of {len(layers)} layers"
             raise UserError(f"--factors: {len(given.factors)} numbers; {expected}")
         methods["given"] = given.factors[0] if len(given.factors) == 1 else given.factors
-    if given.search:
-        uniform, best = _search(given, model)
-        methods |= {f"uniform {uniform}": uniform, f"{best}": best}
     for what, sizes, positions, measure in (
         ("documents", documents, DOCUMENT_POSITIONS, right_documents),
         ("pairs", given.sizes, POSITIONS, partial(right, values=given.values)),

@@ -92,12 +92,12 @@ def test_the_smaller_model_is_asked_about_records_alone(capsys):
     assert "--factors: 2 numbers; expected one, or one for each of 4 layers" in capsys.readouterr().err
 
 
-def test_what_a_search_finds_and_a_model_without_a_layer_are_measured_beside_the_plain_one(capsys):
-    flags = ["--sizes", "8", "--contexts", "2", "--search", "3", "--search-contexts", "2", "--leave-out"]
+def test_a_model_without_a_layer_is_measured_beside_the_plain_one(capsys):
+    flags = ["--sizes", "8", "--contexts", "2", "--leave-out"]
     assert main([str(reference.path("kv")), *flags]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  8 ")]
     means = {row[:48].strip(): float(row.split("mean")[1].split("±")[0]) for row in rows}
-    assert len(means) == 7  # plain, uniform, one a layer; without each of four layers
+    assert len(means) == 5  # plain, and without each of four layers
     assert means["8 plain"] == 100
     assert means["8 without layer 1"] == 0  # nothing looks across the context
 
