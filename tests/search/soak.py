@@ -34,7 +34,8 @@ from search import answer_loss, config, ga, run  # before processes are forked, 
 
 OPTIMIZERS = tuple(toy_search.SETTINGS)
 ENGINES = ("exact", "harness")
-REAL = {"model_args": {"pretrained": "reference-kv"}, "metadata": {"num_keys": 20}, "examples": 2, "generations": 2}
+REAL = {"model_args": {"pretrained": "reference-kv"}, "metadata": {"num_keys": 10}, "examples": 2}
+REAL |= {"optimizer": "random", "curve": "free", "mutations": 3, "crossovers": 0, "generations": 2}
 REAL |= {"held_out_examples": 0, "no_cache": True, "guard": [{"task": "none", "metric": None, "max_drop": 0.0}]}
 LOADED = {}
 """Engine -> a search with its model and its prompts, which the processes share."""
@@ -61,7 +62,7 @@ def start(folder: Path, name: str) -> multiprocessing.Process:
 
 def finish(folder: Path, name: str) -> int:
     process = start(folder, name)
-    process.join(600)
+    process.join(3600)
     return process.exitcode
 
 
@@ -131,14 +132,15 @@ def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("names", nargs="*", help="only these optimisers or engines")
     flags.add_argument("--kills", type=int, default=200)
     flags.add_argument("--engines", action="store_true", help="kill real searches, instead of every optimiser's")
     flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
     args = flags.parse_args()
     if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
         os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
-    chosen = ENGINES if args.engines else OPTIMIZERS
-    for name in ENGINES if args.engines else ():
+    chosen = [name for name in (ENGINES if args.engines else OPTIMIZERS) if name in (args.names or name)]
+    for name in chosen if args.engines else ():
         flags = vars(config.defaults()) | REAL | {"lm_eval_loop": name == "harness", "output": Path("later")}
         LOADED[name] = run.load(config.complete(argparse.Namespace(**flags)))
     for name in chosen:
