@@ -53,9 +53,9 @@ class Picture:
     figure: Any
     tips: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def save(self, folder: Path) -> None:
-        """Write it as PNG and SVG."""
-        for kind in ("png", "svg"):
+    def save(self, folder: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
+        """Write it in these formats."""
+        for kind in kinds:
             write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
 
     def in_notebook(self) -> Any:
@@ -66,7 +66,7 @@ class Picture:
     def _file(self, kind: str, dpi: int) -> bytes:
         file = BytesIO()
         with _style():
-            self.figure.savefig(file, format=kind, dpi=dpi)
+            self.figure.savefig(file, format=kind, dpi=dpi, transparent=kind != "png")
         return file.getvalue()
 
     def inline(self) -> str:

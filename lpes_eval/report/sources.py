@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lpes_eval import factors
 from lpes_eval.compare import results
@@ -48,12 +48,20 @@ class Run:
         return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
 
 
+class Measured(NamedTuple):
+    """What a search measured on held-out examples: by its name, and its place, which is its colour."""
+
+    name: str
+    place: int
+    is_published: bool = False
+
+
 @dataclass(frozen=True)
 class Panel:
-    """One metric of one task, on the same examples, in all the runs that have it."""
+    """One metric of one task, on the same examples, in all the runs (or searches' held-out scores) that have it."""
 
     title: str
-    runs: Mapping[Run, Metric]
+    runs: Mapping[Run | Measured, Metric]
 
     @property
     def by_position(self) -> bool:
@@ -177,7 +185,9 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for name, members in groups:
         tasks = {run: run.results.tasks[name] for run in members}
         for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            having = {run: task.metrics[key] for run, task in tasks.items() if key in task.metrics}
+            having: dict[Run | Measured, Metric] = {
+                run: task.metrics[key] for run, task in tasks.items() if key in task.metrics
+            }
             title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
             found.append(Panel(title, having))
     return found

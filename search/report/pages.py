@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.compare.results import Metric
 from lpes_eval.compare.tables import finite
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
+from lpes_eval.report import figures, sources
 from search import tradeoff
 from search.config import metadata_of
 from search.guards import over
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command
-from search.report import pictures
 from search.space import Y_START, Individual, to_points
 
 if TYPE_CHECKING:
@@ -239,10 +241,28 @@ def write(search: Search, outcome: Outcome) -> None:
         }
         data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-    individuals = list(search.journal.individuals.values())
-    pictures.convergence(folder, individuals, named(search, outcome.to_beat))
-    pictures.tradeoff(folder, search, individuals, outcome)
-    pictures.curve(folder, outcome.found.per_layer())
+    draw(folder, held_out)
+
+
+def draw(folder: Path, held_out: HeldOut | None) -> None:
+    """The pictures, which are those of `lpes-eval report`."""
+    found, at = sources.search(folder.name, folder), "{:g} %".format
+    drawn = {
+        "convergence": figures.progress(found),
+        "tradeoff": figures.tradeoff(found),
+        "curve": figures.layers((), [found]),
+    }
     for task in held_out.tasks if held_out else ():
         if task.by_position:
-            pictures.positions(folder, task, held_out.measured)  # type: ignore[union-attr]
+            metrics: dict[sources.Run | sources.Measured, Metric] = {
+                sources.Measured(name, place): Metric(
+                    True,
+                    {at(column.position): measured.scores[column.name] for column in task.columns},
+                    {at(column.position): tuple(measured.examples[column.name]) for column in task.columns},
+                )
+                for place, (name, measured) in enumerate(held_out.measured.items())  # type: ignore[union-attr]
+            }
+            drawn[f"positions-{task.name}"] = figures.positions(sources.Panel(f"{task.name}, {task.metric}", metrics))
+    for name, picture in drawn.items():
+        if picture is not None:
+            replace(picture, name=name).save(folder, ("png",))
