@@ -1,37 +1,49 @@
-"""Searches compared on simulated models, whose true accuracy under any factors is known.
+"""Searches compared on models whose accuracy under any factors is known: formulas, and recordings of real models.
 
-    python -m benchmarks.landscapes                 # 50 seeds of the default, 5 of the others
-    python -m benchmarks.landscapes --seeds 10      # a look
+    python -m benchmarks.landscapes                      # 50 seeds of every search
+    python -m benchmarks.landscapes --seeds 5 --out DIR  # a look
 
-A landscape gives the probability of a right answer at the beginning, in the middle and at the end of the context, for
-factors of 32 or 80 layers. An example has a difficulty at each position, drawn once a seed, which all factors meet; so
-searches see noise as on real examples, paired as there. Each search asks its own examples, with the settings of its
-command. What is reported is the true accuracy of the factors that it ends with, minus the plain model's.
+A landscape gives the probability of a right answer at the beginning, in the middle and at the end of the context. The
+simulated ones are formulas for factors of 32 or 80 layers; the recorded ones are Gaussian processes through what the
+shipped models answered under hundreds of factors (``benchmarks.recorded``). An example has a difficulty at each
+position, drawn once a seed, which all factors meet; so searches see noise as on real examples, paired as there. Each
+search asks its own examples, with the settings of its command. What is reported is the true accuracy of the factors
+that it ends with, minus the plain model's.
 
-The results go to ``benchmarks/results/landscapes.jsonl`` and the table to ``docs/landscapes.md``.
+The results go to ``benchmarks/results/landscapes.jsonl``, tables and pictures to ``docs/landscapes.md``.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small, and each seed has a process
+
 import argparse
+import functools
 import json
 import math
+import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from benchmarks import recorded
 from lpes_eval.compare.statistics import compare_paired
-from lpes_eval.curves import layer_factors
+from lpes_eval.curves import _de_casteljau
 from lpes_eval.files import write_atomically
 from lpes_eval.rng import shuffled, stream
 from search import optimizers
 from search.early_stopping import Race
+from search.optimizers.bands import BandScan
 from search.space import Individual, Points, Space
 from search.tasks import LAMBDAS
 
@@ -44,24 +56,34 @@ JITTER = 0.15
 
 @dataclass(frozen=True)
 class Landscape:
-    """A simulated model of so many ``layers``; ``gain`` is by how much factors change the logit of a right answer."""
+    """A model of so many ``layers``.
+
+    Attributes:
+        accuracy: the probability of a right answer at the three positions under factors, one a layer.
+        loss: of the reference answers under factors, for gradient descent; by default what follows from ``accuracy``.
+        seconds: model time of one prompt under factors; NaN where nobody knows.
+        error: of a recorded one, the root mean square error of its mean accuracy in ten-fold cross-validation, in
+            points: of the surrogate, of the nearest vector alone, and what answers drawn at random make of it.
+    """
 
     name: str
     layers: int
-    gain: Callable[[np.ndarray], float]
-
-    def accuracy(self, factors: Sequence[float]) -> np.ndarray:
-        """The probability of a right answer at the three positions."""
-        logits = np.log(PLAIN / (1 - PLAIN)) + self.gain(np.asarray(factors))
-        return 1 / (1 + np.exp(-logits))
+    accuracy: Callable[[Sequence[float]], np.ndarray]
+    loss: Callable[[Sequence[float]], float] | None = None
+    seconds: Callable[[Sequence[float]], float] = lambda factors: math.nan
+    error: tuple[float, float, float] | None = None
 
     def value(self, factors: Sequence[float]) -> float:
         """The true accuracy in percent, averaged over positions."""
         return 100 * float(self.accuracy(factors).mean())
 
+    def expected_loss(self, factors: Sequence[float]) -> float:
+        """What gradient descent lowers."""
+        return self.loss(factors) if self.loss else -float(np.log(self.accuracy(factors)) @ LAMBDAS)
+
 
 def landscapes(layers: int) -> list[Landscape]:
-    """Five kinds of models of so many layers."""
+    """Five kinds of simulated models of so many layers."""
     depth = np.arange(layers) / (layers - 1)
     band = (depth >= 0.25) & (depth < 0.4)
     other = (depth >= 0.6) & (depth < 0.7)
@@ -80,8 +102,88 @@ def landscapes(layers: int) -> list[Landscape]:
     def hurts(f: np.ndarray) -> float:
         return -8 * float(((f - 1) ** 2).mean()) - 2 * float(np.abs(f - 1).mean())
 
+    def simulated(gain: Callable[[np.ndarray], float], factors: Sequence[float]) -> np.ndarray:
+        logits = np.log(PLAIN / (1 - PLAIN)) + gain(np.asarray(factors))
+        return 1 / (1 + np.exp(-logits))
+
     kinds = {"smooth": smooth, "sparse": sparse, "mixed": mixed, "only hurts": hurts, "nothing": lambda f: 0.0}
-    return [Landscape(name, layers, gain) for name, gain in kinds.items()]
+    return [Landscape(name, layers, functools.partial(simulated, gain)) for name, gain in kinds.items()]
+
+
+def real(name: str) -> Landscape:
+    """A recorded model: a Gaussian process through accuracies, loss and seconds over the logarithms of factors."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.neighbors import KNeighborsRegressor
+
+    rows = recorded.load(name)
+    factors = np.log([row["factors"] for row in rows])
+    accuracy = np.array([[part.count("1") / len(part) for part in row["right"]] for row in rows])
+    prompts = sum(map(len, rows[0]["right"]))
+    others = np.array([[np.dot(row["loss"], LAMBDAS), row["seconds"] / prompts] for row in rows])
+
+    def fit(kernel: Any, values: np.ndarray, **how: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a layer that does not matter has no length scale
+            return GaussianProcessRegressor(kernel, normalize_y=True, **how).fit(factors, values)
+
+    start = ConstantKernel() * Matern([0.2] * factors.shape[1], (0.02, 20), nu=1.5) + WhiteKernel(0.01)
+    model, other = fit(start, accuracy), fit(start, others)
+    folds = KFold(10, shuffle=True, random_state=0)
+    fixed = GaussianProcessRegressor(model.kernel_, normalize_y=True, optimizer=None)
+    wrong = [
+        cross_val_predict(guess, factors, accuracy, cv=folds).clip(0, 1).mean(1) - accuracy.mean(1)
+        for guess in (fixed, KNeighborsRegressor(1))
+    ]
+    drawn = np.sqrt((accuracy * (1 - accuracy)).mean() / prompts)
+
+    @functools.lru_cache(maxsize=100_000)
+    def at(which: int, *values: float) -> np.ndarray:
+        return (model, other)[which].predict(np.log([values]))[0]
+
+    return Landscape(
+        name,
+        factors.shape[1],
+        lambda f: at(0, *f).clip(0.002, 0.998),
+        lambda f: float(at(1, *f)[0]),
+        lambda f: max(0.0, float(at(1, *f)[1])),
+        (*(100 * float(np.sqrt((each**2).mean())) for each in wrong), 100 * float(drawn)),
+    )
+
+
+class Slope:
+    """The expected loss and its gradient, in place of ``search.answer_loss``; without the noise of examples."""
+
+    def __init__(self, landscape: Landscape) -> None:
+        self.landscape, self.num_layers, self.prompts = landscape, landscape.layers, 0
+
+    def choose(self, uniform: float, other: float) -> tuple[int, int]:
+        """Which example: they are all alike."""
+        return 0, 0
+
+    def __call__(self, factors: Sequence[float], numbers: Sequence[tuple[int, int]]) -> tuple[float, list[float]]:
+        """The loss, and its gradient by differences."""
+        self.prompts += len(numbers)
+        return _slope(self.landscape, tuple(factors))
+
+
+@functools.lru_cache(maxsize=10_000)  # without noise every seed descends the same way
+def _slope(landscape: Landscape, factors: tuple[float, ...]) -> tuple[float, list[float]]:
+    loss, gradient = landscape.expected_loss(factors), []
+    for h, factor in enumerate(factors):
+        moved = [*factors[:h], factor + 1e-4, *factors[h + 1 :]]
+        gradient.append((landscape.expected_loss(moved) - loss) / 1e-4)
+    return loss, gradient
+
+
+class ScanAlone(BandScan):
+    """The default without finalists and tuning."""
+
+    def _set_up(self, model: object) -> None:
+        super()._set_up(model)
+        self._todo = [(scan, level) for scan, level in self._todo if scan.share < 1]
 
 
 class Kind(NamedTuple):
@@ -95,16 +197,23 @@ class Kind(NamedTuple):
     examples: int
     early: bool
     """Whether individuals are given up early (``--early_stopping probable``)."""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """Of the optimiser, where they are not its defaults."""
 
 
 SEARCHES = (
     Kind("the default: a scan of bands", "bands", "free", 1.0, 96, True),
     Kind("the default with `--examples 200`", "bands", "free", 1.0, 200, True),
+    Kind("its scan alone", "scan", "free", 1.0, 96, True),
     Kind("`--preset paper`", "ga", "bezier", 1.5, 200, False),
     Kind("genetic algorithm, free curve, from 1", "ga", "free", 1.0, 24, True),
     Kind("CMA-ES, free curve, from 1", "cma-es", "free", 1.0, 24, False),
     Kind("random search, free curve", "random", "free", None, 24, True),
+    Kind("gradient descent from 1", "gradient", "free", 1.0, 24, False, {"learning_rate": 0.002}),
 )
+
+
+_NORMAL = statistics.NormalDist()
 
 
 class Simulation:
@@ -119,7 +228,7 @@ class Simulation:
         """Right (1) or wrong (0), (examples, 3); the same factors are always answered alike."""
         jitter = _generator("jitter", *self.key, *factors).standard_normal(self._difficulty.shape)
         z = (self._difficulty + JITTER * jitter) / math.sqrt(1 + JITTER**2)
-        least = np.array([statistics.NormalDist().inv_cdf(p) for p in self.landscape.accuracy(factors)])
+        least = np.array([_NORMAL.inv_cdf(p) for p in self.landscape.accuracy(factors)])
         return (z < least).astype(float)
 
 
@@ -127,25 +236,38 @@ def _generator(*key: Any) -> np.random.Generator:
     return np.random.default_rng(stream(*map(str, key)).getrandbits(64))
 
 
-def search(kind: Kind, landscape: Landscape, seed: int) -> tuple[list[float], int]:
-    """The factors that a search ends with, and the prompts that it asked."""
+class Found(NamedTuple):
+    """What a search ended with, and what it spent."""
+
+    factors: list[float]
+    prompts: int
+    seconds: float
+    path: list[tuple[int, float, float]]
+    """Prompts and seconds spent when its best factors changed, and their true gain in points."""
+
+
+def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
+    """Run a search."""
     L = landscape.layers
-    space = Space.free(L) if kind.curve == "free" else Space(L)
-    make = optimizers.load(kind.optimizer)
+    grid = kind.optimizer != "gradient"
+    space = Space.free(L, grid=grid) if kind.curve == "free" else Space(L)
+    make: Any = ScanAlone if kind.optimizer == "scan" else optimizers.load(kind.optimizer)
     start = None if kind.start is None else space.line(kind.start, kind.start)
-    optimizer = make(space, make.Config(), start=start, seed=seed)
+    slope = Slope(landscape)
+    optimizer = make(space, make.Config(**kind.settings), start=start, seed=seed, model=slope)
     simulation = Simulation(landscape, kind.examples, landscape.name, L, seed)
     known: dict[tuple[Any, ...], tuple[float, np.ndarray | None]] = {}  # fitness, and its share of every example
+    seconds = 0.0
 
-    def measure(individual: Individual) -> float:
-        factors, n = factors_of(individual.points, kind, L), math.ceil(optimizer.effort * kind.examples)
+    def measure(individual: Individual, least: tuple[Points, float] | None) -> float:
+        nonlocal seconds
+        factors, n = factors_of(individual.points, kind.curve, L), math.ceil(optimizer.effort * kind.examples)
         if (factors, n) in known:
             return known[factors, n][0]
         values: np.ndarray | None = simulation.answers(factors)[:n] @ np.array(LAMBDAS) / n
         asked, fitness = n, float(values.sum())
-        least = optimizer.cutoff if kind.early else None
-        parent = known.get((factors_of(least[0], kind, L), n), (0, None))[1] if least else None
-        if parent is not None:
+        parent = known.get((factors_of(least[0], kind.curve, L), n), (0, None))[1] if least else None
+        if least is not None and parent is not None:
             race = Race([0.0] * n, [1 / n] * n, list(parent), 0.01, margin=least[1] - float(parent.sum()))
             for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
                 race.take(unit, float(values[unit]))
@@ -154,19 +276,29 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> tuple[list[float], in
             if race.lost and asked < n:
                 fitness, values = min(least[1] - 1e-9, fitness), None
         simulation.prompts += 3 * asked
+        seconds += 3 * asked * landscape.seconds(factors)
         known[factors, n] = fitness, values
         return fitness
 
+    best, path, plain = None, [], landscape.value([1.0] * L)
     while not optimizer.done:
-        optimizer.tell([measure(individual) for individual in optimizer.ask()])
-    return list(factors_of(optimizer.best[0].points, kind, L)), simulation.prompts
+        individuals, least = optimizer.ask(), optimizer.cutoff if kind.early else None
+        optimizer.tell([measure(individual, least) for individual in individuals])
+        if best != (best := factors_of(optimizer.best[0].points, kind.curve, L)):
+            gain = round(landscape.value(best) - plain, 3)
+            path.append((simulation.prompts + slope.prompts, round(seconds, 1), gain))
+    assert best is not None
+    return Found(list(best), simulation.prompts + slope.prompts, seconds, path)
 
 
-def factors_of(points: Points, kind: Kind, layers: int) -> tuple[float, ...]:
+@functools.lru_cache(maxsize=10_000)
+def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
     """The factors, one a layer, that control points stand for."""
-    if kind.curve == "free":
+    if curve == "free":
         return tuple(y for _, y in points)
-    return tuple(layer_factors(kind.curve, points, layers))
+    t = np.linspace(0, 1, 2001)  # the Bezier curve of lpes_eval.curves to 1e-6, in a hundredth of the time
+    x, y = (_de_casteljau(values, t) for values in zip(*points, strict=True))  # type: ignore[arg-type]
+    return tuple(np.interp(np.linspace(x[0], x[-1], layers), x, y).round(9).tolist())
 
 
 def shown(landscape: Landscape, factors: Sequence[float], seed: int, questions: int = 100) -> bool:
@@ -176,54 +308,159 @@ def shown(landscape: Landscape, factors: Sequence[float], seed: int, questions: 
     return bool(compare_paired(plain, held_out.answers(factors), replicates=2000).mean.low > 0)
 
 
-def run(seeds: int) -> list[dict[str, Any]]:
-    """Every search on every landscape, with every seed."""
-    rows = []
-    cases = [(l, k) for layers in (32, 80) for l in landscapes(layers) for k in SEARCHES]  # noqa: E741
-    for landscape, kind in tqdm(cases, unit="case"):
-        some = seeds if kind.optimizer == "bands" else math.ceil(seeds / 10)  # the others ask many times the prompts
-        for seed in range(4 * seeds if landscape.name == "nothing" and kind is SEARCHES[0] else some):
-            factors, prompts = search(kind, landscape, seed)
-            gain = landscape.value(factors) - landscape.value([1.0] * landscape.layers)
-            row = {"landscape": landscape.name, "layers": landscape.layers, "search": kind.title, "seed": seed}
-            plain = len(set(factors)) == 1 and factors[0] == 1  # of which nothing is shown
-            row |= {"gain": round(gain, 3), "prompts": prompts, "shown": not plain and shown(landscape, factors, seed)}
-            rows.append(row)
-    return rows
+@functools.cache
+def all_landscapes() -> dict[str, Landscape]:
+    """Every landscape by its name and depth."""
+    found = [real(name) for name in recorded.MODELS if recorded.load(name)]
+    return {f"{each.name} {each.layers}": each for each in [*found, *landscapes(32), *landscapes(80)]}
+
+
+def one(case: tuple[str, int, int]) -> dict[str, Any]:
+    """One search on one landscape with one seed."""
+    name, number, seed = case
+    landscape, kind = all_landscapes()[name], SEARCHES[number]
+    found = search(kind, landscape, seed)
+    gain = landscape.value(found.factors) - landscape.value([1.0] * landscape.layers)
+    plain = set(found.factors) == {1.0}  # of which nothing is shown
+    row = {"landscape": landscape.name, "layers": landscape.layers, "search": kind.title, "seed": seed}
+    row |= {"gain": round(gain, 3), "prompts": found.prompts, "seconds": round(found.seconds, 1)}
+    return row | {"shown": not plain and shown(landscape, found.factors, seed), "path": found.path}
+
+
+def run(seeds: int, processes: int) -> list[dict[str, Any]]:
+    """Every search on every landscape, with every seed; the default where nothing matters with four times as many."""
+    more = {(name, 0): 4 * seeds for name in all_landscapes() if name.startswith("nothing")}
+    cases = [
+        (name, number, seed)
+        for number in range(len(SEARCHES))
+        for name in all_landscapes()
+        for seed in range(more.get((name, number), seeds))
+    ]
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        return list(tqdm(pool.imap(one, cases), total=len(cases), unit="search"))
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table, in Markdown."""
-    lines = [(REPOSITORY / "benchmarks" / "landscapes.md").read_text(encoding="utf-8")]
-    for (layers,), of_depth in pd.DataFrame(rows).groupby(["layers"]):
-        names = list(dict.fromkeys(of_depth.landscape))
-        lines += ["", f"## {layers} layers", "", "| search | " + " | ".join(names) + " | prompts |"]
-        lines.append("| --- |" + " --: |" * (len(names) + 1))
+    """The tables and pictures, in Markdown."""
+    frame = pd.DataFrame(rows)
+    lines = [(REPOSITORY / "benchmarks" / "landscapes.md").read_text(encoding="utf-8").format_map(_summary(frame))]
+    for (_, title), group in frame.groupby([~frame.landscape.isin(list(recorded.MODELS)), _titles(frame)], sort=True):
+        names, timed = list(dict.fromkeys(group.landscape)), group.seconds.notna().any()
+        heads = ["search", *names, "prompts", *["seconds"] * timed]
+        lines += ["", f"## {title}", "", f"![gain against {title}]({_file(title)})", ""]
+        lines += [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
         for kind in SEARCHES:
-            of_search, cells = of_depth[of_depth.search == kind.title], []
+            of_search, cells = group[group.search == kind.title], [kind.title]
             for name in names:
                 found = of_search[of_search.landscape == name]
-                cells.append(
-                    f"{found.gain.mean():+.1f} ± {1.96 * found.gain.sem():.1f}; {found.shown.sum()}/{len(found)}"
-                )
-            lines.append(f"| {kind.title} | " + " | ".join(cells) + f" | {of_search.prompts.mean():,.0f} |")
+                gain = f"{found.gain.mean():+.1f} ± {1.96 * found.gain.sem():.1f}"
+                cells.append(f"{gain}; {found.shown.sum()}/{len(found)}")
+            cells.append(f"{of_search.prompts.mean():,.0f}")
+            cells += [f"{of_search.seconds.mean():,.0f}"] * timed
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def _summary(frame: pd.DataFrame) -> dict[str, Any]:
+    """The numbers in the page's text."""
+    real = frame.landscape.isin(list(recorded.MODELS))
+    default, paper = frame.search == SEARCHES[0].title, frame.search == "`--preset paper`"
+    nothing, hurts = (frame[default & (frame.landscape == name)].shown for name in ("nothing", "only hurts"))
+    errors = {name: all_landscapes()[f"{name} {layers}"].error for name, layers in _recorded(frame[real])}
+    means = frame[real].groupby(["landscape", "search"]).gain.mean().unstack()
+    shares = means[SEARCHES[0].title] / means.max(axis=1)
+
+    def each(number: int) -> str:
+        return ", ".join(f"{error[number]:.1f} ({name})" for name, error in errors.items() if error)
+
+    return {
+        "seeds": frame[~default].groupby(["landscape", "layers", "search"]).size().min(),
+        "vectors": " and ".join(f"{len(recorded.load(name))} ({name})" for name in errors),
+        "errors": each(0),
+        "nearest": each(1),
+        "drawn": each(2),
+        "ratio": frame[paper & ~real].prompts.mean() / frame[default & ~real].prompts.mean(),
+        "real_ratio": frame[paper & real].prompts.mean() / frame[default & real].prompts.mean(),
+        "alarms": nothing.sum(),
+        "nothing": len(nothing),
+        "alarm_share": 100 * nothing.mean(),
+        "let_through": hurts.sum(),
+        "hurt": len(hurts),
+        "best": ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares.items()),
+    }
+
+
+def _recorded(frame: pd.DataFrame) -> list[tuple[str, int]]:
+    return list(dict.fromkeys(zip(frame.landscape, frame.layers, strict=True)))
+
+
+def _titles(frame: pd.DataFrame) -> pd.Series:
+    real = frame.landscape.isin(list(recorded.MODELS))
+    return frame.layers.map("Simulated models of {} layers".format).where(~real, "Recorded models")
+
+
+def _file(title: str) -> str:
+    return f"landscapes-{title.lower().replace(' ', '-')}.png"
+
+
+def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """The true gain of the best so far against what was spent, averaged over seeds, with 95 % intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    frame = pd.DataFrame(rows)
+    for title, group in frame.groupby(_titles(frame)):
+        names = list(dict.fromkeys(group.landscape))
+        against = [("prompts", 0), ("seconds of model time", 1)][: 2 if group.seconds.notna().any() else 1]
+        figure, axes = pyplot.subplots(
+            len(against), len(names), figsize=(3 * len(names) + 2, 2.9 * len(against)), squeeze=False, sharey="col",
+            layout="constrained",
+        )  # fmt: skip
+        for column, name in enumerate(names):
+            for line, (what, number) in enumerate(against):
+                axis, of_landscape = axes[line, column], group[group.landscape == name]
+                for color, kind in enumerate(SEARCHES):
+                    paths = of_landscape[of_landscape.search == kind.title].path.tolist()
+                    ends = [path[-1][number] for path in paths]
+                    grid = np.geomspace(max(1, min(path[0][number] for path in paths)), max(max(ends), 2), 60)
+                    gains = np.array([_along(path, number, grid) for path in paths])
+                    mean, half = gains.mean(0), 1.96 * gains.std(0, ddof=1) / math.sqrt(len(gains))
+                    axis.plot(grid, mean, color=f"C{color}", lw=2.2 if color == 0 else 1.2, label=kind.title)
+                    axis.fill_between(grid, mean - half, mean + half, color=f"C{color}", alpha=0.2, lw=0)
+                axis.axhline(0, color="0.6", lw=0.8, zorder=0)
+                axis.set(xscale="log", xlabel=what, ylabel="" if column else "true gain in points")
+                axis.spines[["top", "right"]].set_visible(False)
+                if line == 0:
+                    axis.set_title(name)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        labels = [label.replace("`", "") for label in labels]
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        figure.savefig(folder / _file(title), dpi=110)
+        pyplot.close(figure)
+
+
+def _along(path: Sequence[Sequence[float]], number: int, grid: np.ndarray) -> np.ndarray:
+    """The gain of the best so far at each amount spent; 0, the plain model's, before the first one."""
+    at = np.searchsorted([point[number] for point in path], grid, side="right")
+    return np.array([0.0, *(point[2] for point in path)])[at]
+
+
 def main() -> None:
-    """Run, and write the results and the page."""
+    """Run, and write the results, the page and its pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument(
-        "--seeds", type=int, default=50, metavar="N", help="of the default on each landscape; a tenth of others"
-    )
+    parser.add_argument("--seeds", type=int, default=50, metavar="N", help="of every search on each landscape")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
-    rows = run(args.seeds)
-    results = args.out or REPOSITORY / "benchmarks" / "results"
+    rows = run(args.seeds, args.processes)
+    results, docs = args.out or REPOSITORY / "benchmarks" / "results", args.out or REPOSITORY / "docs"
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     text = page(rows)
-    write_atomically((args.out or REPOSITORY / "docs") / "landscapes.md", text)
+    write_atomically(docs / "landscapes.md", text)
+    pictures(rows, docs)
     print(text)
 
 
