@@ -13,6 +13,8 @@ import heapq
 from collections.abc import Sequence
 from random import Random
 
+from search.engines.cluster import chunks_of
+
 WORKERS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 1000)
 
 
@@ -38,10 +40,9 @@ def efficiency(workers: int, args: argparse.Namespace) -> float:
     """Seconds of answering over seconds of all workers together, in a whole search."""
     rng = Random(f"{args.seed} {workers}")
     individuals = [args.first, *[args.individuals] * args.generations]
-    took = [
-        generation(workers, each * args.chunks, args.seconds / args.chunks + args.overhead, args, rng)
-        for each in individuals
-    ]
+    chunks = min(args.questions, args.chunks or chunks_of(workers))
+    each = args.seconds / chunks + args.overhead
+    took = [generation(workers, number * chunks, each, args, rng) for number in individuals]
     return sum(individuals) * args.seconds / (workers * sum(took))
 
 
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print a row for every number of workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--chunks", type=int, default=8, help="of an individual (search.engines.cluster.CHUNKS)")
+    add("--chunks", type=int, help="of an individual; by default as many as the search cuts it into")
+    add("--questions", type=int, default=200, help="of an individual; a chunk has one at least")
     add("--first", type=int, default=32, help="individuals of the first generation")
     add("--individuals", type=int, default=20, help="of each later one: 16 mutants and 4 crossovers")
     add("--generations", type=int, default=20, help="after the first")

@@ -22,8 +22,8 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-CHUNKS = 8
-"""Into how many chunks the questions of an individual are cut."""
+FEWEST_CHUNKS, CHUNKS_A_WORKER = 8, 2
+"""The questions of an individual are cut into as many chunks as there are questions at most."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
 DEATHS = 3
@@ -125,15 +125,18 @@ class Pool:
             raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
         from search import identity
 
-        self._ray, self._speed = ray, speed
+        self._ray, self._speed, self.workers = ray, speed, args.workers
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
             own = {} if args.ray_address else {"include_dashboard": False}
             try:
                 ray.init(address=args.ray_address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise UserError(f"--ray_address {args.ray_address}: no Ray cluster answers there ({error})") from None
+            except Exception as error:  # of several classes, one of which is Exception itself
+                where = f"--ray_address {args.ray_address}: no Ray cluster answers there"
+                if not args.ray_address:
+                    where = "--workers: Ray did not start on this machine; try again, or search without --workers"
+                raise UserError(f"{where} ({' '.join(str(error).split())[:500]})") from None
         gpus = args.gpus_per_worker
         cpus = 1 if gpus else max(1, (os.cpu_count() or 1) // args.workers)
         if not args.ray_address:
@@ -299,14 +302,15 @@ class ClusterEngine(HarnessEngine):
             self._pool.forget(self._number, factors)
 
     def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
-        if order is None:
-            numbers = range(len(self._requests))
-            size = math.ceil(len(numbers) / CHUNKS)
-            parts: list[Order] = [(tuple(numbers[k : k + size]),) for k in range(0, len(numbers), size)]
-        else:
-            size = math.ceil(len(order) / CHUNKS)
-            parts = [tuple(tuple(some) for some in order[k : k + size]) for k in range(0, len(order), size)]
+        asked = [(number,) for number in range(len(self._requests))] if order is None else order
+        size = math.ceil(len(asked) / chunks_of(self._pool.workers))
+        parts = (tuple(tuple(some) for some in asked[k : k + size]) for k in range(0, len(asked), size))
         return [Chunk(self._number, factors, part) for part in parts]
+
+
+def chunks_of(workers: int) -> int:
+    """Chunks of an individual: more where many workers share a generation, as the last ones keep the others waiting."""
+    return max(FEWEST_CHUNKS, CHUNKS_A_WORKER * workers)
 
 
 _pools: dict[str, Pool] = {}
