@@ -242,6 +242,6 @@ def test_lm_eval_measures_through_vllm_what_it_measures_through_transformers_and
     factors = {"hf_overrides": {"lpes_factors": "reference"}}
     answers, error = lm_eval(tmp_path / "vllm", "vllm", **served, **factors)
     assert len(answers) == 5, error
-    assert answers == lm_eval(tmp_path / "lpes", "lpes", factors="reference", device="cpu")[0]
+    assert answers == lm_eval(tmp_path / "lpes", "lpes", factors="reference")[0]
     _, error = lm_eval(tmp_path / "short", "vllm", **served, **factors, max_model_len=512)
     assert "prompt tokens, at most" in error.splitlines()[-1]
