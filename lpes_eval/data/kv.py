@@ -74,7 +74,7 @@ class Question:
         records, asked = self.at(position)
         instruction, question = TEMPLATE.split("{records}")
         labels = ["gold" if number == asked else f"record {number + 1}" for number in range(len(records))]
-        pieces = map(Segment, labels, _lines(records))
+        pieces = map(Segment, labels, lines(records))
         question = question.format(key=records[asked][0])
         return [Segment("instruction", instruction), *pieces, Segment("question", question)]
 
@@ -82,18 +82,14 @@ class Question:
         """The benchmark's prompt."""
         return join(self.segments(position))
 
-    def value(self, position: float) -> str:
-        """The answer."""
+    def target(self, position: float) -> str:
+        """The answer: the asked value."""
         records, asked = self.at(position)
         return records[asked][1]
 
 
-def format_records(records: Sequence[Record]) -> str:
+def lines(records: Sequence[Record]) -> list[str]:
     """The JSON text of the benchmark: one record a line, each after the first behind one space."""
-    return "".join(_lines(records))
-
-
-def _lines(records: Sequence[Record]) -> list[str]:
     last = len(records) - 1
     return [
         f'{" " if number else "{"}"{key}": "{value}"' + ("}" if number == last else ",\n")
@@ -167,19 +163,9 @@ class Task(PositionTask):
     SIZE = "num_keys"
 
     load = staticmethod(load)
-
-    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
-        """The prompt, in labelled pieces."""
-        return Question(**doc).segments(position)
-
-    def target(self, doc: dict[str, Any], position: float) -> str:
-        """The asked value."""
-        return Question(**doc).value(position)
+    example = Question
+    metric = staticmethod(accuracy)
 
     def written(self, doc: dict[str, Any], position: float) -> str:
         """In quotes, as it stands in the prompt."""
         return f'"{self.target(doc, position)}"'
-
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """Whether the value stands in the answer."""
-        return accuracy(answer, self.target(doc, position))

@@ -97,6 +97,11 @@ class Example:
     gold: Document
     distractors: tuple[Document, ...] = ()
 
+    @classmethod
+    def of(cls, gold: dict[str, str], distractors: Iterable[dict[str, str]], **row: Any) -> Example:
+        """The example that a row of the task's data set is."""
+        return cls(**row, gold=Document(**gold), distractors=tuple(Document(**one) for one in distractors))
+
     def gold_index(self, position: float) -> int:
         """Where the gold document stands, from 0, at ``position`` percent."""
         return gold_index(position, 1 + len(self.distractors))
@@ -118,6 +123,10 @@ class Example:
     def prompt(self, position: float) -> str:
         """The prompt as text."""
         return join(self.segments(position))
+
+    def target(self, position: float) -> list[str]:
+        """The accepted answers, wherever the gold document stands."""
+        return list(self.answers)
 
 
 def format_document(number: int, document: Document) -> str:
@@ -220,16 +229,5 @@ class Task(PositionTask):
     SIZE = "num_documents"
 
     load = staticmethod(load)
-
-    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
-        """The prompt, in labelled pieces."""
-        gold, *distractors = (Document(**document) for document in (doc["gold"], *doc["distractors"]))
-        return Example(**{**doc, "gold": gold, "distractors": tuple(distractors)}).segments(position)
-
-    def target(self, doc: dict[str, Any], position: float) -> list[str]:
-        """The accepted answers."""
-        return list(doc["answers"])
-
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """Best-subspan exact match."""
-        return best_subspan_em(answer, doc["answers"])
+    example = Example.of
+    metric = staticmethod(best_subspan_em)

@@ -72,22 +72,17 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
 
     A loaded model that is handed over in place of a name goes by the name that it was loaded from.
     """
+    from lpes_eval import factors, reference
+
     name = metadata.get("pretrained") or metadata.get("model")
     if name is None and metadata.get("factors") is not None:
-        from lpes_eval import factors
-
         origin = factors.parse(metadata["factors"]).origin.get("model")
         name = origin.get("name") if isinstance(origin, Mapping) else origin
-    config = getattr(name, "config", None)
-    return name is not None and not is_shipped(str(getattr(config, "_name_or_path", "") if config else name))
-
-
-def is_shipped(name: str) -> bool:
-    """Whether a model's name or path means the reference model that comes with this package."""
-    from lpes_eval import reference
-
+    if name is None:
+        return False
+    name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)
     home = Path(reference.__file__).resolve().parent
-    return name in reference.NAMES or home in named_path("pretrained", name).resolve().parents
+    return name not in reference.NAMES and home not in named_path("pretrained", name).resolve().parents
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
 NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
@@ -269,7 +268,7 @@ def test_a_question_is_an_example_and_its_positions_are_its_requests(task_manage
 
 
 def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):
-    doc = {"answers": ["14 March 1712", "March 14, 1712"]}
+    doc = {**task.eval_docs[0], "answers": ["14 March 1712", "March 14, 1712"]}
     right, wrong = " It was March 14 1712.", "1712\nMarch 14, 1712"
     metrics = task.process_results(doc, [right, wrong, wrong, right, right])
     other = task.process_results(doc, [right, right, wrong, wrong, wrong])
