@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from lpes_eval import files
-from lpes_eval.data.source import Files, Pool, Source, asked, read_examples
+from lpes_eval.data.source import Files, Source, asked, draw, read_examples
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PositionTask, gold_index
 from lpes_eval.rng import stream
@@ -147,13 +147,12 @@ def load(
     """
     request = asked({key: settings.get(key) for key in ("source", "data_dir")})
     if request.kind == "generated":
-        origin = (f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}")
-        pool = Pool("generated", *origin, POOL, lambda i: generate(i, num_keys), lambda question: question.records)
-    else:
-        path = OFFICIAL.path(request, num_keys)
-        questions = read(path, num_keys)
-        pool = Pool(request.kind, path.name.partition(".jsonl")[0], path, len(questions), questions.__getitem__)
-    return pool.draw(split, search_seed)
+        made = ("generated", f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}", POOL)
+        return draw(split, search_seed, *made, lambda i: generate(i, num_keys), lambda question: question.records)
+    path = OFFICIAL.path(request, num_keys)
+    questions = read(path, num_keys)
+    name = path.name.partition(".jsonl")[0]
+    return draw(split, search_seed, request.kind, name, path, len(questions), questions.__getitem__)
 
 
 class Task(PositionTask):

@@ -64,16 +64,13 @@ def read(path: Path, name: str) -> list[dict[str, Any]]:
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-_ONE_LETTER = (
+_LETTERS = (
     "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
-    "questions, there is only a sinlge correct option. Please only provide the letter corresponding to the answer "
-    "(like A or B) when answering. For other questions, please directly give the concise and accurate answer. "
+    "questions, there {} Please only provide the letter corresponding to the answer (like A or {}) when answering. "
 )
-_SEVERAL_LETTERS = (
-    "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
-    "questions, there could be a sinlge correct option or multiple correct options. Please only provide the letter "
-    "corresponding to the answer (like A or AB) when answering. "
-)
+_ONE_LETTER = _LETTERS.format("is only a sinlge correct option.", "B")
+_ONE_LETTER += "For other questions, please directly give the concise and accurate answer. "
+_SEVERAL_LETTERS = _LETTERS.format("could be a sinlge correct option or multiple correct options.", "AB")
 _TRUE_OR_FALSE = (
     "Now you are given a scientific fiction. I will ask you some questions and the answer should be "
     '"True" or "False". Notice that you should answer the question based on the evidence in the document instead of '
@@ -243,8 +240,7 @@ class Task(ExamTask):
         request = asked(settings)
         path = OFFICIAL.path(request, self.subset)
         self.documents = read(path, self.subset)
-        drawn = splits.split(len(self.documents), search_seed)
-        chosen = drawn.indices(split)
+        chosen = splits.indices(len(self.documents), split, search_seed)
         questions = [
             {"document": number, "instruction": instruction, "output": output}
             for number, document in enumerate(self.documents)
@@ -256,7 +252,7 @@ class Task(ExamTask):
                 f"{path}: split={split} has {len(chosen)} of its {len(self.documents)} documents and no question; "
                 "expected questions in two documents or more, to hold out and to search on, or --metadata split=all"
             )
-        seed = drawn.seed(split).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
+        seed = splits.seed(split, search_seed).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
         origin = (request.kind, self.subset, str(path), files.sha256(path))
         return rows, Source(*origin, split, seed, len(questions), len(rows))
 

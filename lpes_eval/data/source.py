@@ -229,37 +229,34 @@ class Source:
         return f"{version} {self.kind}" if self.kind == self.name else f"{version} {self.kind}: {self.name}"
 
 
-@dataclass(frozen=True)
-class Pool:
-    """All examples of a set: ``example`` makes the one of a number, a dataclass, when it is asked for.
+def draw(
+    split: str,
+    search_seed: int,
+    kind: str,
+    name: str,
+    location: str | Path,
+    total: int,
+    example: Callable[[int], Any],
+    content: Callable[[Any], Any] | None = None,
+) -> tuple[list[dict[str, Any]], Source]:
+    """The examples of a split of a set of ``total``, as rows, and where they came from.
 
-    ``content`` says, for a generated set, what of an example its checksum is made of; else it is that of the file.
+    ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
+    checksum is made of; else it is that of the file.
+
+    Raises:
+        DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
     """
-
-    kind: str
-    name: str
-    location: str | Path
-    total: int
-    example: Callable[[int], Any]
-    content: Callable[[Any], Any] | None = None
-
-    def draw(self, split: str = "held_out", search_seed: int = 0) -> tuple[list[dict[str, Any]], Source]:
-        """The examples of a split, as rows, and where they came from.
-
-        Raises:
-            DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
-        """
-        if self.total < 2:
-            raise DataError(
-                f"{self.location}: {self.total or 'no'} example{'s' * (self.total != 1)} in it; expected one a line "
-                "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
-            )
-        drawn = splits.split(self.total, search_seed)
-        examples = [self.example(i) for i in drawn.indices(split)]
-        if self.content:
-            digest = sha256(json.dumps([self.content(example) for example in examples]).encode()).hexdigest()
-        else:
-            digest = files.sha256(self.location)
-        origin = (self.kind, self.name, str(self.location), digest)
-        source = Source(*origin, split, drawn.seed(split), drawn.total, len(examples))
-        return [asdict(example) for example in examples], source
+    if total < 2:
+        raise DataError(
+            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
+            "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
+        )
+    examples = [example(i) for i in splits.indices(total, split, search_seed)]
+    if content:
+        digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
+    else:
+        digest = files.sha256(location)
+    seed = splits.seed(split, search_seed)
+    source = Source(kind, name, str(location), digest, split, seed, total, len(examples))
+    return [asdict(one) for one in examples], source

@@ -70,17 +70,17 @@ def test_generated_examples_are_the_same_on_every_machine():
     [(kv.POOL, 500, 200), (500, 300, 200), (100, 60, 40), (7, 4, 3), (2, 1, 1), (833, 499, 200), (834, 500, 200)],
 )
 def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, search):
-    drawn = [splits.split(total, seed) for seed in range(5)]
-    assert len({s.held_out for s in drawn}) == 1
-    assert len(set(drawn[0].held_out)) == held_out
+    drawn = [{name: splits.indices(total, name, seed) for name in splits.SPLITS} for seed in range(5)]
+    assert len({s["held_out"] for s in drawn}) == 1
+    assert len(set(drawn[0]["held_out"])) == held_out
     for s in drawn:
-        assert len(set(s.search)) == len(s.search) == search
-        assert not set(s.search) & set(s.held_out)
-        assert {*s.search, *s.held_out} <= set(range(total)) == set(s.indices("all"))
+        assert len(set(s["search"])) == len(s["search"]) == search
+        assert not set(s["search"]) & set(s["held_out"])
+        assert {*s["search"], *s["held_out"]} <= set(range(total)) == set(s["all"])
     if total > 700:
-        assert len({s.search for s in drawn}) == 5
+        assert len({s["search"] for s in drawn}) == 5
     with pytest.raises(DataError, match="held_out, search"):
-        drawn[0].indices("test")
+        splits.indices(total, "test")
 
 
 def test_drawing_is_even_and_repeatable():

@@ -230,7 +230,7 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
         write(path, *(line(first + n) for n in range(50)))
         rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
         path.unlink()
-        held_out = splits.split(50).indices("held_out")
+        held_out = splits.indices(50, "held_out")
         assert [row["question"] for row in rows] == [f"who is {first + i}" for i in held_out]
         assert source.version(3) == "3 folder: nq-open-10_total_documents_gold_at_0"
         assert (source.location, source.total, source.examples) == (str(path), 50, 30)
