@@ -67,7 +67,7 @@ def values_and_errors(scores):
 
 def test_edge_cases_of_the_three_numbers_over_positions():
     perplexity = np.array([[3.0, 9.0], [5.0, 7.0], [4.0, 8.0]])
-    assert st.worst_position(perplexity, higher_is_better=False).value == 8.0
+    assert st.compare_paired(perplexity, perplexity, higher_is_better=False).worst.a == 8.0
     assert st.spread(perplexity).value == 4.0
     assert values_and_errors(np.ones((20, 3))) == ([1.0, 1.0, 0.0], [0.0] * 3)
     one_question, unknown = values_and_errors([[1.0, 0.0]])
