@@ -93,9 +93,10 @@ def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | N
     if not isinstance(doc, dict) or label == "all":
         return None
     position = float(label.removesuffix(" %"))
-    for kind, made in ((kv.Question, kv.Question), (mdqa.Example, mdqa.Example.of)):
+    makers: dict[Any, Any] = {kv.Question: kv.Question, mdqa.Example: mdqa.Example.of}
+    for kind, make in makers.items():
         if doc.keys() == kind.__dataclass_fields__.keys():
-            example = made(**doc)
+            example = make(**doc)
             return example.segments(position), example.target(position)
     return None
 
