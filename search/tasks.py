@@ -108,7 +108,7 @@ def load_tasks(
         lm: the lm-eval model that will answer.
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
         split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
-            by the same rule (``lpes_eval.data.splits.split``).
+            by the same rule (``lpes_eval.data.splits.indices``).
         metadata: as lm-eval's ``--metadata``.
         positions: of a task by position, the ones to ask at; None for all that it has.
         lambdas: their weights (App. G), scaled to a sum of 1; with ``positions=None`` all weigh the same.
@@ -282,7 +282,7 @@ def _divide(task: Any, split: str, search_seed: int) -> list[int]:
     questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
     if len(questions) < 2:
         raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
-    drawn = splits.split(len(questions), search_seed).indices(split)
+    drawn = splits.indices(len(questions), split, search_seed)
     return [number for question in drawn for number in of[questions[question]]]
 
 

@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         "a search divides any other task",
         "search/tasks.py",
-        "splits.split(len(questions), search_seed).indices(split)",
-        'splits.split(len(questions), search_seed).indices("held_out")',
+        "splits.indices(len(questions), split, search_seed)",
+        'splits.indices(len(questions), "held_out", search_seed)',
         (f"{SEARCH}/test_evaluator.py::test_search_and_held_out_examples_have_none_in_common",),
     ),
     Mutant(

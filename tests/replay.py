@@ -31,7 +31,7 @@ from runs import write_run
 
 FINDINGS: dict[str, tuple[Callable[[Path], None], bool]] = {}
 """What was found -> what replays it in an empty folder, and whether that loads a model."""
-ESCAPES = "a\x1b[31m\n# heading ![](http://x)\x00 b"
+ESCAPES = "a\x1b[31m\n# heading ![](http://x) <img> |\x00 b"
 
 
 def finding(claim, *, model=False):
@@ -260,14 +260,14 @@ def resuming_asks_for_code_again(tmp):
 
 @finding("names break JUnit, Markdown and the terminal")
 def names_stay_in_their_place(tmp):
-    run = write_run(tmp / "run", {None: [1.0, 0.0] * 20}, metric=ESCAPES)
+    run = write_run(tmp / "run", {None: [1.0, 0.0] * 20}, metric=ESCAPES + "\ud800")
     command("regress", run, "--baseline", tmp / "b.json", "--update", status=0)
     outputs = ("--junit", tmp / "j.xml", "--markdown", tmp / "m.md")
     shown = command("regress", run, "--baseline", tmp / "b.json", "--no-strict", *outputs, status=0)
     ElementTree.fromstring((tmp / "j.xml").read_text())
     assert "\x1b" not in shown
     assert not any(line.startswith("# heading") for line in (tmp / "m.md").read_text().splitlines())
-    assert "![](" not in (tmp / "m.md").read_text()
+    assert not any(markup in (tmp / "m.md").read_text() for markup in ("![](", "<img", "\x1b"))
     origin = {"format": "lpes-factors", "version": 1, "factors": [1.5], "origin": {"note": ESCAPES}}
     assert "\x1b" not in command("factors", written(tmp / "f.json", json.dumps(origin)), status=0)
     assert "\x1b" not in command("factors", tmp / ESCAPES.replace("/", "").replace("\x00", ""), status=2)
@@ -288,7 +288,8 @@ def smaller_things(tmp):
     broken = "import lpes_eval.harness.plugin as p; p.EXTENSIONS.clear(); import lm_eval.api.registry; print('here')"
     ended = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", broken], capture_output=True, text=True)
     assert ended.stdout == "here\n", ended.stderr
-    assert "could not extend" in ended.stderr
+    assert "could not extend lm_eval.api.registry: KeyError" in ended.stderr
+    assert "LPES_EVAL_PLUGIN=0" in ended.stderr
 
 
 @finding("caches: close bases, pickled ones, another model's, reordered layers", model=True)

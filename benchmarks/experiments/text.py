@@ -35,11 +35,11 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
     texts, sizes, pairs = [], set(), longest // 10
     for number in range(count):
         example = kv.generate(number, pairs, SEED)
-        record = size(kv.format_records(example.records[-2:])) // 2
+        record = size("".join(kv.lines(example.records[-2:]))) // 2
         near = max(1, (nearest - size(kv.TEMPLATE) - 2 * record) // record)
         gold = pairs - 1 - below(near, stream("perplexity", SEED, number))
         position = min(100.0, 100 * (gold + 0.5) / (pairs - 1))
-        answer = f' "{example.value(position)}"'
+        answer = f' "{example.target(position)}"'
         text = example.prompt(position) + answer
         while (excess := size(text) - longest) > 0:  # what is left may be split otherwise at the cut
             offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]

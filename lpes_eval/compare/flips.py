@@ -88,18 +88,16 @@ def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: s
     }
 
 
-def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | tuple[str, ...]] | None:
+def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | None:
     """The prompt's segments and the reference of this package's benchmarks by position; None for any other."""
     if not isinstance(doc, dict) or label == "all":
         return None
     position = float(label.removesuffix(" %"))
-    if doc.keys() == {"question_id", "records", "gold"}:
-        question = kv.Question(**doc)
-        return question.segments(position), question.value(position)
-    if doc.keys() == {"question_id", "question", "answers", "gold", "distractors"}:
-        gold, *distractors = (mdqa.Document(**one) for one in (doc["gold"], *doc["distractors"]))
-        example = mdqa.Example(**{**doc, "gold": gold, "distractors": tuple(distractors)})
-        return example.segments(position), example.answers
+    makers: dict[Any, Any] = {kv.Question: kv.Question, mdqa.Example: mdqa.Example.of}
+    for kind, make in makers.items():
+        if doc.keys() == kind.__dataclass_fields__.keys():
+            example = make(**doc)
+            return example.segments(position), example.target(position)
     return None
 
 

@@ -63,11 +63,11 @@ def mean_over_positions(scores: ArrayLike) -> Estimate:
     return Estimate(float(position_means(scores).mean()), float(np.sqrt(covariance.sum()) / positions))
 
 
-def worst_position(scores: ArrayLike, *, higher_is_better: bool = True, replicates: int = 2000) -> Estimate:
-    """The lowest position mean (the highest where lower is better), with its bootstrap standard error."""
+def worst_position(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
+    """The lowest position mean, with its bootstrap standard error."""
     if np.shape(scores)[1:] == (1,):
         return mean_over_positions(scores)
-    return _bootstrapped(partial(_worst, higher_is_better=higher_is_better), scores, replicates)
+    return _bootstrapped(np.min, scores, replicates)
 
 
 def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
@@ -195,7 +195,7 @@ def compare_paired(
     return PairedComparison(
         positions=tuple(map(differ_at, range(columns))),
         mean=differ(np.mean, average=True),
-        worst=differ(partial(_worst, higher_is_better=higher_is_better), average=False),
+        worst=differ(np.min if higher_is_better else np.max, average=False),
         spread=differ(np.ptp, average=False),
         questions=questions,
     )
@@ -335,10 +335,6 @@ def _paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     if first.shape != second.shape:
         raise ValueError(f"paired scores must have one shape; got {first.shape} and {second.shape}")
     return first, second
-
-
-def _worst(means: Array, higher_is_better: bool, axis: int) -> Array:
-    return means.min(axis=axis) if higher_is_better else means.max(axis=axis)
 
 
 def _bessel(questions: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from lpes_eval import files
-from lpes_eval.data.source import Files, Pool, Source, asked, read_examples
+from lpes_eval.data.source import Files, Source, asked, draw, read_examples
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PositionTask, gold_index
 from lpes_eval.rng import stream
@@ -74,7 +74,7 @@ class Question:
         records, asked = self.at(position)
         instruction, question = TEMPLATE.split("{records}")
         labels = ["gold" if number == asked else f"record {number + 1}" for number in range(len(records))]
-        pieces = map(Segment, labels, _lines(records))
+        pieces = map(Segment, labels, lines(records))
         question = question.format(key=records[asked][0])
         return [Segment("instruction", instruction), *pieces, Segment("question", question)]
 
@@ -82,18 +82,14 @@ class Question:
         """The benchmark's prompt."""
         return join(self.segments(position))
 
-    def value(self, position: float) -> str:
-        """The answer."""
+    def target(self, position: float) -> str:
+        """The answer: the asked value."""
         records, asked = self.at(position)
         return records[asked][1]
 
 
-def format_records(records: Sequence[Record]) -> str:
+def lines(records: Sequence[Record]) -> list[str]:
     """The JSON text of the benchmark: one record a line, each after the first behind one space."""
-    return "".join(_lines(records))
-
-
-def _lines(records: Sequence[Record]) -> list[str]:
     last = len(records) - 1
     return [
         f'{" " if number else "{"}"{key}": "{value}"' + ("}" if number == last else ",\n")
@@ -151,13 +147,12 @@ def load(
     """
     request = asked({key: settings.get(key) for key in ("source", "data_dir")})
     if request.kind == "generated":
-        origin = (f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}")
-        pool = Pool("generated", *origin, POOL, lambda i: generate(i, num_keys), lambda question: question.records)
-    else:
-        path = OFFICIAL.path(request, num_keys)
-        questions = read(path, num_keys)
-        pool = Pool(request.kind, path.name.partition(".jsonl")[0], path, len(questions), questions.__getitem__)
-    return pool.draw(split, search_seed)
+        made = ("generated", f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}", POOL)
+        return draw(split, search_seed, *made, lambda i: generate(i, num_keys), lambda question: question.records)
+    path = OFFICIAL.path(request, num_keys)
+    questions = read(path, num_keys)
+    name = path.name.partition(".jsonl")[0]
+    return draw(split, search_seed, request.kind, name, path, len(questions), questions.__getitem__)
 
 
 class Task(PositionTask):
@@ -167,19 +162,9 @@ class Task(PositionTask):
     SIZE = "num_keys"
 
     load = staticmethod(load)
-
-    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
-        """The prompt, in labelled pieces."""
-        return Question(**doc).segments(position)
-
-    def target(self, doc: dict[str, Any], position: float) -> str:
-        """The asked value."""
-        return Question(**doc).value(position)
+    example = Question
+    metric = staticmethod(accuracy)
 
     def written(self, doc: dict[str, Any], position: float) -> str:
         """In quotes, as it stands in the prompt."""
         return f'"{self.target(doc, position)}"'
-
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """Whether the value stands in the answer."""
-        return accuracy(answer, self.target(doc, position))

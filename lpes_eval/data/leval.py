@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +42,14 @@ CUT_STEP = 250
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Document:
-    """One document of a file, with its questions and their references."""
-
-    text: str
-    instructions: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def read(path: Path, name: str) -> list[Document]:
-    """The documents of a file of subset ``name``.
+def read(path: Path, name: str) -> list[dict[str, Any]]:
+    """The documents of a file of subset ``name``, each with its questions and their references, as ``LINE`` has them.
 
     Raises:
         DataError: no such file, a broken line, or one that is not in the benchmark's form.
     """
 
-    def parse(number: int, line: dict[str, Any]) -> Document:
+    def parse(number: int, line: dict[str, Any]) -> dict[str, Any]:
         instructions, outputs = line["instructions"], line["outputs"]
         if not all(output.strip() for output in outputs):
             raise ValueError("'outputs' holds an empty text, expected the right letters")
@@ -67,23 +57,20 @@ def read(path: Path, name: str) -> list[Document]:
             raise ValueError(f"{len(instructions)} instructions but {len(outputs)} outputs")
         if name == "sci_fi" and (bad := [output for output in outputs if FACT_MARK not in output.lower()]):
             raise ValueError(f"the reference {files.shown(bad[0])} has no '[fact: ...]'")
-        return Document(line["input"], tuple(instructions), tuple(outputs))
+        return line
 
     return read_examples(path, LINE, parse)
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-_ONE_LETTER = (
+_LETTERS = (
     "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
-    "questions, there is only a sinlge correct option. Please only provide the letter corresponding to the answer "
-    "(like A or B) when answering. For other questions, please directly give the concise and accurate answer. "
+    "questions, there {} Please only provide the letter corresponding to the answer (like A or {}) when answering. "
 )
-_SEVERAL_LETTERS = (
-    "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
-    "questions, there could be a sinlge correct option or multiple correct options. Please only provide the letter "
-    "corresponding to the answer (like A or AB) when answering. "
-)
+_ONE_LETTER = _LETTERS.format("is only a sinlge correct option.", "B")
+_ONE_LETTER += "For other questions, please directly give the concise and accurate answer. "
+_SEVERAL_LETTERS = _LETTERS.format("could be a sinlge correct option or multiple correct options.", "AB")
 _TRUE_OR_FALSE = (
     "Now you are given a scientific fiction. I will ask you some questions and the answer should be "
     '"True" or "False". Notice that you should answer the question based on the evidence in the document instead of '
@@ -252,13 +239,12 @@ class Task(ExamTask):
         """One row a question, with the number of its document. Splits never divide the questions about a document."""
         request = asked(settings)
         path = OFFICIAL.path(request, self.subset)
-        self.documents: list[Document] = read(path, self.subset)
-        drawn = splits.split(len(self.documents), search_seed)
-        chosen = drawn.indices(split)
+        self.documents = read(path, self.subset)
+        chosen = splits.indices(len(self.documents), split, search_seed)
         questions = [
             {"document": number, "instruction": instruction, "output": output}
             for number, document in enumerate(self.documents)
-            for instruction, output in zip(document.instructions, document.outputs, strict=True)
+            for instruction, output in zip(document["instructions"], document["outputs"], strict=True)
         ]
         rows = [{"question_id": i, **row} for i, row in enumerate(questions) if row["document"] in chosen]
         if not rows:
@@ -266,7 +252,7 @@ class Task(ExamTask):
                 f"{path}: split={split} has {len(chosen)} of its {len(self.documents)} documents and no question; "
                 "expected questions in two documents or more, to hold out and to search on, or --metadata split=all"
             )
-        seed = drawn.seed(split).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
+        seed = splits.seed(split, search_seed).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
         origin = (request.kind, self.subset, str(path), files.sha256(path))
         return rows, Source(*origin, split, seed, len(questions), len(rows))
 
@@ -286,7 +272,7 @@ class Task(ExamTask):
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The prompt with the whole document."""
         style = self.config.metadata.get("prompt_style") or "vicuna"
-        return join(prompt(self.subset, style, self.documents[doc["document"]].text, doc["instruction"])[0])
+        return join(prompt(self.subset, style, self.documents[doc["document"]]["input"], doc["instruction"])[0])
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
@@ -305,11 +291,11 @@ class Task(ExamTask):
         """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
         document = self.documents[number]
         if current_lm() is None:  # nothing is sent, so nothing has to fit
-            return document.text
+            return document["input"]
         limits = self.budget()
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
         if key not in self._cut:
-            questions = sorted(document.instructions, key=limits.count, reverse=True)
+            questions = sorted(document["instructions"], key=limits.count, reverse=True)
             limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
 
             def fits(text: str) -> bool:
@@ -317,7 +303,7 @@ class Task(ExamTask):
                     return all(limits.fits(sent(text, question)) for question in questions)
                 return limits.count(text) <= limit
 
-            text = cut(document.text, limit, fits)
+            text = cut(document["input"], limit, fits)
             if text is None:
                 bare = limits.count(sent("", questions[0]))
                 raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)

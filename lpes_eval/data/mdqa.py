@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import regex
 
 from lpes_eval.data import squad
-from lpes_eval.data.source import Files, Pool, Source, asked, read_examples
+from lpes_eval.data.source import Files, Source, asked, draw, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import PositionTask, gold_index
@@ -97,6 +98,11 @@ class Example:
     gold: Document
     distractors: tuple[Document, ...] = ()
 
+    @classmethod
+    def of(cls, gold: dict[str, str], distractors: Iterable[dict[str, str]], **row: Any) -> Example:
+        """The example that a row of the task's data set is."""
+        return cls(**row, gold=Document(**gold), distractors=tuple(Document(**one) for one in distractors))
+
     def gold_index(self, position: float) -> int:
         """Where the gold document stands, from 0, at ``position`` percent."""
         return gold_index(position, 1 + len(self.distractors))
@@ -118,6 +124,10 @@ class Example:
     def prompt(self, position: float) -> str:
         """The prompt as text."""
         return join(self.segments(position))
+
+    def target(self, position: float) -> list[str]:
+        """The accepted answers, wherever the gold document stands."""
+        return list(self.answers)
 
 
 def format_document(number: int, document: Document) -> str:
@@ -200,17 +210,14 @@ def load(
 
     request = asked(settings)
     if request.kind == "generated":
-        origin = ("generated", f"lpes_eval.data.fiction, seed {fiction.SEED}", fiction.POOL)
-        pool = Pool(
-            "generated", *origin, lambda i: fiction.generate(i, num_documents), lambda e: [e.prompt(0), e.answers]
-        )
-    else:
-        path = OFFICIAL.path(request, num_documents)
-        name, complete = path.name.partition(".jsonl")[0], path.name not in (ORACLE, ORACLE.removesuffix(".gz"))
-        examples = read(path, num_documents if complete else 1)
-        example = examples.__getitem__ if complete else drawn_distractors(examples, num_documents)
-        pool = Pool(request.kind, name if complete else f"{name}+drawn", path, len(examples), example)
-    return pool.draw(split, search_seed)
+        made = ("generated", "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}", fiction.POOL)
+        generate = partial(fiction.generate, num_documents=num_documents)
+        return draw(split, search_seed, *made, generate, lambda one: [one.prompt(0), one.answers])
+    path = OFFICIAL.path(request, num_documents)
+    name, complete = path.name.partition(".jsonl")[0], path.name not in (ORACLE, ORACLE.removesuffix(".gz"))
+    examples = read(path, num_documents if complete else 1)
+    example = examples.__getitem__ if complete else drawn_distractors(examples, num_documents)
+    return draw(split, search_seed, request.kind, name if complete else f"{name}+drawn", path, len(examples), example)
 
 
 class Task(PositionTask):
@@ -220,16 +227,5 @@ class Task(PositionTask):
     SIZE = "num_documents"
 
     load = staticmethod(load)
-
-    def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
-        """The prompt, in labelled pieces."""
-        gold, *distractors = (Document(**document) for document in (doc["gold"], *doc["distractors"]))
-        return Example(**{**doc, "gold": gold, "distractors": tuple(distractors)}).segments(position)
-
-    def target(self, doc: dict[str, Any], position: float) -> list[str]:
-        """The accepted answers."""
-        return list(doc["answers"])
-
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """Best-subspan exact match."""
-        return best_subspan_em(answer, doc["answers"])
+    example = Example.of
+    metric = staticmethod(best_subspan_em)

@@ -110,7 +110,7 @@ def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
         if split == "search":
             raise DataError(f"{total} texts are too few to search on some and report others; give 5 or more")
         split = "all" if split == "held_out" else split
-    return sorted(splits.split(total, search_seed).indices(split))
+    return sorted(splits.indices(total, split, search_seed))
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Task(BenchmarkTask):
         chosen = text_numbers(len(self.texts), split, search_seed)
         rows = [{"question_id": n, "name": self.texts[n].name, "characters": len(self.texts[n].text)} for n in chosen]
         digest = hashlib.sha256("\0".join(text.text for text in self.texts).encode()).hexdigest()
-        seed = splits.split(len(self.texts), search_seed).seed(split)
+        seed = splits.seed(split, search_seed)
         name = "pg19-test" if kind == "official" else path.name
         return rows, Source(kind, name, str(path), digest, split, seed, len(self.texts), len(rows))
 

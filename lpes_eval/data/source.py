@@ -72,22 +72,17 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
 
     A loaded model that is handed over in place of a name goes by the name that it was loaded from.
     """
+    from lpes_eval import factors, reference
+
     name = metadata.get("pretrained") or metadata.get("model")
     if name is None and metadata.get("factors") is not None:
-        from lpes_eval import factors
-
         origin = factors.parse(metadata["factors"]).origin.get("model")
         name = origin.get("name") if isinstance(origin, Mapping) else origin
-    config = getattr(name, "config", None)
-    return name is not None and not is_shipped(str(getattr(config, "_name_or_path", "") if config else name))
-
-
-def is_shipped(name: str) -> bool:
-    """Whether a model's name or path means the reference model that comes with this package."""
-    from lpes_eval import reference
-
+    if name is None:
+        return False
+    name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)
     home = Path(reference.__file__).resolve().parent
-    return name in reference.NAMES or home in named_path("pretrained", name).resolve().parents
+    return name not in reference.NAMES and home not in named_path("pretrained", name).resolve().parents
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -234,37 +229,34 @@ class Source:
         return f"{version} {self.kind}" if self.kind == self.name else f"{version} {self.kind}: {self.name}"
 
 
-@dataclass(frozen=True)
-class Pool:
-    """All examples of a set: ``example`` makes the one of a number, a dataclass, when it is asked for.
+def draw(
+    split: str,
+    search_seed: int,
+    kind: str,
+    name: str,
+    location: str | Path,
+    total: int,
+    example: Callable[[int], Any],
+    content: Callable[[Any], Any] | None = None,
+) -> tuple[list[dict[str, Any]], Source]:
+    """The examples of a split of a set of ``total``, as rows, and where they came from.
 
-    ``content`` says, for a generated set, what of an example its checksum is made of; else it is that of the file.
+    ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
+    checksum is made of; else it is that of the file.
+
+    Raises:
+        DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
     """
-
-    kind: str
-    name: str
-    location: str | Path
-    total: int
-    example: Callable[[int], Any]
-    content: Callable[[Any], Any] | None = None
-
-    def draw(self, split: str = "held_out", search_seed: int = 0) -> tuple[list[dict[str, Any]], Source]:
-        """The examples of a split, as rows, and where they came from.
-
-        Raises:
-            DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
-        """
-        if self.total < 2:
-            raise DataError(
-                f"{self.location}: {self.total or 'no'} example{'s' * (self.total != 1)} in it; expected one a line "
-                "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
-            )
-        drawn = splits.split(self.total, search_seed)
-        examples = [self.example(i) for i in drawn.indices(split)]
-        if self.content:
-            digest = sha256(json.dumps([self.content(example) for example in examples]).encode()).hexdigest()
-        else:
-            digest = files.sha256(self.location)
-        origin = (self.kind, self.name, str(self.location), digest)
-        source = Source(*origin, split, drawn.seed(split), drawn.total, len(examples))
-        return [asdict(example) for example in examples], source
+    if total < 2:
+        raise DataError(
+            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
+            "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
+        )
+    examples = [example(i) for i in splits.indices(total, split, search_seed)]
+    if content:
+        digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
+    else:
+        digest = files.sha256(location)
+    seed = splits.seed(split, search_seed)
+    source = Source(kind, name, str(location), digest, split, seed, total, len(examples))
+    return [asdict(one) for one in examples], source

@@ -290,6 +290,6 @@ class Task(ExamTask):
 
 
 if __name__ == "__main__":  # the command of the submission file, by the name that it has had
-    import runpy
+    from lpes_eval.data.zeroscrolls_submission import main
 
-    runpy.run_module("lpes_eval.data.zeroscrolls_submission", run_name="__main__")
+    raise SystemExit(main())

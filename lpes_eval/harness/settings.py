@@ -39,12 +39,8 @@ def _positions(value: Any) -> list[float]:
     return sorted(value)
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 SETTINGS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("chat_prompt", "data_dir", "max_length", "split", "text_file", "tokenizer"), _as_it_is),
+    **dict.fromkeys(("chat_prompt", "data_dir", "max_length", "split", "text_file", "tokenizer"), lambda value: value),
     **dict.fromkeys(("length", "longest", "prompt_tokens", "stride", "windows"), _whole(1)),
     **dict.fromkeys(("num_documents", "num_keys"), _whole(2)),
     "cutting": _one_of("prompt", "authors"),

@@ -126,20 +126,23 @@ class PositionTask(BenchmarkTask):
     ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
     is the one clustered by question; those of worst and spread come from a bootstrap that draws questions.
 
-    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how long its contexts are; and it defines
-    ``load``, ``segments``, ``target`` and ``score``.
+    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how long its contexts are; it defines ``load``; and
+    it sets ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``, and ``metric``,
+    the score of an answer by its target, or overrides the three methods that use these.
     """
 
     METRIC: str
     SIZE: str
+    example: Callable[..., Any]
+    metric: Callable[[str, Any], float]
 
     def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
         """The prompt of a question with the gold item at ``position`` percent, in labelled pieces."""
-        raise NotImplementedError
+        return self.example(**doc).segments(position)
 
     def target(self, doc: dict[str, Any], position: float) -> str | list[str]:
         """The reference answer, or all that are accepted."""
-        raise NotImplementedError
+        return self.example(**doc).target(position)
 
     def written(self, doc: dict[str, Any], position: float) -> str:
         """A reference answer as a model that is right writes it, whose likelihood gradient descent raises."""
@@ -148,7 +151,7 @@ class PositionTask(BenchmarkTask):
 
     def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
         """The metric of one answer."""
-        raise NotImplementedError
+        return self.metric(answer, self.target(doc, position))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples, once it is known at which positions they are asked."""
@@ -223,25 +226,18 @@ class ExamTask(BenchmarkTask):
         """
         raise NotImplementedError
 
-    def fewshot_context(
-        self,
-        doc: dict,
-        num_fewshot: int,
-        system_instruction: str | None = None,
-        apply_chat_template: bool = False,
-        fewshot_as_multiturn: bool = False,
-        chat_template: Callable[..., str] | None = None,
-        gen_prefix: str | None = None,
-    ) -> str | list[str]:
-        """The prompt as the model gets it.
+    def fewshot_context(self, doc: dict, num_fewshot: int, **options: Any) -> str | list[str]:
+        """The prompt as the model gets it, by lm-eval's ``options``: system instruction and chat template.
 
         Raises:
             DataError: examples were asked for.
         """
         if num_fewshot:
             raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
+        chat = bool(options.get("apply_chat_template"))
 
         def render(user: str, system: str = "") -> str:
-            return budget.render(user, system, system_instruction, chat_template if apply_chat_template else None)
+            template = options.get("chat_template") if chat else None
+            return budget.render(user, system, options.get("system_instruction"), template)
 
-        return self.prompts(doc, render, apply_chat_template)
+        return self.prompts(doc, render, chat)

@@ -209,14 +209,6 @@ def test_of_few_questions_one_note_says_what_they_do_not_carry(tmp_path, questio
 # --- the command ---
 
 
-def test_command_prints_a_table(two_runs, capsys):
-    path_a, path_b, *_ = two_runs
-    assert cli.main(["compare", str(path_a), str(path_b)]) == 0
-    printed = capsys.readouterr().out
-    assert "toy, acc, 60 questions" in printed
-    assert {line.split("  ")[0] for line in printed.splitlines()} >= {"0 %", "50 %", "100 %", "mean", "worst", "spread"}
-
-
 def test_json_holds_every_number_and_no_nan(two_runs, tmp_path):
     path_a, path_b, *_ = two_runs
     target = tmp_path / "out" / "c.json"

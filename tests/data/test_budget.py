@@ -29,7 +29,8 @@ def test_a_prompt_has_what_the_window_leaves_beside_the_answer_and_no_more_than_
 
 
 def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
-    limits = budget.for_model(model(tokenizer, 40), 20)
+    limits, whole = budget.for_model(model(tokenizer, 40), 20), budget.for_model(model(tokenizer, 200), 50)
+    whole.check("x" * 149, "kv")  # 149 and the beginning-of-text token
     for error, message, ask in (
         (PromptTooLong, "window of 200 .* 512 new tokens.*max_gen_toks",
          lambda: budget.for_model(model(tokenizer, 200), 512)),
@@ -37,6 +38,8 @@ def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
         (DataError, "max_length=N", lambda: budget.for_model(SimpleNamespace(tokenizer=tokenizer), 10)),
         (PromptTooLong, r"test without its document: \d+ prompt tokens",
          lambda: limits.longest_beginning("a long document", lambda d: f"{'Instruction ' * 9}{d}", "test")),
+        (PromptTooLong, r"kv, question 3: 151 prompt tokens, at most 150 \(window of 200 less 50",
+         lambda: whole.check("x" * 150, "kv, question 3")),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             ask()
@@ -50,13 +53,6 @@ def test_tokens_are_counted_as_the_model_gets_them(tokenizer):
     assert limits.count("question") == limits.count(JsonChatStr("question")) == alone + 1  # <s>
     own = model(tokenizer, backend="causal", tok_encode=lambda text: [7] * 3)
     assert budget.for_model(own, 50).count("anything") == 3
-
-
-def test_a_prompt_that_may_not_be_cut_is_refused_with_the_numbers(tokenizer):
-    limits = budget.for_model(model(tokenizer, 200), 50)
-    limits.check("x" * 149, "kv")  # 149 and the beginning-of-text token
-    with pytest.raises(PromptTooLong, match=r"kv, question 3: 151 prompt tokens, at most 150 \(window of 200 less 50"):
-        limits.check("x" * 150, "kv, question 3")
 
 
 def test_metadata_names_what_an_api_model_does_not_have(tokenizer, tmp_path):

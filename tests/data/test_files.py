@@ -2,13 +2,12 @@
 
 import gzip
 import json
-import math
 import os
 import time
 import zipfile
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lpes_eval import files
@@ -88,29 +87,6 @@ def test_what_json_writes_is_read_back(tmp_path, records, ascii, packed):
     for record in records:
         path.with_name("f.json").write_text(json.dumps(record))
         assert files.read_json(path.with_name("f.json")) == record
-
-
-def finite(value):
-    if isinstance(value, dict):
-        return all(map(finite, value.values()))
-    return all(map(finite, value)) if isinstance(value, list) else not isinstance(value, float) or math.isfinite(value)
-
-
-@once
-@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\ud8efnrtNaI10-9.\n ', max_size=60).map(str.encode))
-@example(b"\x1f\x8b")
-def test_any_bytes_are_read_or_refused_in_one_sentence(tmp_path, content):
-    for name in ("f.jsonl", "f.jsonl.gz", "f.zip"):
-        path = tmp_path / name
-        path.write_bytes(content)
-        try:
-            records = list(files.read_jsonl(path, member="m" if name == "f.zip" else None))
-        except DataError as refused:
-            assert str(path) in str(refused)
-            assert "\n" not in str(refused)
-        else:
-            assert finite(records)
-            json.dumps(records, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(

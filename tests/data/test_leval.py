@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lpes_eval.data import leval
-from lpes_eval.errors import DataError, PromptTooLong, UserError
+from lpes_eval.errors import PromptTooLong
 from lpes_eval.harness.segments import join
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "leval"
@@ -282,20 +282,6 @@ def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers
     assert prompts["leval_tpo"] <= 600 < prompts["leval_16k_tpo"] <= WINDOW - NEW_TOKENS
     with pytest.raises(PromptTooLong, match=r"leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
         run(["leval_tpo"], prompt_tokens=100)
-
-
-def test_settings_that_cannot_be_met_are_refused_before_a_model_is_needed(task_manager, folder, tmp_path, write):
-    for metadata, message in (
-        ({"data_dir": None, "source": "generated"}, "no generated set"),
-        ({"split": "test"}, "split='test'.* held_out, search, all"),
-        ({"search_seed": "abc"}, "search_seed='abc'"),  # though every document is taken
-        ({"data_dir": str(Path(__file__).parent)}, r"tpo\.jsonl.* https://raw.githubusercontent.com/OpenLMLab"),
-    ):
-        with pytest.raises(UserError, match=message):
-            task_manager(**{"data_dir": str(folder), "split": "all", **metadata}).load(["leval_tpo"])
-    path = write(tmp_path / "tpo.jsonl", leval.LINE)
-    with pytest.raises(DataError, match=rf"{path}.*split=held_out has 0 of its 1 documents"):
-        task_manager(data_dir=str(tmp_path)).load(["leval_tpo"])
 
 
 @needs_samples

@@ -15,7 +15,6 @@ from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TASKS = REPOSITORY / "tasks" / "mdqa_pos"
 SHARED = REPOSITORY.parent / "shared" / "data"
 NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
@@ -231,7 +230,7 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
         write(path, *(line(first + n) for n in range(50)))
         rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
         path.unlink()
-        held_out = splits.split(50).indices("held_out")
+        held_out = splits.indices(50, "held_out")
         assert [row["question"] for row in rows] == [f"who is {first + i}" for i in held_out]
         assert source.version(3) == "3 folder: nq-open-10_total_documents_gold_at_0"
         assert (source.location, source.total, source.examples) == (str(path), 50, 30)
@@ -269,7 +268,7 @@ def test_a_question_is_an_example_and_its_positions_are_its_requests(task_manage
 
 
 def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_spread_are_made_of(task):
-    doc = {"answers": ["14 March 1712", "March 14, 1712"]}
+    doc = {**task.eval_docs[0], "answers": ["14 March 1712", "March 14, 1712"]}
     right, wrong = " It was March 14 1712.", "1712\nMarch 14, 1712"
     metrics = task.process_results(doc, [right, wrong, wrong, right, right])
     other = task.process_results(doc, [right, right, wrong, wrong, wrong])

@@ -9,7 +9,7 @@ CHAT = (
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHAT
 
 
-def tokenizer(chat_template: str | None = CHAT, bos: bool = True, vocabulary: int = 400):
+def tokenizer(chat_template: str = CHAT):
     """A byte-level BPE with merges over English, and ``<s>`` in front of every text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -18,7 +18,7 @@ def tokenizer(chat_template: str | None = CHAT, bos: bool = True, vocabulary: in
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=400,
         special_tokens=["<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -26,19 +26,18 @@ def tokenizer(chat_template: str | None = CHAT, bos: bool = True, vocabulary: in
     inner.train_from_iterator(
         ["the question is what the answer of the document should be, and the story goes on"] * 9, trainer
     )
-    if bos:
-        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="</s>")
     made.chat_template = chat_template
     return made
 
 
-def save(folder: Path, max_position_embeddings: int = 1024, **tokenizer_arguments) -> Path:
+def save(folder: Path, max_position_embeddings: int) -> Path:
     """Write model and tokenizer to ``folder``."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    made = tokenizer(**tokenizer_arguments)
+    made = tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(made),

@@ -117,12 +117,6 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors,
     assert "\n" not in str(caught.value)
 
 
-def test_where_no_file_is_is_said(tmp_path):
-    for path in (tmp_path / "none.safetensors", tmp_path):
-        with pytest.raises(UserError, match=r"\.safetensors: no such file; train"):
-            routers.read(path)
-
-
 def test_a_router_for_another_model_is_refused_with_both_names_and_settings_that_cannot_be():
     mine = config(model="org/small")
     routers.check(mine, "r.safetensors", config(model="org/other-name-same-shape"))

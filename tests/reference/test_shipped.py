@@ -73,7 +73,7 @@ def answers(name, examples, position):
 def test_it_answers_by_greedy_decoding_what_a_prompt_of_the_task_asks(name):
     examples = [kv.generate(question, 8) for question in range(4)]
     for example, answer in zip(examples, answers(name, examples, 40), strict=True):
-        assert example.value(40) in answer
+        assert example.target(40) in answer
 
 
 def test_it_answers_questions_about_articles_by_greedy_decoding():

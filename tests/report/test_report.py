@@ -106,8 +106,8 @@ def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
         pieces = [(data["kinds"][kind], "".join(data["texts"][at : at + n])) for kind, at, n in sample["prompt"]]
         assert "".join(text for _, text in pieces) == prompts[position]
         [gold] = [text for kind, text in pieces if kind == "gold"]
-        assert question.value(position) in gold
-        assert sample["expected"] == question.value(position)
+        assert question.target(position) in gold
+        assert sample["expected"] == question.target(position)
         assert sample["answers"] == [f"to {name} at {position}" for name in "ab"]
         assert [kind for kind, _ in pieces if kind != "context"] == [
             "prompt",

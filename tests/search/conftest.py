@@ -75,9 +75,9 @@ def task_folder(tmp_path_factory):
                 METRIC = "hits"
 
                 def load(self, split="held_out", search_seed=0, **metadata):
-                    rows, drawn = list(load()["test"]), splits.split(12, search_seed)
-                    rows = [rows[i] for i in drawn.indices(split)]
-                    source = Source("generated", "toy", "here", "0", split, drawn.seed(split), 12, len(rows))
+                    rows, seed = list(load()["test"]), splits.seed(split, search_seed)
+                    rows = [rows[i] for i in splits.indices(12, split, search_seed)]
+                    source = Source("generated", "toy", "here", "0", split, seed, 12, len(rows))
                     return rows, source
 
                 def segments(self, doc, position):

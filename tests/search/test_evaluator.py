@@ -40,7 +40,7 @@ def by_the_harness(lm, factors, name, folder, metric, **options):
     rope.apply(lm.model, factors)
     manager = TaskManager(include_path=folder, include_defaults=False, metadata={"split": "search"})
     ours = name.startswith("toy_") and name != "toy_luck"  # its split is its own otherwise
-    samples = {name: sorted(splits.split(12).indices("search"))} if ours else None
+    samples = {name: sorted(splits.indices(12, "search"))} if ours else None
     results = lm_eval.simple_evaluate(
         model=lm, tasks=[name], task_manager=manager, samples=samples, bootstrap_iters=0, **options
     )
@@ -281,7 +281,7 @@ def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
     assert numbers["search"] | numbers["held_out"] == set(range(12))
     nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
     (task,) = load_tasks(toy_lm, ["toy_plain"], include_path=nameless)
-    assert task.questions == task.numbers == sorted(splits.split(12).search)
+    assert task.questions == task.numbers == sorted(splits.indices(12, "search"))
 
 
 def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):

@@ -86,7 +86,7 @@ def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
     position = min(100.0, 100 * (index + 0.5) / (size - 1))  # a percentage at which that item stands
     if task == "kv_retrieval":
         records = kv.generate(number, size, seed=TRAINING_SEED + seed)
-        return records.prompt(position), f' "{records.value(position)}"'
+        return records.prompt(position), f' "{records.target(position)}"'
     question = fiction.generate(number, size, seed=TRAINING_SEED + seed)
     return question.prompt(position), f" {question.answers[0]}"
 
