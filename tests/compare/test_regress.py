@@ -257,3 +257,12 @@ def test_false_alarms_stay_below_alpha_over_tasks_of_any_size(sizes):
         return run_with(**{f"task{i}": run_of(rng, chance) for i, chance in enumerate(chances)})
 
     assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(100)) <= 17
+
+
+@pytest.mark.parametrize("flips", [0.002, 0.02, 0.2])
+def test_false_alarms_of_noisy_reruns_stay_below_alpha(flips):
+    """At alpha = 0.1: 300 reruns, of which 30 may fail; 43 would be beyond chance (p = 0.01)."""
+    rng = np.random.default_rng(int(flips * 1000))
+    truth = run_of(rng, np.tile([0.9, 0.6, 0.8], (120, 1)))
+    pairs = ((rerun(rng, truth, flips), rerun(rng, truth, flips)) for _ in range(300))
+    assert sum(regress(old, new, alpha=0.1).failed for old, new in pairs) <= 43

@@ -301,3 +301,27 @@ def test_a_task_may_have_a_slash_in_its_name(tmp_path):
     path = write_answers(tmp_path / "run")
     path.write_text(path.read_text().replace('"toy"', '"group/toy"'))
     assert call(path, "--baseline", tmp_path / "b.json", "--update", "--max-drop", "0.1") == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("results", "toy"), [1]),
+        (("configs", "toy"), "x"),
+        (("configs", "toy", "metadata"), [1]),
+        (("config", "model_args"), 5),
+        (("config", "limit"), "x"),
+        (("config",), [1]),
+        (("n-samples", "toy"), 7),
+        (("higher_is_better", "toy"), "up"),
+        (("group_subtasks",), {"g": 5}),
+        (("prompt_hash",), None),
+        (("doc_hash",), [1]),
+    ],
+)
+def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, committed, place, value, capsys):
+    path = write_answers(tmp_path / "run", questions=1)
+    [samples] = path.parent.glob("samples_*")
+    damage(path if place[0] in path.read_text() else samples, place, value)
+    assert call(path, "--baseline", committed) in (2, 4)
+    assert str(path.parent) in capsys.readouterr().err

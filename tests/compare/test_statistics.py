@@ -273,3 +273,9 @@ def test_a_change_is_significant_exactly_where_it_exceeds_what_is_allowed(loss, 
 def test_an_identical_rerun_is_never_worse():
     old = answers(40, [0.5, 0.8])
     assert all(c.p == 1.0 and c.worsening == 0 for c in st.rerun_changes(old, old, 0.5))
+
+
+def test_equally_good_models_of_few_questions_differ_no_more_often_than_p_says():
+    """1,000 pairs of 8 questions: at 0.1, 100 expected at most, and 123 would be beyond chance (p = 0.01)."""
+    pairs = (answers(8, [0.7, 0.6, 0.8], seed=seed, runs=2) for seed in range(1000))
+    assert sum(st.compare_paired(a, b, replicates=50).mean.p <= 0.1 for a, b in pairs) <= 123

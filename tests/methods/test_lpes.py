@@ -14,8 +14,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import lpes_eval
-from checks import TASK, answers, apart, evaluate, logits
+from checks import TASK, answers, apart, evaluate, generated, logits, prompt_ends_at
 from lpes_eval import methods, reference
+from lpes_eval.data import kv
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.methods.base import MethodLM
@@ -225,6 +226,21 @@ def test_answers_of_other_settings_are_cached_apart():
     ]
     assert len(set(keys)) == len(keys)
     assert keys[-1] == methods.load("ms_poe")().cache_key
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("ms_poe", {"skip": 0}), *((n, {}) for n in methods.names() if n != "lpes")]
+)
+def test_with_a_cache_the_reference_model_generates_what_it_generates_without(name, settings):
+    lm, plain = methods.load(name)(**settings), AutoModelForCausalLM.from_pretrained(reference.path())
+    lm.tokenizer.padding_side = "left"
+    prompts = [kv.generate(number, size).prompt(40) for number, size in ((0, 3), (1, 5))]
+    given = dict(lm.tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False))
+    assert given["attention_mask"][0, 0] == 0
+    with prompt_ends_at(lm.method, given["input_ids"].shape[1] - 1):
+        cached, anew = (generated(lm.model, given, max_new_tokens=16, use_cache=cache) for cache in (True, False))
+    assert apart(cached, anew) < 1e-3
+    assert apart(cached[:1], generated(plain, given, max_new_tokens=1)) > 1e-2
 
 
 # -- a method is a file in lpes_eval/methods: what lists methods takes them from there
