@@ -66,7 +66,7 @@ def test_a_recorded_model_is_near_what_was_recorded(name):
     """Held out, a vector's accuracy is predicted better than by its nearest neighbour or by the mean of all."""
     landscape, rows = real(name), recorded.load(name)
     accuracy = [100 * np.mean([part.count("1") / len(part) for part in row["right"]]) for row in rows]
-    surrogate, nearest, _ = landscape.error
+    surrogate, nearest = landscape.error
     assert surrogate < nearest < np.std(accuracy)
     assert (
         np.mean([abs(landscape.value(row["factors"]) - a) for row, a in zip(rows, accuracy, strict=True)]) < surrogate
