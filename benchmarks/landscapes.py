@@ -419,7 +419,7 @@ def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
     frame = pd.DataFrame(rows)
     for title, group in frame.groupby(_titles(frame)):
-        names = list(dict.fromkeys(group.landscape))
+        names = [name for name in dict.fromkeys(group.landscape) if name != "nothing"]
         against = [("prompts", 0), ("seconds of model time", 1)][: 2 if group.seconds.notna().any() else 1]
         figure, axes = pyplot.subplots(
             len(against), len(names), figsize=(3 * len(names) + 2, 2.9 * len(against)), squeeze=False, sharey="col",
@@ -429,9 +429,11 @@ def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             for line, (what, number) in enumerate(against):
                 axis, of_landscape = axes[line, column], group[group.landscape == name]
                 for color, kind in enumerate(SEARCHES):
+                    if number and kind.optimizer == "gradient":
+                        continue  # its seconds have no backward passes in them
                     paths = of_landscape[of_landscape.search == kind.title].path.tolist()
-                    ends = [path[-1][number] for path in paths]
-                    grid = np.geomspace(max(1, min(path[0][number] for path in paths)), max(max(ends), 2), 60)
+                    first = max(1, *(path[0][number] for path in paths))
+                    grid = np.geomspace(first, max(first + 1, *(path[-1][number] for path in paths)), 60)
                     gains = np.array([_along(path, number, grid) for path in paths])
                     mean, half = gains.mean(0), 1.96 * gains.std(0, ddof=1) / math.sqrt(len(gains))
                     axis.plot(grid, mean, color=f"C{color}", lw=2.2 if color == 0 else 1.2, label=kind.title)
