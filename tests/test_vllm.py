@@ -246,3 +246,13 @@ def test_lm_eval_measures_through_vllm_what_it_measures_through_transformers_and
     _, error = lm_eval(tmp_path / "short", "vllm", **served, **factors, max_model_len=512)
     assert sum("prompt tokens, at most" in line for line in error.splitlines()) == 1  # then the engine shuts down
     assert "Traceback" not in error
+
+
+def test_a_search_with_vllm_goes_to_its_end(tmp_path):
+    command = [sys.executable, "-m", "search.ga", "--engine", "vllm", "--engine_args", "enforce_eager=True"]
+    command += ["--model_args", "pretrained=reference-kv", "--metadata", '{"num_keys": 6}', "--examples", "4"]
+    command += ["--budget", "100prompts", "--held_out_examples", "4", "--output", tmp_path]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "summary.md").exists()

@@ -287,7 +287,7 @@ def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers
 @needs_samples
 def test_the_official_files_have_the_published_sizes_and_run(run):
     sizes = {name: leval.read(SHARED / f"{name}.jsonl", name) for name in leval.NAMES}
-    assert {n: (len(d), sum(len(x.instructions) for x in d)) for n, d in sizes.items()} == {
+    assert {n: (len(d), sum(len(x["instructions"]) for x in d)) for n, d in sizes.items()} == {
         "coursera": (15, 172),
         "quality": (15, 202),
         "tpo": (15, 269),
