@@ -33,7 +33,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from tqdm import tqdm
 
 from benchmarks import recorded
@@ -344,118 +343,6 @@ def run(seeds: int, processes: int) -> list[dict[str, Any]]:
         return list(tqdm(pool.imap(one, cases), total=len(cases), unit="search"))
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The tables and pictures, in Markdown."""
-    frame = pd.DataFrame(rows)
-    lines = [(REPOSITORY / "benchmarks" / "landscapes.md").read_text(encoding="utf-8").format_map(_summary(frame))]
-    for (_, title), group in frame.groupby([~frame.landscape.isin(list(recorded.MODELS)), _titles(frame)], sort=True):
-        names, timed = list(dict.fromkeys(group.landscape)), int(group.seconds.notna().any())
-        heads = ["search", *names, "prompts", *["seconds"] * timed]
-        lines += ["", f"## {title}", "", f"![gain against {title}]({_file(title)})", ""]
-        lines += [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
-        for kind in SEARCHES:
-            of_search, cells = group[group.search == kind.title], [kind.title]
-            for name in names:
-                found = of_search[of_search.landscape == name]
-                gain = f"{found.gain.mean():+.1f} ± {1.96 * found.gain.sem():.1f}"
-                cells.append(f"{gain}; {found.shown.sum()}/{len(found)}")
-            cells.append(f"{of_search.prompts.mean():,.0f}")
-            cells += [f"{of_search.seconds.mean():,.0f}"] * timed
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _summary(frame: pd.DataFrame) -> dict[str, Any]:
-    """The numbers in the page's text."""
-    real = frame.landscape.isin(list(recorded.MODELS))
-    default, paper = frame.search == SEARCHES[0].title, frame.search == "`--preset paper`"
-    nothing, hurts = (frame[default & (frame.landscape == name)].shown for name in ("nothing", "only hurts"))
-    errors = {name: all_landscapes()[f"{name} {layers}"].error for name, layers in _recorded(frame[real])}
-    best = frame.landscape.map(frame.groupby("landscape").gain.max())
-
-    def near(title: str) -> str:
-        found = (frame.gain >= best - 2)[real & (frame.search == title)].groupby(frame.landscape, sort=False)
-        return ", ".join(f"{some.sum()} of {len(some)} ({name})" for name, some in found)
-
-    def each(number: int) -> str:
-        return ", ".join(f"{error[number]:.1f} ({name})" for name, error in errors.items() if error)
-
-    return {
-        "seeds": frame[~default].groupby(["landscape", "layers", "search"]).size().min(),
-        "vectors": ", ".join(f"{len(recorded.load(name))} ({name})" for name in errors),
-        "errors": each(0),
-        "nearest": each(1),
-        "ratio": frame[paper & ~real].prompts.mean() / frame[default & ~real].prompts.mean(),
-        "real_ratio": frame[paper & real].prompts.mean() / frame[default & real].prompts.mean(),
-        "alarms": nothing.sum(),
-        "nothing": len(nothing),
-        "alarm_share": 100 * nothing.mean(),
-        "let_through": hurts.sum(),
-        "hurt": len(hurts),
-        "near": near(SEARCHES[0].title),
-        "nearer": near(SEARCHES[1].title),
-    }
-
-
-def _recorded(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    return list(dict.fromkeys(zip(frame.landscape, frame.layers, strict=True)))
-
-
-def _titles(frame: pd.DataFrame) -> pd.Series:
-    real = frame.landscape.isin(list(recorded.MODELS))
-    return frame.layers.map("Simulated models of {} layers".format).where(~real, "Recorded models")
-
-
-def _file(title: str) -> str:
-    return f"landscapes-{title.lower().replace(' ', '-')}.png"
-
-
-def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """The true gain of the best so far against what was spent, averaged over seeds, with 95 % intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    frame = pd.DataFrame(rows)
-    for title, group in frame.groupby(_titles(frame)):
-        names = [name for name in dict.fromkeys(group.landscape) if name != "nothing"]
-        against = [("prompts", 0), ("seconds of model time", 1)][: 2 if group.seconds.notna().any() else 1]
-        figure, axes = pyplot.subplots(
-            len(against), len(names), figsize=(3 * len(names) + 2, 2.9 * len(against)), squeeze=False, sharey="col",
-            layout="constrained",
-        )  # fmt: skip
-        for column, name in enumerate(names):
-            for line, (what, number) in enumerate(against):
-                axis, of_landscape = axes[line, column], group[group.landscape == name]
-                for color, kind in enumerate(SEARCHES):
-                    if number and kind.optimizer == "gradient":
-                        continue  # its seconds have no backward passes in them
-                    paths = of_landscape[of_landscape.search == kind.title].path.tolist()
-                    first = max(1, *(path[0][number] for path in paths))
-                    grid = np.geomspace(first, max(first + 1, *(path[-1][number] for path in paths)), 60)
-                    gains = np.array([_along(path, number, grid) for path in paths])
-                    mean, half = gains.mean(0), 1.96 * gains.std(0, ddof=1) / math.sqrt(len(gains))
-                    axis.plot(grid, mean, color=f"C{color}", lw=2.2 if color == 0 else 1.2, label=kind.title)
-                    axis.fill_between(grid, mean - half, mean + half, color=f"C{color}", alpha=0.2, lw=0)
-                axis.axhline(0, color="0.6", lw=0.8, zorder=0)
-                axis.set(xscale="log", xlabel=what, ylabel="" if column else "true gain in points")
-                axis.spines[["top", "right"]].set_visible(False)
-                if line == 0:
-                    axis.set_title(name)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        labels = [label.replace("`", "") for label in labels]
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        figure.savefig(folder / _file(title), dpi=110)
-        pyplot.close(figure)
-
-
-def _along(path: Sequence[Sequence[float]], number: int, grid: np.ndarray) -> np.ndarray:
-    """The gain of the best so far at each amount spent; 0, the plain model's, before the first one."""
-    at = np.searchsorted([point[number] for point in path], grid, side="right")
-    return np.array([0.0, *(point[2] for point in path)])[at]
-
-
 def main() -> None:
     """Run, and write the results, the page and its pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -463,13 +350,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
+    from benchmarks import landscapes_page
+
     rows = run(args.seeds, args.processes)
     results, docs = args.out or REPOSITORY / "benchmarks" / "results", args.out or REPOSITORY / "docs"
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    text = page(rows)
+    text = landscapes_page.page(rows)
     write_atomically(docs / "landscapes.md", text)
-    pictures(rows, docs)
+    landscapes_page.pictures(rows, docs)
     print(text)
 
 
