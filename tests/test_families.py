@@ -226,6 +226,8 @@ def test_a_factor_changes_nothing_before_its_layer(family: str) -> None:
 
 def mistral_large4() -> Any:
     """Layers 1 and 3 attend to the keys of layers 0 and 2; queries are not scaled by their position."""
+    if not hasattr(transformers, "MistralLarge4Config"):
+        pytest.skip("this version of transformers has no Mistral Large 4")
     sizes = {
         **dict.fromkeys(("hidden_size", "intermediate_size", "index_topk"), 64),
         **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "n_routed_experts"), 4),

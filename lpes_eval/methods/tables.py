@@ -119,7 +119,8 @@ def own_base(model: nn.Module, method: str) -> float:
     elif not kept.is_meta:
         rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
         near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
-        if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
+        first = torch.zeros(*(3,) * ("mrope_section" in parameters), 1, 1, dtype=torch.long, device=kept.device)
+        if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), first)):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
             found = f"its frequencies are not powers of its rope_theta, {theta:g}"

@@ -4,6 +4,7 @@ import contextlib
 
 import lm_eval
 import torch
+from transformers import CONFIG_MAPPING
 
 from lpes_eval import methods
 
@@ -29,6 +30,7 @@ FAMILIES = (
     "smollm3",
     "stablelm",  # a part of the head rotated
 )
+FAMILIES = tuple(name for name in FAMILIES if name in CONFIG_MAPPING)  # older versions of transformers lack some
 LENGTH, PADDING = 20, 5
 TASK = "kv_retrieval"
 
