@@ -119,8 +119,11 @@ def own_base(model: nn.Module, method: str) -> float:
     elif not kept.is_meta:
         rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
         near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
-        first = torch.zeros(*(3,) * ("mrope_section" in parameters), 1, 1, dtype=torch.long, device=kept.device)
-        if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), first)):
+        try:
+            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))
+        except IndexError:  # Qwen 3.5 before transformers 5.24: positions have three axes, or none can be looked up
+            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device))
+        if torch.is_tensor(table):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
             found = f"its frequencies are not powers of its rope_theta, {theta:g}"
