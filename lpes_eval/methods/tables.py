@@ -121,7 +121,7 @@ def own_base(model: nn.Module, method: str) -> float:
         near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
         try:
             table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))
-        except IndexError:  # Qwen 3.5 before transformers 5.24: positions have three axes, or none can be looked up
+        except IndexError:  # Qwen 3.5 in transformers 5.18 takes positions of three axes alone
             table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device))
         if torch.is_tensor(table):
             found = "its rotary tables are complex numbers"
