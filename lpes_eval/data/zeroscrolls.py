@@ -30,7 +30,7 @@ from lpes_eval.harness.task import ExamTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
 ANSWERS = ("qasper", "narrative_qa")
-NAMES = (*SUMMARIES, *ANSWERS, "space_digest")
+NAMES: tuple[str, ...] = (*SUMMARIES, *ANSWERS, "space_digest")
 FILES = {"held_out": "validation", "test": "test"}
 """Split -> file of the benchmark."""
 
