@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from benchmarks import recorded
 from lpes_eval.compare.statistics import compare_paired
-from lpes_eval.curves import _de_casteljau
+from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
 from lpes_eval.rng import shuffled, stream
 from search import optimizers
@@ -300,7 +300,7 @@ def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
     if curve == "free":
         return tuple(y for _, y in points)
     t = np.linspace(0, 1, 2001)  # the Bezier curve of lpes_eval.curves to 1e-6, in a hundredth of the time
-    x, y = (_de_casteljau(values, t) for values in zip(*points, strict=True))  # type: ignore[arg-type]
+    x, y = (de_casteljau(values, t) for values in zip(*points, strict=True))  # type: ignore[arg-type]
     return tuple(np.interp(np.linspace(x[0], x[-1], layers), x, y).round(9).tolist())
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lpes_eval.rng import stream
-from search.optimizers.bands import _levels
+from search.optimizers.bands import levels_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODELS = {
@@ -36,15 +36,15 @@ EXAMPLES, LOSSES = 32, 8
 
 
 def vector(number: int, L: int, known: Sequence[dict[str, Any]]) -> list[float]:
-    """The factors to measure next: first uniform ones and single bands, then in turn
+    """The factors to measure next: uniform ones and single bands first, then drawn ones.
 
-    some layers drawn from 1 to 1.6 and the others 1; each layer drawn from 1 to 2, or a straight line; and twice a
-    neighbour of one of the twenty best so far.
+    Of four drawn ones, one has some layers from 1 to 1.6 and the others 1, one has each layer from 1 to 2 or is a
+    straight line, and two are neighbours of one of the twenty best so far.
     """
     fixed = [[1 + k / 10] * L for k in range(11)]
     fixed += [
         [step if first <= h < end else 1.0 for h in range(L)]
-        for level in _levels(L, 8)[1:]
+        for level in levels_of(L, 8)[1:]
         for first, end in level
         for step in (1.2, 1.5)
     ]

@@ -72,14 +72,14 @@ def _bezier_at(knots: tuple[float, ...], ys: tuple[float, ...], place: float) ->
     """``y(t)`` at the ``t`` where ``x(t) = place`` (Eq. 5); ``x(t)`` rises strictly because the knots do."""
     low, high = 0.0, 1.0
     while (t := (low + high) / 2) not in (low, high):  # until no double lies between
-        if _de_casteljau(knots, t) < place:
+        if de_casteljau(knots, t) < place:
             low = t
         else:
             high = t
-    return _de_casteljau(ys, high)
+    return de_casteljau(ys, high)
 
 
-def _de_casteljau(values: Sequence[float], t: float) -> float:
+def de_casteljau(values: Sequence[float], t: float) -> float:
     """A Bernstein sum (Eq. 3, 4) by repeated interpolation: stable, and exact where all values are equal."""
     level = list(values)
     while len(level) > 1:

@@ -46,9 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
             [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
             commit_message="Layer factors",
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # huggingface-hub has changed its HTTP client, and so its errors, more than once
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"push {arguments.repo}: the Hub refuses ({reason}); check the name and the token") from None
+        raise UserError(
+            f"push {arguments.repo}: the Hub does not take it ({reason}); check name, token, network"
+        ) from None
     print(f"{done.commit_url}\nfactors=hf://{arguments.repo}@{done.oid}")
     return 0
 

@@ -1,5 +1,8 @@
 """Factors on the Hub, whose place a folder takes here."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -90,3 +93,13 @@ def test_factors_of_no_model_are_not_shared(sent, tmp_path, capsys):
     assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2
     assert "origin.model is missing" in capsys.readouterr().err
     assert not sent
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
+    lpes_eval.Factors(uniform=1.2, origin={"model": "lmsys/vicuna"}).save(tmp_path / "f.json")
+    command = [sys.executable, "-m", "lpes_eval.cli", "push", tmp_path / "f.json", "me/mine"]
+    nobody = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(command, env=nobody, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "push me/mine: the Hub does not take it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

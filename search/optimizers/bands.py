@@ -74,7 +74,7 @@ class BandScan(Optimizer):
         self._again = True  # whether the generation is measured on more examples than what is known
         self._share = SCANS[0].share
         self._next: list[Points] = [self.start]
-        levels = _levels(self.space.L, self.config.finest)
+        levels = levels_of(self.space.L, self.config.finest)
         self._todo = [(scan, level) for scan in SCANS for level in (levels[-1:] if scan.tune else levels)]
         self.generations = 2 * len(self._todo) + 2
         finalists = self.config.finalists
@@ -189,7 +189,7 @@ class BandScan(Optimizer):
         return fitness > than and fitness >= than + self.config.least_gain - 1e-9  # sums are rounded
 
 
-def _levels(L: int, finest: int) -> list[list[Band]]:
+def levels_of(L: int, finest: int) -> list[list[Band]]:
     """The whole stack, its halves and so on; of a stack with fewer layers, single layers at last."""
     counts = [1]
     while counts[-1] < min(finest, L):
