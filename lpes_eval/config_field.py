@@ -76,5 +76,6 @@ def warn_of_other_weights(model: nn.Module, factors: Factors) -> None:
     here = weights(model)
     if here is not None and here["dtype"] == found_on.get("dtype") and here != found_on:
         name = factors.origin.get("model", "another model")
-        name = name["name"] if isinstance(name, Mapping) else name
+        if isinstance(name, Mapping):
+            name = name["name"] + (f", revision {name['revision']}" if name.get("revision") else "")
         logger.warning("the factors were found on other weights (of %s); measure what they do to this model", name)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lpes_eval
-from lpes_eval import rope
+from lpes_eval import Factors, config_field, rope
 from lpes_eval.errors import FactorsError, UserError
 from small_llama import FACTORS, by_hand, llama, logits
 
@@ -20,7 +20,7 @@ IDS = torch.arange(1, 41)[None]
 def folder(tmp_path_factory):
     """A model's folder that carries ``FACTORS``."""
     folder, model = tmp_path_factory.mktemp("model"), llama()
-    lpes_eval.apply(model, lpes_eval.Factors(factors=tuple(FACTORS), origin={"task": "records"}))
+    lpes_eval.apply(model, Factors(factors=tuple(FACTORS), origin={"task": "records"}))
     lpes_eval.save(model, folder)
     return folder
 
@@ -96,6 +96,19 @@ def test_factors_on_other_weights_apply_with_one_line(folder, tmp_path, caplog):
     lpes_eval.load_model(tmp_path)
     assert caplog.text.count("\n") == 1
     assert "found on other weights" in caplog.text
+
+
+def test_factors_of_another_revision_apply_with_one_line_that_names_it(caplog):
+    model = llama()
+    origin = {"model": {"name": "lmsys/vicuna", "revision": "v1"}, "weights": config_field.weights(model)}
+    factors = Factors(factors=tuple(FACTORS), origin=origin)
+    lpes_eval.apply(model, factors)
+    assert not caplog.text
+    with torch.no_grad():
+        model.lm_head.weight.add_(0.01)  # the weights of v2
+    lpes_eval.apply(model, factors)
+    assert caplog.text.count("\n") == 1
+    assert "found on other weights (of lmsys/vicuna, revision v1)" in caplog.text
 
 
 def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path):
