@@ -17,18 +17,23 @@ Band = tuple[int, int]
 
 
 class Scan(NamedTuple):
-    """What a band's factors are multiplied by, on what share of the search examples, rounded to so many a unit."""
+    """What a band's factors are multiplied by, on what share of the search examples, rounded to so many a unit.
+
+    On all examples it scales the finest bands alone, and half the least gain is enough.
+    """
 
     steps: tuple[float, ...]
     share: float
     grid: int
     tune: bool = False
-    """Whether it scales only those finest bands whose last steps changed the fitness most, and not all levels."""
+    """Whether it scales only those bands whose last steps changed the fitness most."""
 
 
 SCANS = (
     Scan((1.5, 1.2, 1 / 1.2), 0.25, 10),
     Scan((1.2, 1.1, 1 / 1.1), 0.25, 10),
+    Scan((0.0,), 1.0, 10),  # back to 1
+    Scan((1.1, 1 / 1.1), 1.0, 100, tune=True),
     Scan((1.05, 1 / 1.05), 1.0, 100, tune=True),
     Scan((1.02, 1 / 1.02), 1.0, 100, tune=True),
 )
@@ -42,7 +47,7 @@ class BandConfig(Config):
     """How far a scan goes."""
 
     finest: int = setting(8, at_least(1), "bands that the layers are divided into at most")
-    least_gain: float = setting(0.01, amount, "fitness that a change has to add to be kept", "G")
+    least_gain: float = setting(0.01, amount, "fitness a change has to add; half of it on all examples", "G")
     finalists: int = setting(6, at_least(1), "fittest of a scan that are measured on more examples")
 
 
@@ -53,9 +58,10 @@ class BandScan(Optimizer):
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
-    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others. Another
-    one has to gain the least gain there too. At last the bands that matter most are tuned by small steps, on all
-    examples. It draws nothing at random.
+    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others. There,
+    half the least gain is enough: four times the examples have half the noise. Then every finest band is put back to 1,
+    and stays there where that gains. Those whose factor matters most are tuned by smaller steps at last, on all
+    examples too. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -75,16 +81,16 @@ class BandScan(Optimizer):
         self._share = SCANS[0].share
         self._next: list[Points] = [self.start]
         levels = levels_of(self.space.L, self.config.finest)
-        self._todo = [(scan, level) for scan in SCANS for level in (levels[-1:] if scan.tune else levels)]
+        self._todo = [(scan, level) for scan in SCANS for level in (levels[-1:] if scan.share == 1 else levels)]
         self.generations = 2 * len(self._todo) + 2
         finalists = self.config.finalists
         bands = [(scan, min(len(level), TUNED) if scan.tune else len(level)) for scan, level in self._todo]
         most = [(scan.share, n * len(scan.steps) + len(_sizes(n))) for scan, n in bands]
         self.max_evaluations = 1 + sum(number for _, number in most) + finalists
         self.max_effort = SCANS[0].share + sum(share * number for share, number in most) + finalists
-        # Two steps of a scan are new where few bands are kept, one where they are tuned, and an individual is given up
-        # after about three quarters of its examples.
-        likely = [(scan.share, n if scan.tune else 2 * n) for scan, n in bands]
+        # Two of a scan's three steps are new where few bands are kept, of fewer steps one, and an individual is given
+        # up after about three quarters of its examples.
+        likely = [(scan.share, 2 * n if len(scan.steps) > 2 else n) for scan, n in bands]
         self.expected_evaluations = min(1 + sum(number for _, number in likely) + finalists, self.max_evaluations)
         self.expected_effort = 3 / 4 * sum(share * number for share, number in likely) + finalists
 
@@ -109,7 +115,11 @@ class BandScan(Optimizer):
         """The fittest so far, and what has to be reached to be kept."""
         if self._again or self._center is None:
             return None
-        return self._center[0], self._center[1] + self.config.least_gain
+        return self._center[0], self._center[1] + self._least_gain
+
+    @property
+    def _least_gain(self) -> float:
+        return self.config.least_gain / (2 if self._share == 1 else 1)
 
     def _propose(self) -> list[list[Individual]]:
         origin = "band" if self._bands else "together"
@@ -151,8 +161,9 @@ class BandScan(Optimizer):
                 if scan.tune:
                     level = sorted(level, key=lambda band: -self._moved.get(band, 0.0))[:TUNED]
                     level = [band for band in level if self._moved.get(band, 0.0) >= 2 * self.config.least_gain]
-                self._moved = {band: moved for band, moved in self._moved.items() if band not in level}
                 self._bands = self._scaled(level, scan)
+                again = set(self._bands.values())
+                self._moved = {band: moved for band, moved in self._moved.items() if band not in again}
                 self._next, self._todo = list(self._bands), self._todo[1:]
 
     def _scaled(self, bands: Sequence[Band], scan: Scan) -> dict[Points, Band]:
@@ -186,7 +197,7 @@ class BandScan(Optimizer):
         return list(found)
 
     def _better(self, fitness: float, than: float) -> bool:
-        return fitness > than and fitness >= than + self.config.least_gain - 1e-9  # sums are rounded
+        return fitness > than and fitness >= than + self._least_gain - 1e-9  # sums are rounded
 
 
 def levels_of(L: int, finest: int) -> list[list[Band]]:
