@@ -159,14 +159,61 @@ def test_a_worker_with_another_model_than_the_first_is_refused():
         pool._collect()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, workers):
-    search = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--examples", "2", "--positions", "0,100"]
-    search += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "--finest", "1", "--no_cache"]
-    found = []
-    for name, flags in {"alone": [], "workers": ["--workers", str(workers)]}.items():
-        subprocess.run([*search, *flags, "--output", str(tmp_path / name)], check=True, capture_output=True)
-        lines = (tmp_path / name / "journal.jsonl").read_text().splitlines()
-        measured = [{k: v for k, v in json.loads(line).items() if k in ("key", "scores", "examples")} for line in lines]
-        found.append((measured, (tmp_path / name / "best_effort.json").read_bytes()))
-    assert found[0] == found[1]
+@pytest.fixture
+def nodes():
+    """A cluster of one node, with one core, on this machine; more can join."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_a_worker_whose_node_joins_later_is_used_and_one_whose_node_leaves_is_not_waited_for(nodes):
+    pool = Pool(Namespace(**ARGS | {"ray_address": nodes.address}), {}, Echo)
+    pool.number = pool.add([])
+
+    def workers():
+        return {response.split()[-1] for _, (response,) in asked(pool, range(20, 40))}
+
+    first = workers()
+    assert len(first) == 1
+    joined = nodes.add_node(num_cpus=1)
+    deadline = time.monotonic() + 120
+    while not first < workers():
+        assert time.monotonic() < deadline
+    nodes.remove_node(joined, allow_graceful=False)
+    while workers() != first:
+        assert time.monotonic() < deadline
+
+
+SEARCH = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--examples", "2", "--positions", "0,100"]
+SEARCH += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "--finest", "1", "--no_cache"]
+
+
+def searched(folder, *flags):
+    """What a small search measures, and its factors."""
+    subprocess.run([*SEARCH, *flags, "--output", str(folder)], check=True, capture_output=True)
+    lines = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
+    measured = [{k: v for k, v in line.items() if k in ("key", "scores", "examples")} for line in lines]
+    return measured, (folder / "best_effort.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What it finds without workers."""
+    return searched(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, alone, workers):
+    assert searched(tmp_path, "--workers", workers) == alone
+
+
+def test_a_search_keeps_the_same_journal_with_8_workers_on_two_nodes(tmp_path, alone, nodes):
+    for _ in range(2):
+        nodes.add_node(num_cpus=4)
+    assert searched(tmp_path, "--workers", "8", "--ray_address", nodes.address) == alone
