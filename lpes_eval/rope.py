@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -329,24 +330,36 @@ class Stamp:
         """Stamp a cache; in compiled code an attribute is all that can be left."""
         setattr(cache, STAMP, self)
         if not _compiling():
-            cache.update = functools.partial(_update, cache)  # type: ignore[method-assign]
+            cache.update = _Update(cache)  # type: ignore[method-assign]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stamp:  # noqa: D105
         return self
 
 
-def _update(cache: Cache, *args: Any, **kwargs: Any) -> Any:
-    """``Cache.update`` of a cache with a stamp: refused but in a forward that rotates as it says."""
-    stamp = getattr(cache, STAMP)
-    if not stamp.open:
-        if (held := held_in(cache)) > 0:
-            raise CacheError(
-                f"the key-value cache holds {held} positions whose keys were rotated {stamp.rotated}; start with an "
-                "empty cache"
-            )
-        del cache.update
-        delattr(cache, STAMP)
-    return type(cache).update(cache, *args, **kwargs)
+class _Update:
+    """``Cache.update`` of a cache with a stamp: refused but in a forward that rotates as it says.
+
+    It refers to the cache weakly. In a circle, keys and values would stay until Python looks for garbage.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = weakref.ref(cache)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the cache has its own
+        return _Update, (self._cache(),)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        cache: Any = self._cache()
+        stamp = getattr(cache, STAMP)
+        if not stamp.open:
+            if (held := held_in(cache)) > 0:
+                raise CacheError(
+                    f"the key-value cache holds {held} positions whose keys were rotated {stamp.rotated}; start with "
+                    "an empty cache"
+                )
+            del cache.update
+            delattr(cache, STAMP)
+        return type(cache).update(cache, *args, **kwargs)
 
 
 def cache_of(output: Any) -> Any:

@@ -25,12 +25,19 @@ class NewAlone:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.append: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.update
+        self._told: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def update(self, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Remember what else the layer tells its cache, such as its number."""
-        self.append = lambda key, value: self.cache.update(key, value, *args, **kwargs)
+        self._told = args, kwargs
         return key, value
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep these, and hand all back, if the layer has a cache."""
+        if self._told is None:
+            return key, value
+        args, kwargs = self._told
+        return self.cache.update(key, value, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked of a cache."""

@@ -2,10 +2,13 @@
 
 import copy
 import functools
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import lpes_eval
 from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
@@ -105,6 +108,21 @@ def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
                 generated(llama, cache_implementation="static")
         elif name != "attention_buckets":
             assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_cache_is_freed_with_its_last_reference(llama, name):
+    """Not only when Python looks for garbage, which leaves gigabytes of keys and values in memory."""
+    cache = DynamicCache(config=llama.config)
+    gone = weakref.ref(cache)
+    with prompt_ends_at(put(name, llama), LENGTH - 1):
+        gc.disable()
+        try:
+            llama.generate(**inputs(), past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=0)
+            del cache
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("name", methods.names())
