@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         "logits that are no numbers are not an answer",
         "search/engines/exact.py",
-        "            raise no_number(self.model)",
+        "            raise no_number(self.factors)",
         "            pass",
         (f"{SEARCH}/test_faults.py::test_an_individual_under_which_the_logits_are_nan_is_named",),
     ),

@@ -248,11 +248,30 @@ def test_lm_eval_measures_through_vllm_what_it_measures_through_transformers_and
     assert "Traceback" not in error
 
 
-def test_a_search_with_vllm_goes_to_its_end(tmp_path):
+def search(model, folder):
     command = [sys.executable, "-m", "search.ga", "--engine", "vllm", "--engine_args", "enforce_eager=True"]
-    command += ["--model_args", "pretrained=reference-kv", "--metadata", '{"num_keys": 6}', "--examples", "4"]
-    command += ["--budget", "100prompts", "--held_out_examples", "4", "--output", tmp_path]
+    command += ["--model_args", f"pretrained={model}", "--metadata", '{"num_keys": 6}', "--examples", "4"]
+    command += ["--budget", "100prompts", "--held_out_examples", "4", "--output", folder]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_search_with_vllm_stops_where_logits_are_no_numbers(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from lpes_eval import reference
+
+    for kind in (AutoTokenizer, AutoModelForCausalLM):
+        part = kind.from_pretrained(reference.path("kv"))
+        part.save_pretrained(tmp_path / "model")
+    part.model.norm.weight.data.fill_(float("nan"))
+    part.save_pretrained(tmp_path / "model")
+    done = search(tmp_path / "model", tmp_path / "search")
+    assert done.returncode == 2, done.stderr
+    assert "under factors 1, 1, 1, 1 the model's logits are not numbers (NaN)" in done.stderr
+
+
+def test_a_search_with_vllm_goes_to_its_end(tmp_path):
+    done = search("reference-kv", tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "summary.md").exists()

@@ -271,11 +271,10 @@ class ClusterEngine(HarnessEngine):
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
         super().__init__(lm, requests)
         self._pool, self._number = pool, pool.add(requests)
-        self._factors: tuple[float, ...] = ()
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
-        self._factors = tuple(factors)
+        self.factors = tuple(factors)
 
     def fingerprint(self) -> dict[str, Any]:
         """Of the workers' model."""
@@ -293,7 +292,7 @@ class ClusterEngine(HarnessEngine):
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
         """The responses of each request by its number, chunk by chunk."""
-        factors = self._factors
+        factors = self.factors
         try:
             for answers, unended in self._pool.results(self._chunks(factors, order)):
                 self.unended = (self.unended - answers.keys()) | unended

@@ -289,7 +289,7 @@ class ExactEngine(HarnessEngine):
         ).logits
         highest, best = (each.tolist() for each in logits[:, -kept:].max(-1))
         if any(math.isnan(value) for row, lanes in zip(highest, asked, strict=True) for value in row[-len(lanes) :]):
-            raise no_number(self.model)
+            raise no_number(self.factors)
         return [row[-len(lanes) :] for row, lanes in zip(best, asked, strict=True)]
 
     def _mask(self, prefix: torch.Tensor, lane: torch.Tensor, n: torch.Tensor, buffer: Buffer) -> torch.Tensor:

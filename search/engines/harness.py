@@ -26,6 +26,7 @@ class HarnessEngine:
 
     Attributes:
         num_layers: layers of the model.
+        factors: those now in force, one a layer.
         cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
         unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
         prompt_tokens: tokens of all prompts together, where they are known.
@@ -39,6 +40,7 @@ class HarnessEngine:
         self.lm, self._requests = lm, list(requests)
         self.num_layers = len(rope.find_decoder(lm.model).layers)
         self.cut = [is_cut(lm, request) for request in requests]
+        self.factors: tuple[float, ...] = ()
         self.unended: set[int] = set()
         self._batch_sizes: dict[int | None, int] = {}
 
@@ -52,6 +54,7 @@ class HarnessEngine:
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
+        self.factors = tuple(factors)
         rope.apply(self.lm.model, factors)
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
@@ -78,7 +81,7 @@ class HarnessEngine:
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):
                 if any(part != part for part in (response if isinstance(response, tuple) else [response])):
-                    raise no_number(self.lm.model)
+                    raise no_number(self.factors)
                 responses[i].append(response)
                 if request_type == "generate_until":
                     most = normalize_gen_kwargs(self._requests[i].args[1], self.lm.max_gen_toks)["max_gen_toks"]

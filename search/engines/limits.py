@@ -9,7 +9,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from lpes_eval import rope
 from lpes_eval.errors import UserError
 
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"}
@@ -52,12 +51,11 @@ def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     return None
 
 
-def no_number(model: Any) -> UserError:
-    """The error of a model whose logits are NaN under the factors now in force."""
-    factors = ", ".join(f"{s:g}" for s in rope.applied(model) or ())
+def no_number(factors: Sequence[float]) -> UserError:
+    """The error of a model whose logits are NaN under these factors."""
     return UserError(
-        f"under factors {factors} the model's logits are not numbers (NaN); take a wider dtype "
-        "(--model_args dtype=float32), and see whether the plain model answers at all"
+        f"under factors {', '.join(f'{s:g}' for s in factors)} the model's logits are not numbers (NaN); take a wider "
+        "dtype (--model_args dtype=float32), and see whether the plain model answers at all"
     )
 
 

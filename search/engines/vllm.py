@@ -6,6 +6,7 @@ the same weights once, for all evaluations of a search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from lm_eval.models.utils import postprocess_generated_text
 from lpes_eval.config_field import FIELD
 from lpes_eval.errors import UserError
 from search.engines.exact import LOOKS, ExactEngine
+from search.engines.limits import no_number
 
 _running: dict[int, Any] = {}
 """vLLM's engine for a transformers model, by its ``id``."""
@@ -37,6 +39,7 @@ class VLLMEngine(ExactEngine):
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on; keys that were rotated under others are forgotten."""
+        self.factors = tuple(factors)
         self._llm.collective_rpc("set_lpes_factors", args=(list(factors),))
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
@@ -50,10 +53,12 @@ class VLLMEngine(ExactEngine):
         for first in range(0, len(waiting), size):
             numbers = [i for together in waiting[first : first + size] for i in together]
             prompts = [self._prompts[i] for i in numbers]
-            asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until) for p in prompts]
+            asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until, logprobs=0) for p in prompts]
             found = self._llm.generate([{"prompt_token_ids": list(p.tokens)} for p in prompts], asked, use_tqdm=False)
             answers = {}
             for i, one in zip(numbers, found, strict=True):
+                if math.isnan(one.outputs[0].cumulative_logprob):
+                    raise no_number(self.factors)
                 tokens = tuple(one.outputs[0].token_ids)
                 (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
                 text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
