@@ -3,7 +3,6 @@
     python tests/search/soak.py                  # 200 kills over all optimisers
     python tests/search/soak.py --engines        # 200 over both engines, which answer for the small reference model
     python tests/search/soak.py --full_disks 50  # 50 searches on a small disk (Linux, where unshare may mount one)
-    python tests/search/soak.py --workers 2      # 200 of a search with two Ray workers: a worker, or the driver
 
 The other searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured
 an individual twice, or did not go on.
@@ -24,13 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
-
-import psutil
 
 import toy_search
 from lpes_eval.errors import UserError
@@ -106,36 +102,6 @@ def kills(name: str, number: int, tmp: Path) -> str:
     return f"{killed} kills in {searches} searches of {evaluated} measurements"
 
 
-WORKERS_SEARCH = ["--tasks", "kv_retrieval", "--model_args", "pretrained=reference-kv", "--metadata", "num_keys=20"]
-WORKERS_SEARCH += ["--examples", "16", "--no_cache", "--held_out_examples", "0"]
-
-
-def worker_kills(workers: int, number: int, tmp: Path) -> str:
-    """Every few seconds a random worker of a real search is killed, or, one time in eight, the search itself."""
-    search = [sys.executable, "-m", "search.ga", *WORKERS_SEARCH, "--output"]
-    rng, killed, searches = random.Random(0), Counter[str](), 0
-    subprocess.run([*search, str(tmp / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
-    while killed.total() < number:
-        searches += 1
-        command = [*search, str(tmp / str(searches)), "--workers", str(workers)]
-        driver = psutil.Popen(command, stdout=subprocess.DEVNULL)
-        while True:
-            with contextlib.suppress(psutil.TimeoutExpired):
-                if driver.wait(rng.uniform(1, 6)) == 0:
-                    break
-                assert driver.returncode == -signal.SIGKILL, driver.returncode
-                driver = psutil.Popen(command, stdout=subprocess.DEVNULL)
-                continue
-            there = [p for p in driver.children(recursive=True) if p.name().startswith("ray::Worker")]
-            if killed.total() < number and there:
-                victim = driver if rng.random() < 1 / 8 else rng.choice(there)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.kill()
-                    killed["driver" if victim is driver else "worker"] += 1
-        check(tmp / str(searches), tmp / "undisturbed")
-    return f"{killed['worker']} workers and {killed['driver']} drivers killed in {searches} searches"
-
-
 def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
     """One search on a disk with a random rest of room, which grows a little whenever it was full; how often it was."""
     rng, times = random.Random(f"{name} {seed}"), 0
@@ -170,14 +136,9 @@ def main() -> None:
     flags.add_argument("--kills", type=int, default=200)
     flags.add_argument("--engines", action="store_true", help="kill real searches, instead of every optimiser's")
     flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
-    flags.add_argument("--workers", type=int, default=0, help="kill so many workers' searches on Ray, and workers")
     args = flags.parse_args()
     if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
         os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
-    if args.workers:
-        with tempfile.TemporaryDirectory() as folder:
-            print(worker_kills(args.workers, args.kills, Path(folder)))
-        return
     chosen = [name for name in (ENGINES if args.engines else OPTIMIZERS) if name in (args.names or name)]
     for name in chosen if args.engines else ():
         flags = vars(config.defaults()) | REAL | {"lm_eval_loop": name == "harness", "output": Path("later")}
