@@ -241,7 +241,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 123),
+        ([], "BandScan", 141),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
