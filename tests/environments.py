@@ -33,8 +33,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("oldest", "newest", "vllm"))
     parser.add_argument("--python", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT")
-    args = parser.parse_args()
+    own = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, for_pytest = parser.parse_args(sys.argv[1:own]), sys.argv[own + 1 :]
     folder = ROOT / f".venv-{args.name}{Path(args.python).name.removeprefix('python')}"
     python, run = str(folder / "bin" / "python"), lambda *words, **how: subprocess.run(words, check=True, **how)
     if not (folder / "bin").is_dir():
@@ -55,7 +55,7 @@ def main() -> int:
     if args.name == "vllm":
         (openmp,) = folder.rglob("libiomp5.so")
         environment["LD_PRELOAD"], tests = str(openmp), ["-m", "slow", "tests/test_vllm.py"]
-    command = [python, "-m", "pytest", *tests, *args.pytest]
+    command = [python, "-m", "pytest", *tests, *for_pytest]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

@@ -3,6 +3,7 @@
     python tests/search/soak.py                  # 200 kills over all optimisers
     python tests/search/soak.py --engines        # 200 over both engines, which answer for the small reference model
     python tests/search/soak.py --full_disks 50  # 50 searches on a small disk (Linux, where unshare may mount one)
+    python tests/search/soak.py --workers 2      # 200 of a search with two Ray workers: of a worker, or of the search
 
 The other searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured
 an individual twice, or did not go on.
@@ -23,7 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
@@ -37,6 +41,7 @@ ENGINES = ("exact", "harness")
 REAL = {"model_args": {"pretrained": "reference-kv"}, "metadata": {"num_keys": 10}, "examples": 2}
 REAL |= {"optimizer": "random", "curve": "free", "mutations": 3, "crossovers": 0, "generations": 2}
 REAL |= {"held_out_examples": 0, "no_cache": True, "guard": [{"task": "none", "metric": None, "max_drop": 0.0}]}
+ON_RAY = "--tasks kv_retrieval --model_args pretrained=reference-kv --metadata num_keys=20 --examples 16 --no_cache"
 LOADED = {}
 """Engine -> a search with its model and its prompts, which the processes share."""
 
@@ -102,6 +107,42 @@ def kills(name: str, number: int, tmp: Path) -> str:
     return f"{killed} kills in {searches} searches of {evaluated} measurements"
 
 
+def worker_kills(workers: int, number: int, tmp: Path) -> str:
+    """A random worker of a real search is killed every few seconds, or, one time in eight, the search itself.
+
+    Two workers at most between two measured individuals: a third death on the same prompts is the prompts' own fault
+    to a search, and ends it where they are the plain model's.
+    """
+    search = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--held_out_examples", "0", "--output"]
+    rng, killed, searches = random.Random(0), Counter[str](), 0
+    subprocess.run([*search, str(tmp / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
+    while killed.total() < number:
+        searches, driver = searches + 1, None
+        journal, lines, since = tmp / str(searches) / "journal.jsonl", 0, 0
+        while True:
+            if driver is None:
+                command = [*search, str(journal.parent), "--workers", str(workers)]
+                driver, since = psutil.Popen(command, stdout=subprocess.DEVNULL), 0
+            with contextlib.suppress(psutil.TimeoutExpired):
+                if (code := driver.wait(rng.uniform(1, 6))) == 0:
+                    break
+                assert code == -signal.SIGKILL, code
+                driver = None
+                continue
+            if journal.exists() and (now := journal.read_bytes().count(b"\n")) > lines:
+                lines, since = now, 0
+            there = [each for each in driver.children(recursive=True) if each.name().startswith("ray::Worker")]
+            if killed.total() < number and since < 2 and there:
+                victim = driver if rng.random() < 1 / 8 else rng.choice(there)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.kill()
+                    since += 1
+                    killed["search" if victim is driver else "worker"] += 1
+        check(journal.parent, tmp / "undisturbed")
+        print(f"search {searches}: {dict(killed)}", flush=True)
+    return f"{killed['worker']} workers and {killed['search']} searches killed"
+
+
 def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
     """One search on a disk with a random rest of room, which grows a little whenever it was full; how often it was."""
     rng, times = random.Random(f"{name} {seed}"), 0
@@ -136,9 +177,14 @@ def main() -> None:
     flags.add_argument("--kills", type=int, default=200)
     flags.add_argument("--engines", action="store_true", help="kill real searches, instead of every optimiser's")
     flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
+    flags.add_argument("--workers", type=int, default=0, help="kill Ray workers of a real search, and the search")
     args = flags.parse_args()
     if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
         os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
+    if args.workers:
+        with tempfile.TemporaryDirectory() as folder:
+            print(worker_kills(args.workers, args.kills, Path(folder)))
+        return
     chosen = [name for name in (ENGINES if args.engines else OPTIMIZERS) if name in (args.names or name)]
     for name in chosen if args.engines else ():
         flags = vars(config.defaults()) | REAL | {"lm_eval_loop": name == "harness", "output": Path("later")}
