@@ -78,19 +78,26 @@ def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"--resume takes all settings from {folder}; leave all other flags but --choose out")
     if any(flags.get(name) != kept[name] for name in code):
         raise UserError(
-            f"{folder}: going on runs code that its arguments.json names; if you trust it, say so: "
+            f"{folder}: going on runs code, or joins a cluster, named in arguments.json; if you trust it, say so: "
             f"{resume_command(folder, kept)}"
         )
     return kept | {"choose": flags.get("choose") or kept.get("choose")}
 
 
 def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Of a search's flags those by which code from elsewhere runs, each as it is typed: a folder may be anybody's."""
+    """Of a search's flags those by which code from elsewhere runs, each as it is typed: a folder may be anybody's.
+
+    What vLLM makes of an argument is vLLM's; numbers alone are harmless. Whoever has a Ray cluster runs code in it.
+    """
+    options, address = kept.get("engine_args") or {}, kept.get("ray_address")
+    harmless = all(type(value) in (int, float) for value in options.values())
     named = {"tasks": kept["tasks"], "guard": [guard["task"] for guard in kept["guard"]]}
     typed = {
         "include_path": [kept["include_path"]] * bool(kept["include_path"]),
         "confirm_run_unsafe_code": [""] * bool(kept["confirm_run_unsafe_code"]),
         "model_args": [json.dumps(kept["model_args"])] * bool(kept["model_args"].get("trust_remote_code")),
+        "engine_args": [json.dumps(options)] * (not harmless),
+        "ray_address": [address] * bool(address),
         "tasks": [",".join(kept["tasks"])],
         "guard": [f"{guard['task']}:{guard['metric'] or ''}:{guard['max_drop']}" for guard in kept["guard"]],
     }
@@ -133,7 +140,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if args.output is None:
         # Of a pattern or a path, what can name a folder.
         tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
-        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{args.seed}"
+        seeds = f"{args.seed}-{args.search_seed}" if args.search_seed else f"{args.seed}"
+        args.output = Path("runs") / f"{tasks}-{args.optimizer}-{seeds}"
     if "split" in args.metadata:
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
     if "positions" in args.metadata:

@@ -248,7 +248,10 @@ def resuming_asks_for_code_again(tmp):
     from search import config, ga
 
     planted = {**vars(config.defaults()), "tasks": ["x"], "include_path": str(tmp), "output": None, "resume": None}
-    for name, value in (("include_path", str(tmp)), ("model_args", {"trust_remote_code": True}), ("tasks", ["a.yaml"])):
+    code, vllm = {"trust_remote_code": True}, {"engine_args": {"worker_cls": "planted.Worker"}}
+    joins = {"ray_address": "127.0.0.1:6379"}
+    planted_names = {"include_path": str(tmp), "model_args": code, "tasks": ["a.yaml"]} | vllm | joins
+    for name, value in planted_names.items():
         kept = planted | {"include_path": None, "metadata": {}, "gen_kwargs": {}} | {name: value}
         written(tmp / "arguments.json", json.dumps(seal(kept)))
         said = command("--resume", tmp, status=2, main=ga.main)

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def test_the_programs_of_a_page_run_from_its_top_to_its_bottom(page, tmp_path, m
     import torch
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "found").mkdir()  # as a search would have written it
+    shutil.copy(REPOSITORY / "lpes_eval/reference/base/factors.json", tmp_path / "found")
     namespace, threads = {"__name__": "__main__"}, torch.get_num_threads()
     try:
         for program in programs(page):
