@@ -79,7 +79,7 @@ def _lines(factors: Factors, repo: str) -> Iterator[str]:
         yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
         for row in rows:
             low, high = row["interval"]
-            gain = f"{row['mean']:+.3f} | {low:+.3f} to {high:+.3f}"
+            gain = f"{row['mean']:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
             yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
         yield ""
     else:

@@ -153,12 +153,21 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         )
     if isinstance(args.choose, list) and len(args.choose) != len(args.positions):
         raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
+    # The tasks sort positions; the weights go with them.
+    order = sorted(range(len(args.positions)), key=args.positions.__getitem__)
+    for name in ("positions", "lambdas", "choose"):
+        if isinstance(values := getattr(args, name), list | tuple):
+            setattr(args, name, [values[k] for k in order])
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
         raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
+    if args.engine_args and args.engine != "vllm":
+        raise UserError("--engine_args: they are vLLM's; add --engine vllm")
+    if args.ray_address and not args.workers:
+        raise UserError("--ray_address: only workers join a cluster; add --workers N")
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
     if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):

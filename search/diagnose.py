@@ -64,6 +64,7 @@ class Scan:
     """A task at its own length, with bands of layers scaled.
 
     Attributes:
+        asked: how the command line names it.
         bands: first and last layer and factor of those tried.
         best: the one with the best mean, if any has a better one than the plain model.
         plain: a question's scores at every position without factors, of questions that no band was tried on.
@@ -71,6 +72,7 @@ class Scan:
     """
 
     name: str
+    asked: str
     evaluator: Evaluator
     bands: list[Band] = field(default_factory=list)
     best: Band | None = None
@@ -153,11 +155,14 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     settings.model_args = {"pretrained": args.pretrained} | args.model_args
     settings.device, settings.batch_size = args.device, args.batch_size
     args.tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
+    if not args.tasks:
+        raise UserError("--tasks: names no task")
     print(f"Loading {args.pretrained}", flush=True)
     lm = load_model(settings)
     found = Diagnosis(args, lm)
-    for name in args.tasks:
+    for name in dict.fromkeys(args.tasks):
         _load(found, name)
+    args.tasks = [scan.name for scan in found.scans]
     asked = [length.objective for length in found.lengths] + [scan.evaluator.objectives[0] for scan in found.scans]
     kept = {
         "weights": weights(lm.model),
@@ -208,7 +213,7 @@ def _load(found: Diagnosis, name: str) -> None:
             found.lengths.append(Length(*one, title, number))
         except PromptTooLong as error:
             found.refused.append(f"{name}, {title}: {error}")
-    found.scans.append(Scan(name, build(SCANNED + args.questions, POSITIONS)[1]))
+    found.scans.append(Scan(objective.name, name, build(SCANNED + args.questions, POSITIONS)[1]))
 
 
 class _Measuring:

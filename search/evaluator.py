@@ -281,14 +281,16 @@ class Evaluator:
         kept = {name: list(values) for name, values in examples.items()}
         return Measured(self._weighted(scores), scores, kept, seconds, ended=list(ended))
 
-    def only(self, examples: Examples, part: Sequence[int]) -> Measured:
+    def only(self, examples: Examples, part: Sequence[int], ended: Sequence[int | None] = ()) -> Measured:
         """Of examples that are all known, those of some questions."""
+        prompts = {i for together in self.in_order(part) for i in together}
         asked = {(objective.name, number) for u in part for objective, number in self.questions[u]}
         return self.score(
             {
                 name: [v if (objective.name, n) in asked else None for n, v in enumerate(examples[name])]
                 for name, (objective, _) in self.columns.items()
-            }
+            },
+            ended=[one if i in prompts else None for i, one in enumerate(ended)],
         )
 
     def _weighted(self, scores: Mapping[str, float]) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 from lpes_eval.compare.tables import finite, reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.files import seal, write_atomically
-from search.config import MEASURED, model_name, parse, resume_command, without_effect
+from search.config import MEASURED, defaults, model_name, parse, resume_command, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
@@ -129,7 +129,8 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     settings = dict(search.settings["search"])
     if args.curve == "free":
         del settings["control_points"]  # there is one on every layer, whatever the flag says
-    settings |= {name: value for name in MEASURED if (value := getattr(args, name)) not in (None, False, {}, [])}
+    unset = vars(defaults())
+    settings |= {name: value for name in MEASURED if (value := getattr(args, name)) or value != unset[name]}
     versions = {task["task"]: task["version"] for task in search.settings["fitness"]["tasks"]}
     others = {k: v for k, v in args.model_args.items() if k not in ("pretrained", "revision", "factors")}
     origin = {

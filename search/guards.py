@@ -52,6 +52,11 @@ class Guard:
             examples = evaluator(factors, part=evaluator.part(share)).examples
             for question in evaluator.questions:
                 found = [(task.sign, examples[column.name][n]) for task, n in question for column in task.columns]
+                if not all(value is None or isinstance(value, int | float) for _, value in found):
+                    raise UserError(
+                        f"--guard {self.name}: its metric is no average of the examples' scores; name another one "
+                        "(--guard TASK:METRIC)"
+                    )
                 rows.append([None if value is None else sign * value for sign, value in found])
         return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
 
@@ -115,7 +120,10 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
             found = measured_by([guard["task"]], metadata_of(args), [guard["metric"]] if guard["metric"] else None)
         except UserError as error:
             raise UserError(f"--guard {guard['task']}: {error}") from None
-        guards.append(Guard(guard["task"], guard["max_drop"], found))
+        name = ":".join(filter(None, (guard["task"], guard["metric"])))
+        if name in (each.name for each in guards):
+            raise UserError(f"--guard {name}: is given twice")
+        guards.append(Guard(name, guard["max_drop"], found))
     return guards
 
 

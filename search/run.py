@@ -91,12 +91,14 @@ class Search:
                     break
                 name = self.name(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
-                if new := name not in journal.entries:
+                known = journal.entries.get(name)
+                own = name in journal.individuals  # else it was measured as something to beat, perhaps not in full
+                if new := known is None or (not own and "stopped_after" in known):
                     entry = self.evaluate(individual)
                     entry["seconds"], asking = round(entry["seconds"] + asking, 3), 0.0
                     journal.record(name, {**made, **entry})
-                elif name not in journal.individuals:  # measured as something to beat, and an individual from now on
-                    journal.record(name, {**journal.entries[name], **made})
+                elif not own:  # an individual from now on
+                    journal.record(name, {**known, **made})
                 entry = journal.entries[name]
                 for each in self.spent:
                     self.spent[each] += entry[each]
@@ -107,7 +109,10 @@ class Search:
             else:
                 optimizer.tell(fitness)
         best = best or optimizer.best[0]
-        return best, self.measure("best", self.factors(best))
+        factors = self.factors(best)
+        entry = self.measure("best", factors)
+        fitter = self.guards and entry["fitness"] > journal.entries[self.uniform(1.0).digest()]["fitness"]
+        return best, self._with_guards(factors) if fitter else entry
 
     def chosen(self) -> tuple[Individual, dict[str, Any]]:
         """The best individual by ``--choose``, of those that were measured in full and worsen no guard."""
@@ -115,19 +120,24 @@ class Search:
         plain = entries[self.uniform(1.0).digest()]
         found = trades([plain, *self.journal.individuals.values()], self.evaluator)
         for trade in ranked(found, self.args.choose, self.evaluator):
-            key, entry = trade.entry["key"], dict(trade.entry)
-            if key == plain["key"]:
+            if trade.entry["key"] == plain["key"]:
                 break
-            individual = Individual(to_points(entry["points"]), entry["origin"])
-            if "guards" not in entry and self.guards:  # the search had no use for them
-                if (kept := f"guards of {key}") not in entries:
-                    factors = self.factors(individual)
-                    compared = self._compared(plain, self.evaluator(factors), factors)
-                    self.journal.record(kept, {"generation": None, "origin": "--choose", "guards": compared})
-                entry["guards"] = entries[kept]["guards"]
-            if not over(entry):
+            individual = Individual(to_points(trade.entry["points"]), trade.entry["origin"])
+            if not over(entry := self._with_guards(self.factors(individual))):
                 return individual, entry
         return Individual(self.optimizer.space.line(1.0, 1.0), "plain"), plain
+
+    def _with_guards(self, factors: Factors) -> dict[str, Any]:
+        """The entry of factors that were measured in full, with their guards, which the search may have left out."""
+        entries, key = self.journal.entries, factors.digest()
+        entry, plain = dict(entries[key]), entries[self.uniform(1.0).digest()]
+        if self.guards and key != plain["key"] and "guards" not in entry:
+            if (kept := f"guards of {key}") not in entries:
+                measured = self.evaluator.score(entry["examples"], ended=entry["ended"])
+                compared = self._compared(plain, measured, factors)
+                self.journal.record(kept, {"generation": None, "origin": "guards", "guards": compared})
+            entry["guards"] = entries[kept]["guards"]
+        return entry
 
     @property
     def best_uniform(self) -> Factors | None:
@@ -165,9 +175,9 @@ class Search:
         from search.engines.cluster import WorkerKilled
 
         cutoff, factors = self.cutoff, self.factors(individual)
-        known = self.journal.entries.get(factors.digest(), {}).get("examples")
-        if known is not None and self.part is not None:
-            measured = self.evaluator.only(known, self.part)
+        known = self.journal.entries.get(factors.digest(), {})
+        if self.part is not None and "ended" in known:  # on all questions, these among them
+            measured = self.evaluator.only(known["examples"], self.part, known["ended"])
         else:
             try:
                 measured = self.evaluator(factors, cutoff, self.part)
@@ -225,7 +235,8 @@ class Search:
         if measured.stopped_after:
             return entry | {"stopped_after": measured.stopped_after}
         began = time.perf_counter()
-        entry |= {"examples": measured.examples, **self._guarded(measured, factors, part)}
+        entry |= {"examples": measured.examples, "ended": measured.ended}
+        entry |= self._guarded(measured, factors, part)
         entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
         return entry
 
@@ -273,6 +284,8 @@ def load(
     lm = lm or load_model(args, whole=not args.workers or descends)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
+    if isinstance(args.choose, list) and not any(objective.by_position for objective in objectives):
+        raise UserError("--choose: weights are for tasks by position; take mean or worst")
     held_out: Sequence[Objective] = ()
     if args.held_out_examples:  # before the search, as they may be refused
         options["positions"] = None

@@ -241,6 +241,8 @@ def _build(
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     limit, chat = None if samples is not None else examples, asked("apply_chat_template")
+    if chat and not getattr(lm.tokenizer, "chat_template", None):
+        raise UserError("--apply_chat_template: the model's tokenizer has no chat template; leave it out")
     task.build_all_requests(
         limit=limit,
         samples=samples,

@@ -46,14 +46,12 @@ SHORTEST_PREFIX = 16
 
 @dataclass
 class Count:
-    """What answering cost: answers and their tokens, forward passes of batches that decoded them, and prompt tokens.
+    """What answering cost: tokens of answers and of prompts.
 
     Of these, ``prefilled`` went through the model, and ``shared`` did not have to: their prefix was there already.
     """
 
-    answers: int = 0
     tokens: int = 0
-    forwards: int = 0
     prefilled: int = 0
     shared: int = 0
 
@@ -206,7 +204,6 @@ class ExactEngine(HarnessEngine):
             answers = self._decode(rows, buffer)
         self.count.shared += sum(len(self._prompts[i].tokens) for i in answers) - (self.count.prefilled - prefilled)
         for i, answer in answers.items():
-            self.count.answers += 1
             self.count.tokens += len(answer)
             (self.unended.discard if self._ended(i, answer) else self.unended.add)(i)
         return answers
@@ -249,7 +246,6 @@ class ExactEngine(HarnessEngine):
         answers: dict[int, Tokens] = {}
         while asked:
             best = self._forward(prefixes, asked, buffer)
-            self.count.forwards += 1
             for row in reversed(range(len(asked))):
                 for lane, token in zip(asked[row], best[row], strict=True):
                     lane.held += len(lane.pending)

@@ -63,5 +63,4 @@ class VLLMEngine(ExactEngine):
                 (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
                 text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
                 answers[i] = [text] * (self._requests[i].repeats or 1)
-            self.count.answers += len(answers)
             yield answers

@@ -115,11 +115,11 @@ class BandScan(Optimizer):
         """The fittest so far, and what has to be reached to be kept."""
         if self._again or self._center is None:
             return None
-        return self._center[0], self._center[1] + self._least_gain
+        return self._center[0], self._least(self._center[1])
 
-    @property
-    def _least_gain(self) -> float:
-        return self.config.least_gain / (2 if self._share == 1 else 1)
+    def _least(self, than: float) -> float:
+        """What is fitter by the least gain, but for rounded sums."""
+        return than + self.config.least_gain / (2 if self._share == 1 else 1) - 1e-9
 
     def _propose(self) -> list[list[Individual]]:
         origin = "band" if self._bands else "together"
@@ -197,7 +197,7 @@ class BandScan(Optimizer):
         return list(found)
 
     def _better(self, fitness: float, than: float) -> bool:
-        return fitness > than and fitness >= than + self._least_gain - 1e-9  # sums are rounded
+        return fitness > than and fitness >= self._least(than)
 
 
 def levels_of(L: int, finest: int) -> list[list[Band]]:

@@ -50,7 +50,7 @@ def facts(found: Diagnosis) -> dict[str, Any]:
     for scan in found.scans:
         said = _scan(scan, len(STEPS) * len(bands_of(scan.evaluator.num_layers)))
         scans.append(
-            said | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.name)}
+            said | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.asked)}
         )
     model = {
         "name": found.args.pretrained,

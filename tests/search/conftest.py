@@ -71,6 +71,9 @@ def task_folder(tmp_path_factory):
                 luck = float(sum(map(ord, results[0])) % 2)
                 return {"hits": shared, "misses": 1 - shared, "luck": luck}
 
+            def words(doc, results):
+                return {"word_perplexity": (results[0], len(doc["words"]))}
+
             class Toy(PositionTask):
                 METRIC = "hits"
 
@@ -135,6 +138,20 @@ def task_folder(tmp_path_factory):
         doc_to_choice: ["red", "blue", "green"]
         doc_to_target: gold
         metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+        metadata: {version: 1}
+        """,
+    )
+    write(
+        "words_toy",
+        """
+        task: words_toy
+        custom_dataset: !function utils.load
+        test_split: test
+        output_type: loglikelihood_rolling
+        doc_to_text: ""
+        doc_to_target: text
+        process_results: !function utils.words
+        metric_list: [{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}]
         metadata: {version: 1}
         """,
     )

@@ -404,6 +404,7 @@ def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_i
         ({"tasks": ["toy_plain"], "metrics": ["hits,strict"]}, "no filter 'strict'"),
         ({"tasks": ["toy_plain"], "metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),
         ({"tasks": ["toy_plain", "toy_plain"]}, "asked for twice"),
+        ({"tasks": ["toy_plain"], "apply_chat_template": True}, "has no chat template"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(toy_lm, task_folder, arguments, message):

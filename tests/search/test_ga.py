@@ -291,6 +291,8 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
             (["--budget", text], "--budget: expected 90s, 10m, 2h or")
             for text in ("10", "m", "0prompts", "1 day", "nanm")
         ),
+        (["--engine_args", "max_num_seqs=4"], "--engine_args: they are vLLM's"),
+        (["--ray_address", "auto"], "--ray_address: only workers"),
         (["--fewshot_as_multiturn", "true"], "--fewshot_as_multiturn: only a chat template"),
     ],
 )
@@ -298,6 +300,11 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flag
     with pytest.raises(UserError, match=message) as refused:
         config.parse(flags)
     assert "\n" not in str(refused.value)
+
+
+def test_weights_go_with_their_positions():
+    args = config.parse(["--positions", "100,0,50", "--lambdas", "0.5,0.2,0.3", "--choose", "5,2,3"])
+    assert (args.positions, args.lambdas, args.choose) == ([0, 50, 100], [0.2, 0.3, 0.5], [2, 3, 5])
 
 
 def test_flags_without_effect_are_named():
@@ -382,10 +389,23 @@ def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, 
 def test_any_task_can_be_a_guard_and_an_unknown_one_is_refused(command, tmp_path):
     status, out, _ = command(*SMALL, "--held_out_examples", "4", "--guard", "toy_plain:hits:0.5", "--guard", "none")
     assert status == 0
-    assert re.search(r"\| toy_plain +\| +\d\.\d{4} +\| +\d\.\d{4}", out)
+    assert re.search(r"\| toy_plain:hits +\| +\d\.\d{4} +\| +\d\.\d{4}", out)
     status, _, err = command(*SMALL, "--guard", "no_such_task", output=tmp_path / "other")
     assert status == 2
     assert "--guard no_such_task: no task" in err
+    status, _, err = command(*SMALL, "--guard", "words_toy", output=tmp_path / "corpus")
+    assert status == 2
+    assert "--guard words_toy: its metric is no average" in err
+
+
+def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
+    plain = ["--tasks", "toy_plain", *SMALL]
+    status, _, err = command(*plain, "--choose", "0.2,0.3,0.5")
+    assert status == 2
+    assert "--choose: weights are for tasks by position" in err
+    assert command(*plain, "--num_fewshot", "0", output=tmp_path / "shots")[0] == 0
+    (file,) = (tmp_path / "shots").glob("[bf]*.json")
+    assert json.loads(file.read_text())["origin"]["search"]["num_fewshot"] == 0
 
 
 def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, tmp_path):

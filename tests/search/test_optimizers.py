@@ -416,6 +416,16 @@ def test_a_scan_keeps_only_what_gains_half_the_least_gain_on_all_examples(gain, 
     assert (algorithm.best[0].points != algorithm.start) == kept
 
 
+def test_a_scan_keeps_nothing_that_was_given_up_however_close_it_came():
+    algorithm = bands(4)
+
+    def just_below(individual):
+        return 0.5 if algorithm.cutoff is None else math.nextafter(algorithm.cutoff[1], -math.inf)
+
+    search(algorithm, just_below)
+    assert algorithm.best[0].points == algorithm.start
+
+
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,136 @@
+"""Whole searches of models that are made up: which answers are right under which factors is a formula of the test's."""
+
+import hashlib
+import json
+import logging
+
+import pytest
+
+from lpes_eval.methods.lpes import LPES
+from search import engines, ga, run, tasks
+from search.engines.harness import HarnessEngine
+
+
+def luck(*of):
+    """From 0 to 1, the same for the same question."""
+    return int(hashlib.sha256(repr(of).encode()).hexdigest()[:12], 16) / 16**12
+
+
+TASK_OF = {}
+"""By the id of a request."""
+
+
+class Answers(HarnessEngine):
+    """Gives the answer that was asked for, or none: as ``right`` (factors, number of records, position) is probable."""
+
+    right = None
+
+    def fingerprint(self):
+        return {"made up": 1}
+
+    def weights(self):
+        return None
+
+    def set_factors(self, factors):
+        self.factors = tuple(factors)
+
+    def answer(self, order=None):
+        waiting = range(len(self._requests)) if order is None else [i for some in order for i in some]
+        step = max(1, len(waiting) // 8)
+        for k in range(0, len(waiting), step):
+            yield {i: [self._answer(self._requests[i])] for i in waiting[k : k + step]}
+
+    def _answer(self, request):
+        task = TASK_OF[id(request)]
+        position, keys = task.positions[request.idx], task.config.metadata.get("num_keys")
+        probable = type(self).right(self.factors, keys, position)
+        return (
+            task.target(request.doc, position) if luck(request.doc["question_id"], position) < probable else "nothing"
+        )
+
+
+@pytest.fixture(scope="session")
+def lm():
+    return LPES(pretrained="reference-kv", batch_size=1, device="cpu")
+
+
+@pytest.fixture
+def search(lm, tmp_path, monkeypatch, capsys):
+    """Runs the command on a made-up model, and returns its exit status, the factors file and what it printed."""
+    build = tasks._build
+
+    def remembered(*arguments, **options):
+        objective = build(*arguments, **options)
+        TASK_OF.update((id(request), objective.task) for request in objective.task.instances)
+        return objective
+
+    monkeypatch.setattr(tasks, "_build", remembered)
+    monkeypatch.setattr(run, "load_model", lambda args, whole: lm)
+    monkeypatch.setattr(engines, "choose", lambda lm, requests, **speed: (Answers(lm, requests), None))
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+    def call(right, *flags, folder="out"):
+        monkeypatch.setattr(Answers, "right", staticmethod(right))
+        fixed = ["--metadata", "num_keys=20", "--held_out_examples", "0", "--no_cache"]
+        status = ga.main(["--tasks", "kv_retrieval", *fixed, *flags, "--output", str(tmp_path / folder)])
+        found = [tmp_path / folder / name for name in ("factors.json", "best_effort.json")]
+        return status, next((file for file in found if file.exists()), None), capsys.readouterr().out
+
+    return call
+
+
+def journal(file):
+    return [json.loads(line) for line in (file.parent / "journal.jsonl").read_text().splitlines()]
+
+
+def mean(factors):
+    return sum(factors) / len(factors)
+
+
+def test_a_model_that_one_factor_helps_best_ends_with_it(search):
+    status, file, _ = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5) if keys == 20 else 1.0)
+    assert (status, file.name) == (0, "factors.json")
+    entries = [entry for entry in journal(file) if entry.get("factor", 1) > 1.4]
+    assert any(entry["origin"] == "band" and "guards" in entry for entry in entries)
+    best = json.loads((file.parent / "report.json").read_text())["factors"]
+    assert min(best) > 1.4
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_what_early_stopping_by_proof_gives_up_decides_nothing(search, seed):
+    flags = {"optimizer": "ga", "generations": 2, "population": 12, "parents": 8, "examples": 24, "guard": "none"}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+    def fittest(mode):
+        right = lambda s, keys, position: 0.6 - 0.3 * (mean(s) - 1)  # noqa: E731
+        _, file, _ = search(right, *words, "--seed", seed, "--early_stopping", mode, folder=mode)
+        individuals = [entry for entry in journal(file) if entry.get("generation") is not None]
+        return max(individuals, key=lambda entry: entry["fitness"])["points"]
+
+    assert fittest("bound") == fittest("off")
+
+
+def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(search):
+    def right(s, keys, position):
+        far = sum(abs(x - 1) for x in s)
+        if keys == 10:
+            return 0.9 if far < 1e-9 else 0.3
+        return 0.4 + min(0.3, 0.15 * abs(s[1] - 1) + 0.02 * far)
+
+    for budget in ("450prompts", "900prompts"):
+        status, file, _ = search(right, "--budget", budget, folder=budget)
+        assert (status, file.name) == (0, "best_effort.json")
+
+
+def test_two_metrics_of_a_task_are_two_guards(search):
+    def right(s, keys, position):
+        if position == 0:
+            return 0.9 if s[1] == 1 else 0.1
+        return 0.3 + min(0.6, 1.2 * (s[1] - 1)) - 0.3 * (abs(s[0] - 1) + abs(s[2] - 1) + abs(s[3] - 1))
+
+    guards = ["--guard", "kv_retrieval:acc@0"], ["--guard", "kv_retrieval:acc@100"]
+    for k, (first, second) in enumerate((guards, guards[::-1])):
+        status, file, _ = search(right, "--examples", "48", *first, *second, folder=f"out{k}")
+        assert (status, file.name) == (0, "best_effort.json")
+    status, _, _ = search(right, *guards[0], *guards[0], folder="twice")
+    assert status == 2
