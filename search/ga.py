@@ -90,6 +90,8 @@ def run(search: Search) -> Outcome | None:
 
             def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
                 nonlocal so_far
+                if new:  # it goes on, with a larger budget perhaps
+                    (args.output / "report.json").unlink(missing_ok=True)
                 if so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far)):
                     so_far = entry
                     if new:  # whatever happens next, the best factors are there

@@ -121,7 +121,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--flips", action="store_true", help="list the samples that flipped, by each task's first metric"
     )
-    parser.add_argument("--confidence", type=share, default=0.95, help="coverage of the intervals (default: 0.95)")
+    parser.add_argument(
+        "--confidence",
+        type=share,
+        default=0.95,
+        help="coverage of the intervals (default: 0.95; the page of --html: always 0.95)",
+    )
     parser.add_argument(
         "--other-prompts",
         action="store_true",

@@ -250,7 +250,10 @@ def search(name: str, folder: Path) -> Search:
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
                 float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
-    finished = (folder / "report.json").is_file()
+    report = folder / "report.json"
+    if finished := report.is_file():
+        with well_formed(report, "not the report of a search", way_out):
+            finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
     return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)
 
 

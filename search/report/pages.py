@@ -224,12 +224,13 @@ def write(search: Search, outcome: Outcome) -> None:
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
-        "best": {name: value for name, value in outcome.best.items() if name != "examples"},
+        "best": {name: value for name, value in outcome.best.items() if name not in ("examples", "ended")},
         "to_beat": {
             name: {key: entry[key] for key in ("key", "fitness", "scores", "seconds")}
             for name, entry in outcome.to_beat.items()
         },
         **_totals(search),
+        "finished": held_out is not None or not search.held_out,
     }
     if args.early_stopping == "probable":
         data["stopped_early_error"] = args.early_stopping_error

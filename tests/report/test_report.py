@@ -247,8 +247,8 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
         assert "not finished" in page.read_text()
         lines = [individual(number, 0.6 + 0.1 * number) for number in range(len(looks) + 1)]
         (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
-        if len(looks) == 2:
-            (folder / "report.json").write_text("{}")
+        ended = {"finished": len(looks) == 2}  # not before its held-out examples
+        (folder / "report.json").write_text(json.dumps(ended))
 
     monkeypatch.setattr("time.sleep", meanwhile)
     assert cli.main(["watch", str(folder)]) == 0
