@@ -206,9 +206,23 @@ MUTANTS = (
     Mutant(
         "what the journal knows is not measured again",
         "search/run.py",
-        "if new := name not in journal.entries:",
+        'if new := known is None or (not own and "stopped_after" in known):',
         "if new := True:",
         (f"{SEARCH}/test_ga.py::test_resume_ends_with_the_same_bytes_and_measures_nothing_twice",),
+    ),
+    Mutant(
+        "no factors are handed over without their guards",
+        "search/run.py",
+        "return best, self._with_guards(factors) if fitter else entry",
+        "return best, entry",
+        (f"{SEARCH}/test_made_up_models.py",),
+    ),
+    Mutant(
+        "what was given up is not kept",
+        "search/optimizers/bands.py",
+        "return fitness > than and fitness >= self._least(than)",
+        "return fitness > than and fitness >= self._least(than) - 1e-9",
+        (f"{SEARCH}/test_optimizers.py",),
     ),
     Mutant(
         "a search is not gone on with under other settings",
