@@ -45,7 +45,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 def build(shape: str, device: str, dtype: str) -> Any:
     """The model of a shape on its device: random weights, or the shipped ones."""
     if shape == "reference":
-        return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=getattr(torch, dtype)).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=getattr(torch, dtype))
+        model.config._name_or_path = shape  # the results are to name no folder of this machine
+        return model.to(device).eval()
     settings = {"vocab_size": 32000, "max_position_embeddings": 65536, "tie_word_embeddings": False} | SHAPES[shape]
     config = CONFIG_MAPPING[settings.pop("model_type")](**settings)
     torch.manual_seed(0)

@@ -268,7 +268,7 @@ def speed_of(table: Iterable[Row]) -> Row:
         "prompts": head["prompts_an_individual"],
         "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
         "rows": found,
-        "counts": {n: sum(c["all measures"].get(n, 0) for c in in_all) for n in ("answers", "steps", "tokens")},
+        "counts": {n: sum(c["all measures"].get(n, 0) for c in in_all) for n in ("steps", "tokens")},
         "times": found["simple_evaluate"]["times"],
         "least": ratios.min(),
         "most": ratios.max(),
