@@ -138,6 +138,6 @@ def plot(results: dict, file: Path) -> None:
         axes[0][column].set_title(shape)
         axes[1][column].set_xlabel("prompt, tokens")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=3 * len(shapes))
     figure.suptitle(f"batch {batch}; medians and quartiles", fontsize=9)
     figure.savefig(file, dpi=120, metadata={"Software": None})

@@ -1,67 +1,84 @@
-"""How well many workers would be used: the search's way of handing out chunks, with drawn times instead of a model.
+"""How well many workers would be used: the search's way of handing out chunks, replayed with measured times.
 
     python -m benchmarks.workers
 
-Chunks of a generation are handed in their order to whoever is free; the next generation begins when all are answered.
-The times are assumptions, given as flags, and no measurement.
+A chunk of so many questions takes as long as ``benchmarks.chunk_costs`` measured (between two measured sizes in
+proportion; more questions than were measured as many times longer). Chunks of a generation are handed in their order to
+whoever is free; the next generation begins when all are answered. How much times differ, how often a worker takes
+longer or is lost, and how long it then is away are assumptions, given as flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
+from statistics import median
 
-from search.engines.cluster import chunks_of
+import numpy as np
+
+from benchmarks.experiments.store import ROOT
+from lpes_eval import files
+from lpes_eval.errors import UserError
+from search.engines.cluster import chunk_size
 
 WORKERS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 1000)
+Seconds = Callable[[int], float]
+"""What a chunk of so many questions takes."""
 
 
-def generation(workers: int, chunks: int, seconds: float, args: argparse.Namespace, rng: Random) -> float:
-    """Seconds until the last of these chunks, each of so many seconds on average, is answered."""
+def measured(rows: Sequence[dict]) -> Seconds:
+    """Seconds by questions, from the rows of one shape and length."""
+    questions, took = zip(*sorted((row["questions"], median(row["seconds"])) for row in rows), strict=True)
+    return lambda n: float(np.interp(n, questions, took)) * max(1.0, n / questions[-1])
+
+
+def generation(chunks: Sequence[float], workers: int, args: argparse.Namespace, rng: Random) -> float:
+    """Seconds until the last of these chunks, which take so many seconds on average, is answered."""
     free = [0.0] * workers
     end = 0.0
-    waiting = chunks
+    waiting = list(reversed(chunks))
     while waiting:
         at = heapq.heappop(free)
-        took = seconds * rng.lognormvariate(-(args.spread**2) / 2, args.spread)
+        took = waiting[-1] * rng.lognormvariate(-(args.spread**2) / 2, args.spread)
         took *= args.slower if rng.random() < args.stragglers else 1
         if rng.random() < took / (args.hours_between_failures * 3600):  # somebody else answers the chunk again
             heapq.heappush(free, at + took * rng.random() + args.restart)
             continue
-        waiting -= 1
+        waiting.pop()
         end = max(end, at + took)
         heapq.heappush(free, at + took)
     return end
 
 
-def efficiency(workers: int, args: argparse.Namespace) -> float:
-    """Seconds of answering over seconds of all workers together, in a whole search."""
+def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
+    """Seconds of a whole search."""
     rng = Random(f"{args.seed} {workers}")
-    individuals = [args.first, *[args.individuals] * args.generations]
-    chunks = min(args.questions, args.chunks or chunks_of(workers))
-    each = args.seconds / chunks + args.overhead
-    took = [generation(workers, number * chunks, each, args, rng) for number in individuals]
-    return sum(individuals) * args.seconds / (workers * sum(took))
+    took = 0.0
+    for individuals in [args.first, *[args.individuals] * args.generations]:
+        size = args.chunk or chunk_size(args.questions, individuals, workers)
+        whole, rest = divmod(args.questions, size)
+        chunks = ([size] * whole + [rest] * (rest > 0)) * individuals
+        took += generation([seconds(n) + args.overhead for n in chunks], workers, args, rng)
+    return took
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a row for every number of workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--chunks", type=int, help="of an individual; by default as many as the search cuts it into")
-    add("--questions", type=int, default=200, help="of an individual; a chunk has one at least")
+    add("--costs", type=Path, default=ROOT / "benchmarks/results/chunk_costs.jsonl", metavar="FILE")
+    add("--shape", default="vicuna-7b", help="of the measured model")
+    add("--records", type=int, default=100, help="of a measured prompt")
+    add("--chunk", type=int, help="questions of a chunk; by default as many as the search takes")
+    add("--questions", type=int, default=200, help="of an individual")
     add("--first", type=int, default=32, help="individuals of the first generation")
     add("--individuals", type=int, default=20, help="of each later one: 16 mutants and 4 crossovers")
     add("--generations", type=int, default=20, help="after the first")
-    add(
-        "--seconds",
-        type=float,
-        default=230.0,
-        help="of an individual on one GPU: 600 prompts at 2.6 a second (Table 10)",
-    )
-    add("--overhead", type=float, default=0.01, help="seconds a chunk")
+    add("--overhead", type=float, default=0.002, help="seconds a chunk, of Ray")
     add("--spread", type=float, default=0.1, help="standard deviation of a chunk's time, as a share of it")
     add("--stragglers", type=float, default=0.01, help="share of chunks that take longer")
     add("--slower", type=float, default=3.0, help="so many times as long")
@@ -69,10 +86,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--restart", type=float, default=120.0, help="seconds")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    print("workers  efficiency")
+    known = [row for row in files.read_jsonl(args.costs) if row["shape"] == args.shape]
+    if not (rows := [row for row in known if row["records"] == args.records]):
+        there = ", ".join(sorted({str(row["records"]) for row in known})) or "nothing"
+        raise UserError(f"{args.costs}: no times of {args.shape} with {args.records} records; there is {there}")
+    seconds = measured(rows)
+    alone = search(1, seconds, args)
+    print("workers     hours  efficiency")
     for workers in WORKERS:
-        print(f"{workers:7}  {efficiency(workers, args):.0%}")
+        took = search(workers, seconds, args)
+        print(f"{workers:7}  {took / 3600:8.2f}  {alone / workers / took:.0%}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"workers: error: {error}", file=sys.stderr)
+        sys.exit(2)

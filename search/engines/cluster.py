@@ -22,8 +22,8 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-FEWEST_CHUNKS, CHUNKS_A_WORKER = 8, 2
-"""The questions of an individual are cut into as many chunks as there are questions at most."""
+CHUNKS, CHUNKS_A_WORKER, SMALLEST = 8, 4, 12
+"""Chunks of an individual, chunks of a generation for every worker, and questions of a chunk (``chunk_size``)."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
 DEATHS = 3
@@ -99,6 +99,7 @@ class Worker:
 
         if (engine := self._engines.get(chunk.requests)) is None:
             engine, _ = engines.choose(self._lm, ray.get(requests[0]), **speed)
+            engine.looks = 1  # nobody looks before a chunk's last answer
             self._engines[chunk.requests] = engine
         engine.set_factors(chunk.factors)
         answers: dict[int, list[Any]] = {}
@@ -270,7 +271,7 @@ class ClusterEngine(HarnessEngine):
 
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
         super().__init__(lm, requests)
-        self._pool, self._number = pool, pool.add(requests)
+        self._pool, self._number, self._individuals = pool, pool.add(requests), 1
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
@@ -287,7 +288,8 @@ class ClusterEngine(HarnessEngine):
         return found
 
     def expect(self, asked: Sequence[tuple[Sequence[float], Sequence[Sequence[int]] | None]]) -> None:
-        """Factors, and the order of their requests, that will be asked for next."""
+        """A generation's factors, and the order of their requests, that will be asked for next."""
+        self._individuals = max(1, len(asked))
         self._pool.expect([chunk for factors, order in asked for chunk in self._chunks(tuple(factors), order)])
 
     def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
@@ -302,14 +304,19 @@ class ClusterEngine(HarnessEngine):
 
     def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
         asked = [(number,) for number in range(len(self._requests))] if order is None else order
-        size = math.ceil(len(asked) / chunks_of(self._pool.workers))
+        size = chunk_size(len(asked), self._individuals, self._pool.workers)
         parts = (tuple(tuple(some) for some in asked[k : k + size]) for k in range(0, len(asked), size))
         return [Chunk(self._number, factors, part) for part in parts]
 
 
-def chunks_of(workers: int) -> int:
-    """Chunks of an individual: more where many workers share a generation, as the last ones keep the others waiting."""
-    return max(FEWEST_CHUNKS, CHUNKS_A_WORKER * workers)
+def chunk_size(questions: int, individuals: int, workers: int) -> int:
+    """How many of an individual's questions make a chunk, where a generation has so many individuals.
+
+    An eighth, as one may be given up between two chunks; fewer where many workers share the generation. But small
+    batches waste a GPU: see docs/cluster.md.
+    """
+    enough = questions * individuals / (CHUNKS_A_WORKER * workers)
+    return max(SMALLEST, math.ceil(min(questions / CHUNKS, enough)))
 
 
 _pools: dict[str, Pool] = {}

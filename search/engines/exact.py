@@ -36,8 +36,6 @@ from search.engines.limits import encode, no_number, room_for_prompt
 
 Tokens = tuple[int, ...]
 
-LOOKS = 8
-"""Batches, at the least, of prompts that are asked in an order: whoever gives one may stop after any batch."""
 PREFILLED = 2048
 """Tokens that are prefilled at once on a CPU, where more do not go faster."""
 SHORTEST_PREFIX = 16
@@ -134,7 +132,7 @@ class ExactEngine(HarnessEngine):
         """
         groups = self._groups if order is None else [group for some in order for group in self._parts(some)]
         waiting = [row for group in groups for row in self._rows(group)]
-        most = len(waiting) if order is None else math.ceil(len(waiting) / LOOKS)
+        most = len(waiting) if order is None else math.ceil(len(waiting) / self.looks)
         while waiting:
             size = 1
             while size < min(len(waiting), most) and self._tokens(waiting[: size + 1]) <= self.tokens_per_batch:

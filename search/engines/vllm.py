@@ -14,7 +14,7 @@ from lm_eval.models.utils import postprocess_generated_text
 
 from lpes_eval.config_field import FIELD
 from lpes_eval.errors import UserError
-from search.engines.exact import LOOKS, ExactEngine
+from search.engines.exact import ExactEngine
 from search.engines.limits import no_number
 
 _running: dict[int, Any] = {}
@@ -49,7 +49,7 @@ class VLLMEngine(ExactEngine):
         from vllm import SamplingParams
 
         waiting = [[i] for i in range(len(self._prompts))] if order is None else list(order)
-        size = -(-len(waiting) // (1 if order is None else LOOKS))
+        size = -(-len(waiting) // (1 if order is None else self.looks))
         for first in range(0, len(waiting), size):
             numbers = [i for together in waiting[first : first + size] for i in together]
             prompts = [self._prompts[i] for i in numbers]

@@ -1,0 +1,107 @@
+"""Seconds of answering a chunk of questions, by the length of the prompts and the number of questions.
+
+    python -m benchmarks.chunk_costs --shapes vicuna-7b --device cuda --dtype float16
+    python -m benchmarks.chunk_costs --shapes small --records 25 --questions 1 4           on a CPU
+
+With ``--workers`` a search cuts an individual into chunks (docs/cluster.md); this is what they cost a worker.
+``benchmarks.workers`` replays these times. A chunk is answered as a worker answers it: the questions of
+``kv_retrieval`` at the search's three positions, by the search's own engine. Weights are random, as time does not
+depend on what they are, and every answer has ``--new_tokens`` tokens. Each chunk is answered ``--times`` times after
+the first, which warms up, and a row keeps all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.efficiency_measure import SHAPES, build, free
+from benchmarks.experiments.store import hardware, versions
+from lpes_eval import files, reference
+from lpes_eval.flags import at_least
+from lpes_eval.methods.lpes import LPES
+from search import engines
+from search.tasks import load_tasks
+
+TASK = "kv_retrieval"
+
+
+def measure(shape: str, args: argparse.Namespace) -> list[dict]:
+    """A row for each number of records and of questions."""
+    model = build(shape, args.device, args.dtype)
+    model.generation_config.eos_token_id = None  # random weights may say anything, and no answer is to end early
+    tokenizer = AutoTokenizer.from_pretrained(reference.path(), model_max_length=model.config.max_position_embeddings)
+    lm = LPES(pretrained=model, tokenizer=tokenizer, factors=1.5, batch_size=1)
+    what = {
+        "shape": shape,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "dtype": args.dtype,
+        "new_tokens": args.new_tokens,
+        "machine": hardware(torch.get_num_threads(), args.device)
+        | ({"gpu": torch.cuda.get_device_name(args.device)} if args.device.startswith("cuda") else {}),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    rows = []
+    for records in args.records:
+        gen_kwargs = {"until": [], "max_gen_toks": args.new_tokens}
+        options = {"metadata": {"num_keys": records}, "examples": max(args.questions), "gen_kwargs": gen_kwargs}
+        (objective,) = load_tasks(lm, [TASK], **options)
+        engine, reason = engines.choose(lm, objective.task.instances)
+        assert reason is None, reason
+        engine.looks = 1
+        engine.set_factors([1.5] * engine.num_layers)
+        together: dict[int, list[int]] = {}
+        for number, request in enumerate(objective.task.instances):
+            together.setdefault(request.doc_id, []).append(number)
+        for questions in args.questions:
+            seconds = []
+            for _ in range(1 + args.times):
+                start = time.perf_counter()
+                for _ in engine.answer(list(together.values())[:questions]):
+                    pass
+                seconds.append(round(time.perf_counter() - start, 4))
+            prompt = engine.prompt_tokens / len(objective.task.instances)
+            row = {"records": records, "prompt_tokens": round(prompt), "questions": questions, "seconds": seconds[1:]}
+            print(shape, row, file=sys.stderr, flush=True)
+            rows.append(what | row | {"prompts": len(together[0]) * questions})
+            if time.monotonic() > args.until:
+                return rows
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure shape by shape; a shape's rows replace those of an earlier run on the same machine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, numbers = parser.add_argument, {"type": at_least(1), "nargs": "+"}
+    add("--shapes", nargs="+", choices=[name for name in SHAPES if name != "reference"], default=["small"])
+    add("--records", **numbers, default=[50, 100, 200], help="of a prompt")
+    add("--questions", **numbers, default=[1, 2, 4, 8, 25], help="of a chunk")
+    add("--new_tokens", type=at_least(1), default=32, help="of an answer; a value of kv_retrieval has about so many")
+    add("--times", type=at_least(1), default=3)
+    add("--budget", type=float, default=float("inf"), help="seconds after which no further chunk is begun")
+    add("--device", default="cpu")
+    add("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    add("--output", type=Path, default=Path("runs/chunk_costs.jsonl"), metavar="FILE")
+    args = parser.parse_args(argv)
+    args.until = time.monotonic() + args.budget
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    rows = list(files.read_jsonl(args.output)) if args.output.exists() else []
+    for shape in args.shapes:
+        made = measure(shape, args)
+        same = {(row["shape"], json.dumps(row["machine"])) for row in made}
+        rows = [row for row in rows if (row["shape"], json.dumps(row["machine"])) not in same] + made
+        files.write_atomically(args.output, "".join(json.dumps(row) + "\n" for row in rows))
+        free(args.device)
+
+
+if __name__ == "__main__":
+    main()

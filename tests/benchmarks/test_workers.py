@@ -1,0 +1,67 @@
+"""What chunks of a search cost, and the simulation of many workers that replays it."""
+
+import json
+
+import pytest
+
+from benchmarks import chunk_costs, workers
+from lpes_eval.errors import UserError
+from search.engines.cluster import SMALLEST, chunk_size
+
+
+def test_a_chunk_is_an_eighth_of_an_individual_until_many_workers_share_a_generation():
+    assert chunk_size(200, individuals=20, workers=2) == 25
+    assert chunk_size(200, individuals=20, workers=64) == 16
+    assert chunk_size(200, individuals=20, workers=1000) == chunk_size(200, individuals=1, workers=2000) == SMALLEST
+
+
+def test_costs_are_measured_for_every_length_and_number_of_questions(tmp_path):
+    file = tmp_path / "costs.jsonl"
+    flags = ["--shapes", "tiny", "--records", "4", "8", "--questions", "1", "3", "--new_tokens", "2", "--times", "2"]
+    for _ in range(2):  # the second run takes the place of the first
+        chunk_costs.main([*flags, "--output", str(file)])
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["records"], row["questions"], row["prompts"], len(row["seconds"])) for row in rows] == [
+        (4, 1, 3, 2), (4, 3, 9, 2), (8, 1, 3, 2), (8, 3, 9, 2),
+    ]  # fmt: skip
+    assert rows[0]["prompt_tokens"] < rows[2]["prompt_tokens"]
+    assert all(second > 0 for row in rows for second in row["seconds"])
+
+
+@pytest.fixture
+def simulated(tmp_path, capsys):
+    """Hours by workers, of chunks that take a second and another one for each question."""
+    file = tmp_path / "costs.jsonl"
+    rows = [
+        {"shape": "vicuna-7b", "records": 100, "questions": n, "seconds": [n + 0.5, n + 1, n + 9]} for n in (1, 9, 19)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def hours(*flags):
+        workers.main(["--costs", str(file), *flags])
+        return {int(line.split()[0]): float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[1:]}
+
+    return hours
+
+
+CALM = ["--spread", "0", "--stragglers", "0", "--overhead", "0", "--hours_between_failures", "1e9"]
+
+
+def test_workers_share_a_generation_and_wait_for_its_last_chunk(simulated):
+    flags = [*CALM, "--questions", "100", "--first", "36", "--individuals", "36", "--generations", "9"]
+    took = simulated(*flags, "--chunk", "9")  # 36 x (11 chunks of 10 seconds and one of 2) a generation
+    assert took[1] == pytest.approx(10 * 36 * 112 / 3600, abs=0.005)
+    assert took[2] == pytest.approx(took[1] / 2, abs=0.01)
+    assert took[512] == took[1000] == pytest.approx(10 * 10 / 3600, abs=0.01)  # a chunk each
+
+
+def test_slow_chunks_and_lost_workers_take_time(simulated):
+    calm = simulated(*CALM)
+    for flag, value in (("--stragglers", "0.1"), ("--hours_between_failures", "0.5"), ("--overhead", "2")):
+        changed = [value if before == flag else each for before, each in zip(["", *CALM], CALM, strict=False)]
+        assert simulated(*changed)[32] > calm[32]
+
+
+def test_a_length_that_was_not_measured_is_named_with_those_that_were(simulated):
+    with pytest.raises(UserError, match=r"no times of vicuna-7b with 7 records; there is 100$"):
+        simulated("--records", "7")
