@@ -56,7 +56,7 @@ def main() -> None:
     add("--device", default="cpu")
     add("--task", default="kv_retrieval")
     add("--metadata", type=json.loads, default={}, metavar="JSON", help="as lm_eval's")
-    add("--run", default="mine", metavar="NAME", help="its name in the table; docs/results.md shows speed and exact")
+    add("--run", default="mine", metavar="NAME", help="its name; an earlier run of it is replaced")
     add("--out", type=Path, default=Path("runs/search_speed.jsonl"), metavar="FILE", help="rows of other runs stay")
     args = parser.parse_args()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -90,7 +90,7 @@ def main() -> None:
     def measured(factors, number):
         """A row: seconds and counts by variant, in turns, so that none is always the first."""
         turn = [HARNESS, ALL, *(without if number < args.switched_off else ())]
-        row, scores = {"seconds": {}, "counts": {}, "repeats": False}, {}
+        row, scores = {"seconds": {}, "counts": {}}, {}
         for variant in turn[number % len(turn) :] + turn[: number % len(turn)]:
             count = getattr(getattr(variants.get(variant), "engine", None), "count", None)
             before, start = dict(vars(count)) if count else {}, time.perf_counter()
@@ -142,9 +142,9 @@ def main() -> None:
             fitness.append(rows[factors]["fitness"] if factors in rows else -1.0)  # -1: beyond the number asked for
         scan.tell(fitness)
     found = speed_of([head, *rows.values()])
-    for name, row in found["rows"].items():
-        print(f"{name:36} {row['seconds']:8.2f} s an individual, {row['times']:.2f} times {ALL}")
-    print(f"{found['times']:.1f} times as fast as {HARNESS}; every example's score was equal. Written to {args.out}")
+    for name, seconds in found["seconds"].items():
+        print(f"{name:36} {seconds:8.2f} s an individual, {found['slower'][name]:.2f} times {ALL}")
+    print(f"{found['median']:.1f} times as fast as {HARNESS} (median); every example's score was equal")
 
 
 if __name__ == "__main__":

@@ -233,10 +233,10 @@ class Figures:
                 (better if d.high < 0 else worse).append(length)
         return better, worse, lost
 
-    def speed(self, run: str) -> Row | None:
-        """A run of ``benchmarks/search_speed.py``, if there is one."""
-        rows = [row for row in self.bench.results.rows("search_speed.jsonl") if row["run"] == run]
-        return speed_of(rows) if rows else None
+    def speeds(self) -> list[Row]:
+        """The runs of ``benchmarks/search_speed.py``."""
+        rows = self.bench.results.rows("search_speed.jsonl")
+        return [speed_of(row for row in rows if row["run"] == run) for run in dict.fromkeys(row["run"] for row in rows)]
 
 
 def checksums(model: str) -> Row:
@@ -249,27 +249,18 @@ def checksums(model: str) -> Row:
 def speed_of(table: Iterable[Row]) -> Row:
     """A run of ``benchmarks/search_speed.py``: seconds an individual by all measures, and without each one."""
     head, *rows = table
-    new = [row for row in rows if not row["repeats"]]
-    seconds = pd.DataFrame([row["seconds"] for row in new])  # a line an individual, a column a measure
-    in_all = [row["counts"] for row, there in zip(new, seconds.notna().all(axis=1), strict=True) if there]
+    machine, asked = head["machine"], head["arguments"]
+    seconds = pd.DataFrame([row["seconds"] for row in rows])  # a line an individual, a column a measure
     every, ratios = seconds["all measures"], seconds["simple_evaluate"] / seconds["all measures"]
-    found = {
-        name: {
-            "individuals": column.count(),
-            "seconds": column.mean(),
-            "times": column.sum() / every[column.notna()].sum(),
-            "steps": sum(count[name].get("steps", count[name]["tokens"]) for count in in_all if name in count),
-        }
-        for name, column in seconds.items()
-    }
     return {
-        "individuals": len(new),
-        "few": len(in_all),
+        "name": f"{asked['pretrained']}, {machine.get('gpu') or machine['processor']}",
+        "individuals": len(rows),
         "prompts": head["prompts_an_individual"],
-        "machine": f"{head['machine']['processor']}, {head['machine']['threads']} thread",
-        "rows": found,
-        "counts": {n: sum(c["all measures"].get(n, 0) for c in in_all) for n in ("steps", "tokens")},
-        "times": found["simple_evaluate"]["times"],
+        "compared": sum(row["scores_compared"] for row in rows),
+        "seconds": {name: column.mean() for name, column in seconds.items()},
+        "slower": {name: column.sum() / every[column.notna()].sum() for name, column in seconds.items()},
+        "few": {name: column.count() for name, column in seconds.items()},
+        "median": ratios.median(),
         "least": ratios.min(),
         "most": ratios.max(),
     }

@@ -158,6 +158,7 @@ class Pool:
         self._again: deque[Chunk] = deque()
         self._expected: deque[Chunk] = deque()
         self._found: dict[Chunk, Any] = {}
+        self._taken = set[Chunk]()
         self._deaths = Counter[Chunk]()
 
     @property
@@ -191,11 +192,13 @@ class Pool:
             WorkerKilled: a chunk that no worker survives.
         """
         waiting = deque(chunks)
+        self._taken.clear()
         for chunk in chunks:
             while chunk not in self._found:
                 self._hand_out(waiting)
                 self._collect()
             found = self._found.pop(chunk)
+            self._taken.add(chunk)
             if isinstance(found, Exception):
                 raise found
             yield found
@@ -209,7 +212,7 @@ class Pool:
             if self._load[worker] >= QUEUED:
                 break
             chunk = queue.popleft()
-            if chunk in self._found or chunk in under_way:
+            if chunk in self._found or chunk in under_way or chunk in self._taken:
                 continue
             self._run(chunk, worker)
             under_way.add(chunk)
@@ -272,6 +275,10 @@ class ClusterEngine(HarnessEngine):
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
         super().__init__(lm, requests)
         self._pool, self._number, self._individuals = pool, pool.add(requests), 1
+        together: dict[Any, list[int]] = {}
+        for number, request in enumerate(requests):
+            together.setdefault((request.task_name, request.doc_id), []).append(number)
+        self._questions = list(together.values())
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
@@ -303,7 +310,7 @@ class ClusterEngine(HarnessEngine):
             self._pool.forget(self._number, factors)
 
     def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
-        asked = [(number,) for number in range(len(self._requests))] if order is None else order
+        asked = self._questions if order is None else order
         size = chunk_size(len(asked), self._individuals, self._pool.workers)
         parts = (tuple(tuple(some) for some in asked[k : k + size]) for k in range(0, len(asked), size))
         return [Chunk(self._number, factors, part) for part in parts]

@@ -37,6 +37,16 @@ class Echo:
         return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
 
 
+def _noting(file):
+    def answer(self, chunk, requests, speed):
+        time.sleep(0.05)
+        with file.open("a") as lines:
+            lines.write(f"{chunk.factors} {chunk.order}\n")
+        return {i: ["answer"] for together in chunk.order for i in together}, set()
+
+    return answer
+
+
 class Other(Echo):
     """A worker with other packages than the driver's."""
 
@@ -109,6 +119,20 @@ def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
         requests._hand_out(cluster.deque())
         requests._collect()
     assert set(later) <= set(requests._found)
+
+
+def test_no_chunk_is_answered_twice(tmp_path):
+    ray.shutdown()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    pool = Pool(Namespace(**ARGS), {}, type("Noting", (Echo,), {"answer": _noting(tmp_path / "answered")}))
+    pool.number = pool.add([])
+    several = [chunks(pool, range(6), factors=(1.0, y)) for y in (1.1, 1.2, 1.3)]
+    pool.expect([chunk for some in several for chunk in some])
+    for some in several:
+        list(pool.results(some))
+    ray.shutdown()
+    answered = (tmp_path / "answered").read_text().splitlines()
+    assert sorted(answered) == sorted(f"{chunk.factors} {chunk.order}" for some in several for chunk in some)
 
 
 def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
@@ -217,3 +241,26 @@ def test_a_search_keeps_the_same_journal_with_8_workers_on_two_nodes(tmp_path, a
     for _ in range(2):
         nodes.add_node(num_cpus=4)
     assert searched(tmp_path, "--workers", "8", "--ray_address", nodes.address) == alone
+
+
+def test_a_search_whose_head_node_is_lost_ends_and_the_same_command_goes_on_with_the_next_one(tmp_path, alone):
+    from ray.cluster_utils import Cluster
+
+    env = os.environ | {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else it is waited for for a minute
+    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    flags = ["--workers", "2", "--output", str(tmp_path), "--ray_address"]
+    running = subprocess.Popen([*SEARCH, *flags, head.address], env=env, stderr=subprocess.PIPE, text=True)
+    journal, deadline = tmp_path / "journal.jsonl", time.monotonic() + 240
+    while not journal.exists() or len(journal.read_text().splitlines()) < 4:
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    head.shutdown()
+    said = running.communicate(timeout=240)[1]
+    assert running.returncode
+    print(said[-3000:])
+    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        assert searched(tmp_path, *flags[:2], "--ray_address", head.address) == alone
+    finally:
+        head.shutdown()
