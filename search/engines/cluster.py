@@ -134,7 +134,8 @@ class Pool:
             try:
                 ray.init(address=args.ray_address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
             except Exception as error:  # of several classes, one of which is Exception itself
-                where = f"--ray_address {args.ray_address}: no Ray cluster answers there"
+                token = "" if "RAY_AUTH_MODE" in os.environ else ", or it asks for a token: set RAY_AUTH_MODE=token"
+                where = f"--ray_address {args.ray_address}: no Ray cluster answers there{token}"
                 if not args.ray_address:
                     where = "--workers: Ray did not start on this machine; try again, or search without --workers"
                 raise UserError(f"{where} ({' '.join(str(error).split())[:500]})") from None
