@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -93,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=Path("runs/chunk_costs.jsonl"), metavar="FILE")
     args = parser.parse_args(argv)
     args.until = time.monotonic() + args.budget
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     rows = list(files.read_jsonl(args.output)) if args.output.exists() else []
     for shape in args.shapes:
         made = measure(shape, args)
