@@ -27,10 +27,8 @@ from benchmarks.experiments.store import hardware, versions
 from lpes_eval import files, reference
 from lpes_eval.flags import at_least
 from lpes_eval.methods.lpes import LPES
-from search import engines
+from search.evaluator import Evaluator
 from search.tasks import load_tasks
-
-TASK = "kv_retrieval"
 
 
 def measure(shape: str, args: argparse.Namespace) -> list[dict]:
@@ -44,8 +42,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "dtype": args.dtype,
         "new_tokens": args.new_tokens,
-        "machine": hardware(torch.get_num_threads(), args.device)
-        | ({"gpu": torch.cuda.get_device_name(args.device)} if args.device.startswith("cuda") else {}),
+        "machine": hardware(torch.get_num_threads(), args.device),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
@@ -53,25 +50,22 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
     for records in args.records:
         gen_kwargs = {"until": [], "max_gen_toks": args.new_tokens}
         options = {"metadata": {"num_keys": records}, "examples": max(args.questions), "gen_kwargs": gen_kwargs}
-        (objective,) = load_tasks(lm, [TASK], **options)
-        engine, reason = engines.choose(lm, objective.task.instances)
-        assert reason is None, reason
+        evaluator = Evaluator(lm, load_tasks(lm, ["kv_retrieval"], **options))
+        engine, asked = evaluator.engine, evaluator.in_order(range(max(args.questions)))
+        assert evaluator.prompt_tokens is not None, evaluator.slow_because
+        prompt = round(evaluator.prompt_tokens / evaluator.prompts)
         engine.looks = 1
         engine.set_factors([1.5] * engine.num_layers)
-        together: dict[int, list[int]] = {}
-        for number, request in enumerate(objective.task.instances):
-            together.setdefault(request.doc_id, []).append(number)
         for questions in args.questions:
             seconds = []
             for _ in range(1 + args.times):
                 start = time.perf_counter()
-                for _ in engine.answer(list(together.values())[:questions]):
+                for _ in engine.answer(asked[:questions]):
                     pass
                 seconds.append(round(time.perf_counter() - start, 4))
-            prompt = engine.prompt_tokens / len(objective.task.instances)
-            row = {"records": records, "prompt_tokens": round(prompt), "questions": questions, "seconds": seconds[1:]}
+            row = {"records": records, "prompt_tokens": prompt, "questions": questions, "seconds": seconds[1:]}
             print(shape, row, file=sys.stderr, flush=True)
-            rows.append(what | row | {"prompts": len(together[0]) * questions})
+            rows.append(what | row | {"prompts": sum(map(len, asked[:questions]))})
             if time.monotonic() > args.until:
                 return rows
     return rows

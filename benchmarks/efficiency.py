@@ -140,8 +140,6 @@ def run(args: argparse.Namespace) -> dict:
         if batch * length <= args.largest
     ]
     machine = hardware(torch.get_num_threads(), args.device)
-    if args.device.startswith("cuda"):
-        machine["gpu"] = torch.cuda.get_device_name(args.device)
     settings = {name: value for name, value in vars(args).items() if name not in ("output", "report")}
     results: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "settings": settings, "cells": []}
     results |= {"left_out": [], "hardware": machine, "versions": versions()}

@@ -14,7 +14,7 @@ if [ "$device" = cpu ]; then
 else
     nvidia-smi >"$out/nvidia-smi.txt"
     speed="--individuals 4 --examples 48 --switched_off 1"
-    efficiency="--preset gpu --shapes vicuna-7b --lengths 1500 4096 16384 --batches 1 --rounds 5 --new_tokens 24 --budget 240"
+    efficiency="--preset gpu --shapes vicuna-7b --lengths 1500 4096 --batches 1 --rounds 5 --new_tokens 24 --budget 240"
     chunks="--shapes vicuna-7b --dtype float16 --budget 80"
 fi
 python benchmarks/search_speed.py --device "$device" $speed --run "$device" --out "$out/search_speed.jsonl" || echo "failed: search_speed"

@@ -117,8 +117,7 @@ def main() -> None:
         "run": args.run,
         "command": shlex.join(["python", *sys.argv]),
         "arguments": {name: value for name, value in vars(args).items() if name not in ("run", "out")},
-        "machine": hardware(torch.get_num_threads(), str(lm.device))
-        | ({"gpu": torch.cuda.get_device_name(lm.device)} if lm.device.type == "cuda" else {}),
+        "machine": hardware(torch.get_num_threads(), str(lm.device)),
         "packages": {**packages(), "python": platform.python_version()},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "prompts_an_individual": evaluator.prompts,

@@ -94,4 +94,9 @@ def hardware(threads: int, device: str = "cpu") -> Row:
     if (info := Path("/proc/cpuinfo")).exists():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         processor = names[0].partition(":")[2].strip() if names else processor
-    return {"processor": processor, "cores": os.cpu_count(), "threads": threads, "device": device}
+    machine = {"processor": processor, "cores": os.cpu_count(), "threads": threads, "device": device}
+    if device.startswith("cuda"):
+        import torch
+
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return machine
