@@ -4,8 +4,8 @@
 
 A chunk of so many questions takes as long as ``benchmarks.chunk_costs`` measured (between two measured sizes in
 proportion; more questions than were measured as many times longer). Chunks of a generation are handed in their order to
-whoever is free; the next generation begins when all are answered. How much times differ, how often a worker takes
-longer or is lost, and how long it then is away are assumptions, given as flags.
+whoever is free, those that are late a second time; the next generation begins when all are answered. How much times
+differ, how often a worker takes longer or is lost, and how long it then is away are assumptions, given as flags.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import heapq
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -23,7 +25,7 @@ import numpy as np
 from benchmarks.experiments.store import ROOT
 from lpes_eval import files
 from lpes_eval.errors import UserError
-from search.engines.cluster import chunk_size
+from search.engines.cluster import LATE, chunk_sizes
 
 WORKERS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 1000)
 Seconds = Callable[[int], float]
@@ -36,34 +38,45 @@ def measured(rows: Sequence[dict]) -> Seconds:
     return lambda n: float(np.interp(n, questions, took)) * max(1.0, n / questions[-1])
 
 
-def generation(chunks: Sequence[float], workers: int, args: argparse.Namespace, rng: Random) -> float:
-    """Seconds until the last of these chunks, which take so many seconds on average, is answered."""
-    free = [0.0] * workers
-    end = 0.0
-    waiting = list(reversed(chunks))
-    while waiting:
-        at = heapq.heappop(free)
-        took = waiting[-1] * rng.lognormvariate(-(args.spread**2) / 2, args.spread)
-        took *= args.slower if rng.random() < args.stragglers else 1
-        if rng.random() < took / (args.hours_between_failures * 3600):  # somebody else answers the chunk again
-            heapq.heappush(free, at + took * rng.random() + args.restart)
-            continue
-        waiting.pop()
-        end = max(end, at + took)
-        heapq.heappush(free, at + took)
-    return end
-
-
 def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
     """Seconds of a whole search."""
-    rng = Random(f"{args.seed} {workers}")
-    took = 0.0
-    for individuals in [args.first, *[args.individuals] * args.generations]:
-        size = args.chunk or chunk_size(args.questions, individuals, workers)
-        whole, rest = divmod(args.questions, size)
-        chunks = ([size] * whole + [rest] * (rest > 0)) * individuals
-        took += generation([seconds(n) + args.overhead for n in chunks], workers, args, rng)
-    return took
+    rng, ties = Random(f"{args.seed} {workers}"), count()
+    now, free = 0.0, workers
+    events: list[tuple[float, int, str, int, int]] = []  # when; in what order at the same time; what, of which chunk
+
+    def later(after: float, what: str, generation: int, chunk: int) -> None:
+        heapq.heappush(events, (now + after, next(ties), what, generation, chunk))
+
+    for generation, individuals in enumerate([args.first, *[args.individuals] * args.generations]):
+        left = range(args.questions * individuals, 0, -args.questions)
+        usual = [
+            seconds(size) + args.overhead for after in left for size in chunk_sizes(args.questions, after, workers)
+        ]
+        unanswered, waiting, late = set(range(len(usual))), deque(range(len(usual))), deque[int]()
+        while unanswered:
+            while free and (queue := waiting or late):
+                if (chunk := queue.popleft()) not in unanswered:
+                    continue
+                if queue is waiting:
+                    later(LATE * usual[chunk], "late", generation, chunk)
+                took = usual[chunk] * rng.lognormvariate(-(args.spread**2) / 2, args.spread)
+                took *= args.slower if rng.random() < args.stragglers else 1
+                lost = rng.random() < took / (args.hours_between_failures * 3600)
+                later(took * rng.random() if lost else took, "lost" if lost else "answered", generation, chunk)
+                free -= 1
+            now, _, what, of, chunk = heapq.heappop(events)
+            free += what in ("answered", "back")
+            if what == "lost":
+                later(args.restart, "back", of, chunk)
+            if of != generation:  # a copy of what is answered
+                continue
+            if what == "answered":
+                unanswered.discard(chunk)
+            elif what == "lost":
+                waiting.append(chunk)
+            elif what == "late":
+                late.append(chunk)
+    return now
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -73,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--costs", type=Path, default=ROOT / "benchmarks/results/chunk_costs.jsonl", metavar="FILE")
     add("--shape", default="vicuna-7b", help="of the measured model")
     add("--records", type=int, default=100, help="of a measured prompt")
-    add("--chunk", type=int, help="questions of a chunk; by default as many as the search takes")
     add("--questions", type=int, default=200, help="of an individual")
     add("--first", type=int, default=32, help="individuals of the first generation")
     add("--individuals", type=int, default=20, help="of each later one: 16 mutants and 4 crossovers")

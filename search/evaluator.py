@@ -29,7 +29,7 @@ from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
 from search.early_stopping import Race
-from search.engines.cluster import ClusterEngine
+from search.engines.cluster import ClusterEngine, Order
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
 from search.tasks import Column, Objective
@@ -151,11 +151,12 @@ class Evaluator:
                 )
             logger.warning("%s; lm-eval cuts them from the left", text)
 
-    def in_order(self, order: Sequence[int]) -> list[list[int]]:
+    def in_order(self, order: Sequence[int]) -> Order:
         """The requests, by number, of each question in ``order``."""
-        return [
-            [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]] for u in order
-        ]
+        return tuple(
+            tuple(i for objective, number in self.questions[u] for i in self._numbers[objective.name, number])
+            for u in order
+        )
 
     def part(self, share: float) -> list[int] | None:
         """The first questions of every task, by number, so that they are this share of all; None for all of them."""
@@ -187,7 +188,9 @@ class Evaluator:
             return self.score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
         self.engine.set_factors(values)
-        answers = self._answers(self._order(race, part), race)
+        shared = isinstance(self.engine, ClusterEngine)  # which hands out questions
+        order = None if race is None and part is None and not shared else self._order(race, questions)
+        answers = self._answers(order, race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
@@ -206,16 +209,16 @@ class Evaluator:
                 name = factors.digest()
                 kept = name if part is None else f"{name} {list(part)}"
                 if self.cache is None or self.cache.get(self._context, kept) is None:
-                    race = self._race(name, cutoff, list(range(len(self.questions)) if part is None else part))
-                    asked.append((factors.per_layer(self.num_layers), self._order(race, part)))
+                    questions = list(range(len(self.questions)) if part is None else part)
+                    order = self._order(self._race(name, cutoff, questions), questions)
+                    asked.append((factors.per_layer(self.num_layers), order))
             self.engine.expect(asked)
 
     def _race(self, name: str, cutoff: Cutoff | None, questions: Sequence[int]) -> _Racing | None:
         return _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
 
-    def _order(self, race: _Racing | None, part: Sequence[int] | None) -> list[list[int]] | None:
-        asked = part if race is None else race.order
-        return None if asked is None else self.in_order(asked)
+    def _order(self, race: _Racing | None, questions: Sequence[int]) -> Order:
+        return self.in_order(questions if race is None else race.order)
 
     def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None) -> list[Any]:
         """The responses to every request; none to what is not in the order, or was not asked before the race was lost.

@@ -8,12 +8,15 @@ come next (``Pool.expect``).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
+import time
 from argparse import Namespace
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 from lpes_eval.errors import UserError
@@ -22,14 +25,16 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-CHUNKS, CHUNKS_A_WORKER, SMALLEST = 8, 4, 12
-"""Chunks of an individual, chunks of a generation for every worker, and questions of a chunk (``chunk_size``)."""
+CHUNKS, CHUNKS_A_WORKER, SMALLEST = 8, 2, 8
+"""Chunks of an individual, chunks that are left for every worker, and the fewest questions (``chunk_sizes``)."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
+LATE = 1.5
+"""A chunk that takes so many times as long as is usual goes to another worker too, if that has nothing else to do."""
 DEATHS = 3
 """Workers that a chunk may kill before its individual is given up."""
-SAY_AFTER = 30.0
-"""Seconds without any worker after which a person is told what the search waits for."""
+LOOK, SAY_AFTER = 1.0, 30.0
+"""Seconds between two looks at what is late, and after which a person is told that there is no worker."""
 
 Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
@@ -155,7 +160,10 @@ class Pool:
         self._load = Counter[Any]()
         self._model: Any = None
         self._starting = {worker.ready.remote(): worker for worker in self._workers}
-        self._running: dict[Any, tuple[Chunk, Any]] = {}
+        # Chunk (None: another worker has answered it by now), worker, and when it began with it.
+        self._running: dict[Any, tuple[Chunk | None, Any, float]] = {}
+        self._pace = deque[float](maxlen=100)
+        self._last_there = time.monotonic()
         self._again: deque[Chunk] = deque()
         self._expected: deque[Chunk] = deque()
         self._found: dict[Chunk, Any] = {}
@@ -176,7 +184,7 @@ class Pool:
 
     def expect(self, chunks: Sequence[Chunk]) -> None:
         """What will be asked next: workers with nothing else to do begin with it."""
-        known = {*self._found, *(chunk for chunk, _ in self._running.values())}
+        known = {*self._found, *self._under_way()}
         self._expected = deque(chunk for chunk in chunks if chunk not in known)
         wanted = set(chunks)
         self._found = {chunk: answers for chunk, answers in self._found.items() if chunk in wanted}
@@ -206,7 +214,7 @@ class Pool:
 
     def _hand_out(self, waiting: deque[Chunk]) -> None:
         """Give every worker that is there enough to do: what is waited for first."""
-        under_way = {chunk for chunk, _ in self._running.values()}
+        under_way = self._under_way()
         there = [worker for worker in self._workers if worker not in self._starting.values()]
         while there and (queue := self._again or waiting or self._expected):
             worker = min(there, key=lambda each: self._load[each])
@@ -216,11 +224,22 @@ class Pool:
             if chunk in self._found or chunk in under_way or chunk in self._taken:
                 continue
             self._run(chunk, worker)
-            under_way.add(chunk)
+            under_way[chunk] += 1
+        now, usual = time.monotonic(), median(self._pace or [math.inf])
+        late = [
+            chunk
+            for chunk, _, since in self._running.values()
+            if chunk and under_way[chunk] == 1 and now - since > LATE * usual * len(chunk.order)
+        ]
+        for chunk, worker in zip(late, [each for each in there if not self._load[each]], strict=False):
+            self._run(chunk, worker)
+
+    def _under_way(self) -> Counter[Chunk]:
+        return Counter(chunk for chunk, *_ in self._running.values() if chunk)
 
     def _run(self, chunk: Chunk, worker: Any) -> None:
         ref = worker.answer.remote(chunk, self._requests[chunk.requests], self._speed)
-        self._running[ref] = chunk, worker
+        self._running[ref] = chunk, worker, time.monotonic()
         self._load[worker] += 1
 
     def _collect(self) -> None:
@@ -228,9 +247,12 @@ class Pool:
         from ray.exceptions import RayActorError, RayTaskError
 
         refs = [*self._running, *self._starting]
-        ready, _ = self._ray.wait(refs, timeout=SAY_AFTER)
-        if not ready and not self._running:
+        ready, _ = self._ray.wait(refs, timeout=LOOK)
+        now = time.monotonic()
+        if not ready and not self._running and now - self._last_there > SAY_AFTER:
             logger.warning("no worker is there yet: waiting for the cluster, or for the model to be loaded")
+        if ready or self._running or now - self._last_there > SAY_AFTER:
+            self._last_there = now
         for ref in ready:
             if (worker := self._starting.pop(ref, None)) is not None:
                 try:
@@ -244,20 +266,29 @@ class Pool:
                         raise UserError(f"a worker cannot start: {said}") from None
                     self._starting[worker.ready.remote()] = worker
                 continue
-            chunk, worker = self._running.pop(ref)
+            chunk, worker, since = self._running.pop(ref)
             self._load[worker] -= 1
             try:
-                self._found[chunk] = self._ray.get(ref)
+                found = self._ray.get(ref)
             except RayTaskError as error:
-                self._found[chunk] = _cause(error)
+                found = _cause(error)
             except RayActorError:
                 self._lost(chunk, worker)
+                continue
+            if chunk:
+                self._found[chunk] = found
+                self._pace.append((now - since) / len(chunk.order))
+            for other, (same, who, at) in self._running.items():  # the worker now begins with its next one
+                self._running[other] = None if same == chunk else same, who, now if who is worker else at
 
-    def _lost(self, chunk: Chunk, worker: Any) -> None:
+    def _lost(self, chunk: Chunk | None, worker: Any) -> None:
         """A worker died: Ray starts it again, and another one answers what it had to answer."""
         if worker not in self._starting.values():  # it was at work on this chunk; the others only waited
             self._starting[worker.ready.remote()] = worker
-            self._deaths[chunk] += 1
+            if chunk:
+                self._deaths[chunk] += 1
+        if chunk is None:
+            return
         if self._deaths[chunk] >= DEATHS:
             factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
             self._found[chunk] = WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts")
@@ -275,11 +306,8 @@ class ClusterEngine(HarnessEngine):
 
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
         super().__init__(lm, requests)
-        self._pool, self._number, self._individuals = pool, pool.add(requests), 1
-        together: dict[Any, list[int]] = {}
-        for number, request in enumerate(requests):
-            together.setdefault((request.task_name, request.doc_id), []).append(number)
-        self._questions = list(together.values())
+        self._pool, self._number = pool, pool.add(requests)
+        self._expected: dict[Any, list[Chunk]] = {}
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""
@@ -295,36 +323,40 @@ class ClusterEngine(HarnessEngine):
         found: dict[str, str] | None = self._pool.model[1]
         return found
 
-    def expect(self, asked: Sequence[tuple[Sequence[float], Sequence[Sequence[int]] | None]]) -> None:
+    def expect(self, asked: Sequence[tuple[Sequence[float], Order]]) -> None:
         """A generation's factors, and the order of their requests, that will be asked for next."""
-        self._individuals = max(1, len(asked))
-        self._pool.expect([chunk for factors, order in asked for chunk in self._chunks(tuple(factors), order)])
+        left = sum(len(order) for _, order in asked)
+        self._expected = {}
+        for factors, order in asked:
+            self._expected[tuple(factors), order] = self._chunks(tuple(factors), order, left)
+            left -= len(order)
+        self._pool.expect([chunk for chunks in self._expected.values() for chunk in chunks])
 
-    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
+    def answer(self, order: Order) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
         """The responses of each request by its number, chunk by chunk."""
         factors = self.factors
+        chunks = self._expected.get((factors, order)) or self._chunks(factors, order, len(order))
         try:
-            for answers, unended in self._pool.results(self._chunks(factors, order)):
+            for answers, unended in self._pool.results(chunks):
                 self.unended = (self.unended - answers.keys()) | unended
                 yield answers
         finally:
             self._pool.forget(self._number, factors)
 
-    def _chunks(self, factors: tuple[float, ...], order: Sequence[Sequence[int]] | None) -> list[Chunk]:
-        asked = self._questions if order is None else order
-        size = chunk_size(len(asked), self._individuals, self._pool.workers)
-        parts = (tuple(tuple(some) for some in asked[k : k + size]) for k in range(0, len(asked), size))
-        return [Chunk(self._number, factors, part) for part in parts]
+    def _chunks(self, factors: tuple[float, ...], order: Order, left: int) -> list[Chunk]:
+        questions, sizes = iter(order), chunk_sizes(len(order), left, self._pool.workers)
+        return [Chunk(self._number, factors, tuple(itertools.islice(questions, size))) for size in sizes]
 
 
-def chunk_size(questions: int, individuals: int, workers: int) -> int:
-    """How many of an individual's questions make a chunk, where a generation has so many individuals.
+def chunk_sizes(questions: int, left: int, workers: int) -> list[int]:
+    """How many of an individual's questions each chunk has; ``left`` are those of its generation not yet handed out.
 
-    An eighth, as one may be given up between two chunks; fewer where many workers share the generation. But small
-    batches waste a GPU: see docs/cluster.md.
+    An eighth, as the individual may be given up between two chunks. Fewer towards the end of a generation, so that the
+    workers are done at about the same time. But small batches waste a GPU: see docs/cluster.md.
     """
-    enough = questions * individuals / (CHUNKS_A_WORKER * workers)
-    return max(SMALLEST, math.ceil(min(questions / CHUNKS, enough)))
+    most = max(SMALLEST, math.ceil(min(questions / CHUNKS, left / (CHUNKS_A_WORKER * workers))))
+    chunks = math.ceil(questions / most)
+    return [questions * (k + 1) // chunks - questions * k // chunks for k in range(chunks)]
 
 
 _pools: dict[str, Pool] = {}

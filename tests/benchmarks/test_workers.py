@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks import chunk_costs, workers
 from lpes_eval.errors import UserError
-from search.engines.cluster import SMALLEST, chunk_size
+from search.engines.cluster import chunk_sizes
 
 
-def test_a_chunk_is_an_eighth_of_an_individual_until_many_workers_share_a_generation():
-    assert chunk_size(200, individuals=20, workers=2) == 25
-    assert chunk_size(200, individuals=20, workers=64) == 16
-    assert chunk_size(200, individuals=20, workers=1000) == chunk_size(200, individuals=1, workers=2000) == SMALLEST
+def test_chunks_are_an_eighth_of_an_individual_and_smaller_towards_the_end_of_a_generation():
+    assert chunk_sizes(200, left=4000, workers=2) == [25] * 8
+    assert [max(chunk_sizes(200, left, workers=64)) for left in (4000, 2000, 200)] == [25, 16, 8]
+    assert sum(chunk_sizes(200, left=2000, workers=64)) == 200
 
 
 def test_costs_are_measured_for_every_length_and_number_of_questions(tmp_path):
@@ -48,11 +48,12 @@ CALM = ["--spread", "0", "--stragglers", "0", "--overhead", "0", "--hours_betwee
 
 
 def test_workers_share_a_generation_and_wait_for_its_last_chunk(simulated):
-    flags = [*CALM, "--questions", "100", "--first", "36", "--individuals", "36", "--generations", "9"]
-    took = simulated(*flags, "--chunk", "9")  # 36 x (11 chunks of 10 seconds and one of 2) a generation
-    assert took[1] == pytest.approx(10 * 36 * 112 / 3600, abs=0.005)
-    assert took[2] == pytest.approx(took[1] / 2, abs=0.01)
-    assert took[512] == took[1000] == pytest.approx(10 * 10 / 3600, abs=0.01)  # a chunk each
+    # an individual is a chunk of 8 questions, which takes 9 seconds
+    took = simulated(*CALM, "--questions", "8", "--first", "36", "--individuals", "36", "--generations", "9")
+    assert took[1] == pytest.approx(10 * 36 * 9 / 3600, abs=0.005)
+    assert took[2] == pytest.approx(took[1] / 2, abs=0.005)
+    assert took[32] == pytest.approx(10 * 2 * 9 / 3600, abs=0.005)
+    assert took[64] == took[1000] == pytest.approx(10 * 9 / 3600, abs=0.005)
 
 
 def test_slow_chunks_and_lost_workers_take_time(simulated):

@@ -1,5 +1,6 @@
 """Workers in processes of their own: the same answers, whoever gives them and whoever dies on the way."""
 
+import contextlib
 import json
 import os
 import random
@@ -37,6 +38,17 @@ class Echo:
         if 13 in chunk.order[0]:
             os._exit(1)
         return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
+
+
+def _hanging(folder):
+    def answer(self, chunk, requests, speed):
+        time.sleep(0.05)
+        with contextlib.suppress(FileExistsError):
+            (folder / "hangs").touch(exist_ok=False)  # the first one that comes here
+            time.sleep(3600)
+        return {i: [f"{self.pid}"] for together in chunk.order for i in together}, set()
+
+    return answer
 
 
 def _noting(file):
@@ -135,6 +147,17 @@ def test_no_chunk_is_answered_twice(tmp_path):
     ray.shutdown()
     answered = (tmp_path / "answered").read_text().splitlines()
     assert sorted(answered) == sorted(f"{chunk.factors} {chunk.order}" for some in several for chunk in some)
+
+
+def test_a_worker_that_hangs_is_not_waited_for(tmp_path):
+    ray.shutdown()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    pool = Pool(Namespace(**ARGS), {}, type("Hanging", (Echo,), {"answer": _hanging(tmp_path)}))
+    pool.number = pool.add([])
+    found = asked(pool, range(20, 40)) + asked(pool, range(40, 60))
+    ray.shutdown()
+    assert [i for i, _ in found] == [*range(20, 60)]
+    assert len({response for _, (response,) in found}) == 1
 
 
 def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
