@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -235,9 +236,6 @@ class ExamTask(BenchmarkTask):
         if num_fewshot:
             raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
         chat = bool(options.get("apply_chat_template"))
-
-        def render(user: str, system: str = "") -> str:
-            template = options.get("chat_template") if chat else None
-            return budget.render(user, system, options.get("system_instruction"), template)
-
-        return self.prompts(doc, render, chat)
+        template = options.get("chat_template") if chat else None
+        around = partial(budget.render, system_instruction=options.get("system_instruction"), chat_template=template)
+        return self.prompts(doc, around, chat)
