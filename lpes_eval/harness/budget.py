@@ -81,6 +81,10 @@ class Budget:
         return document[: ends[kept - 1]]
 
 
+NO_LIMIT = Budget(0, "", encode=lambda prompt: ())
+"""The budget outside an evaluation: nothing is sent, so nothing has to fit."""
+
+
 def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = None, cap: int | None = None) -> Budget:
     """The budget of a prompt for ``lm``, one of lm-eval's model objects.
 

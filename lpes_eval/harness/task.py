@@ -89,7 +89,7 @@ class BenchmarkTask(ConfigurableTask):
             for number, request in enumerate(requests):
                 request.idx = number
             return requests
-        if self.OUTPUT_TYPE == "generate_until" and isinstance(ctx, str) and current_lm() is not None:
+        if self.OUTPUT_TYPE == "generate_until" and isinstance(ctx, str):
             self.budget().check(ctx, f"{self.config.task}, question {doc.get('question_id')}")
         return super().construct_requests(doc, ctx, **kwargs)
 
@@ -108,7 +108,9 @@ class BenchmarkTask(ConfigurableTask):
 
     def budget(self) -> budget.Budget:
         """What a prompt may measure for the model that is being evaluated, by its window and the task's protocol."""
-        lm, new_tokens = current_lm(), self.config.generation_kwargs["max_gen_toks"]
+        if (lm := current_lm()) is None:
+            return budget.NO_LIMIT
+        new_tokens = self.config.generation_kwargs["max_gen_toks"]
         if self._budget is None or self._budget[:2] != (lm, new_tokens):
             found = budget.for_model(lm, new_tokens, self.config.metadata, self.prompt_tokens)
             self._budget = (lm, new_tokens, found)
