@@ -15,17 +15,23 @@ HEADER = (
     " polite answers to the user's questions."
 )
 DOC, QUESTION = "Zwei {Fragen}\n über «é» ", "Which one?\nA. {x}\nB. y"
-SENT = {  # style -> system message, user's message
-    "vicuna": ("", HEADER + " USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:"),
+SENT = {  # style -> system message, user's message, and what stands behind sci_fi's second question
+    "vicuna": (
+        "",
+        HEADER + " USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:",
+        "\nAnswer:",
+    ),
     "llama2": (
         "",
         "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {question}.  Please"
         " directly give the answer without any additional output or explanation [/INST]\nAnswer:",
+        "Please directly answer without any additional output or explanation. \nAnswer:",
     ),
     "chat": (
         "{system}",
         "Document is as follows. {document} Question: {question} \nPlease directly give answer without any additional"
         " output or explanation\n Answer: ",
+        "\nPlease directly give answer without any additional output or explanation \nAnswer:",
     ),
 }
 
@@ -41,26 +47,22 @@ def test_the_benchmarks_system_messages_are_kept_to_the_byte():
 @pytest.mark.parametrize("style", leval.STYLES)
 def test_prompts_to_the_byte(name, style):
     segments, system = leval.prompt(name, style, DOC, QUESTION)
-    expected = tuple(part.format(system=leval.SYSTEM[name], document=DOC, question=QUESTION) for part in SENT[style])
+    expected = tuple(
+        part.format(system=leval.SYSTEM[name], document=DOC, question=QUESTION) for part in SENT[style][:2]
+    )
     assert (system, join(segments)) == expected
     assert [part.label for part in segments] == ["instruction", "document", "question"]
     assert segments[1].text == DOC
 
 
-def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte():
+@pytest.mark.parametrize("style", leval.STYLES)
+def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style):
     story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
     world = (
         "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
         "your last training"
     )
-    endings = {
-        "vicuna": "\nAnswer:",
-        "llama2": "Please directly answer without any additional output or explanation. \nAnswer:",
-        "chat": "\nPlease directly give answer without any additional output or explanation \nAnswer:",
-    }
-    assert {style: leval.fact_prompt(style, story) for style in leval.STYLES} == {
-        s: world + e for s, e in endings.items()
-    }
+    assert leval.fact_prompt(style, story) == world + SENT[style][2]
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
+from lpes_eval.harness.segments import join
 
 NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
@@ -32,20 +33,29 @@ def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
 # -- the prompt ------------------------------------------------------------------------------------------------------
 
 
-def test_prompt_is_the_benchmarks_to_the_byte():
+def test_prompts_are_the_benchmarks_to_the_byte_and_the_gold_document_alone_moves():
     documents = [mdqa.Document(f"T{i}", f"text {i}.") for i in range(3)]
     example = mdqa.Example(7, "who wrote {it}", ("x",), documents[0], tuple(documents[1:]))
-    assert example.prompt(50).encode() == (
-        b"Write a high-quality answer for the given question using only the provided search results "
-        b"(some of which might be irrelevant).\n"
-        b"\n"
-        b"Document [1](Title: T1) text 1.\n"
-        b"Document [2](Title: T0) text 0.\n"
-        b"Document [3](Title: T2) text 2.\n"
-        b"\n"
-        b"Question: who wrote {it}\n"
-        b"Answer:"
-    )
+    for position, order in ((0, (0, 1, 2)), (50, (1, 0, 2)), (100, (1, 2, 0))):
+        first, second, third = order
+        segments = example.segments(position)
+        assert (
+            join(segments)
+            == example.prompt(position)
+            == (
+                "Write a high-quality answer for the given question using only the provided search results "
+                "(some of which might be irrelevant).\n"
+                "\n"
+                f"Document [1](Title: T{first}) text {first}.\n"
+                f"Document [2](Title: T{second}) text {second}.\n"
+                f"Document [3](Title: T{third}) text {third}.\n"
+                "\n"
+                "Question: who wrote {it}\n"
+                "Answer:"
+            )
+        )
+        labels = [segment.label for segment in segments]
+        assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + order.index(0), "question")
 
 
 @pytest.mark.parametrize(
@@ -56,31 +66,11 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
     example = fiction.generate(0, num_documents)
     assert [example.gold_index(position) for position in POSITIONS] == indices
     for position, index in zip(POSITIONS, indices, strict=True):
-        assert example.documents(position)[index] == example.gold
+        documents = example.documents(position)
+        assert documents.pop(index) == example.gold
+        assert documents == list(example.distractors)
     with pytest.raises(DataError, match="101"):
         example.gold_index(101)
-
-
-@pytest.mark.parametrize("num_documents", [10, 20, 30])
-def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_documents):
-    for question_id in range(5):
-        example = fiction.generate(question_id, num_documents)
-        gold = f"](Title: {example.gold.title}) {example.gold.text}"
-        frames, distractors = set(), set()
-        for position in range(0, 101, 10):
-            index = position * (num_documents - 1) // 100
-            head, body, tail = example.prompt(position).split("\n\n", 2)
-            lines = body.split("\n")
-            assert [one.split("]")[0] for one in lines] == [f"Document [{i}" for i in range(1, num_documents + 1)]
-            texts = [one[one.index("](") :] for one in lines]
-            assert texts.pop(index) == gold
-            frames.add((head, tail))
-            distractors.add(tuple(texts))
-            segments = example.segments(position)
-            assert "".join(segment.text for segment in segments) == example.prompt(position)
-            labels = [segment.label for segment in segments]
-            assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + index, "question")
-        assert len(frames) == len(distractors) == 1
 
 
 # -- official files --------------------------------------------------------------------------------------------------

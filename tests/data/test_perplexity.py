@@ -24,16 +24,13 @@ def cut(tokenizer, length, content=BOOK, longest=900, stride=32, count=3):
 @pytest.fixture(scope="module")
 def metaspace():
     """As Llama-2's SentencePiece: spaces are letters, one is put in front of every text, and so is ``<s>``."""
-    from tokenizers import Tokenizer, models, normalizers, processors, trainers
+    from tokenizers import SentencePieceBPETokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    special = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
-    inner.train_from_iterator(BOOK.split(), trainer)
+    inner = SentencePieceBPETokenizer()
+    inner.train_from_iterator([BOOK], vocab_size=80, special_tokens=["<unk>", "<s>"], show_progress=False)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer, bos_token="<s>")
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "metaspace"])
