@@ -167,11 +167,9 @@ def render(
     """
     if chat_template is None:
         return "\n\n".join(part for part in (system_instruction, system + user) if part)
-    messages = [{"role": "user", "content": user}]
     first = "\n\n".join(part for part in (system_instruction, system) if part)
-    if not first:
-        return chat_template(messages)
-    text = chat_template([{"role": "system", "content": first}, *messages])
+    before = [{"role": "system", "content": first}] if first else []
+    text = chat_template([*before, {"role": "user", "content": user}])
     if isinstance(text, str) and first.strip() not in text:
         text = chat_template([{"role": "user", "content": f"{first.rstrip()}\n\n{user}"}])
     return text

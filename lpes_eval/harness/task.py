@@ -34,6 +34,10 @@ SPLIT = "test"
 class BenchmarkTask(ConfigurableTask):
     """A task that loads its own examples, keeps their source in the results, and refuses prompts that do not fit."""
 
+    load: Callable[..., tuple[list[dict[str, Any]], Source]]
+    """The examples, and where they came from."""
+    scores: Callable[[dict, list[Any]], dict[str, Any]]
+    """Metric -> score of one example."""
     _budget: tuple[Any, int, budget.Budget] | None = None
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any] | None = None, **own: Any) -> None:
@@ -44,10 +48,6 @@ class BenchmarkTask(ConfigurableTask):
         # where a function is named, lm-eval looks for no implementation of the metrics
         own = {"test_split": SPLIT, "process_results": scored_by_its_class, **own}
         super().__init__(config={key: value for key, value in {**own, **config}.items() if key != "class"})
-
-    def load(self, **settings: Any) -> tuple[list[dict[str, Any]], Source]:
-        """The examples, and where they came from."""
-        raise NotImplementedError
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples."""
@@ -92,10 +92,6 @@ class BenchmarkTask(ConfigurableTask):
         if self.OUTPUT_TYPE == "generate_until" and isinstance(ctx, str):
             self.budget().check(ctx, f"{self.config.task}, question {doc.get('question_id')}")
         return super().construct_requests(doc, ctx, **kwargs)
-
-    def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
-        """Metric -> score of one example."""
-        raise NotImplementedError
 
     def process_results(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The scores of one example; none where only the answers are wanted (``--predict_only``)."""

@@ -47,10 +47,8 @@ def test_the_benchmarks_system_messages_are_kept_to_the_byte():
 @pytest.mark.parametrize("style", leval.STYLES)
 def test_prompts_to_the_byte(name, style):
     segments, system = leval.prompt(name, style, DOC, QUESTION)
-    expected = tuple(
-        part.format(system=leval.SYSTEM[name], document=DOC, question=QUESTION) for part in SENT[style][:2]
-    )
-    assert (system, join(segments)) == expected
+    inserted = {"system": leval.SYSTEM[name], "document": DOC, "question": QUESTION}
+    assert [system, join(segments)] == [part.format(**inserted) for part in SENT[style][:2]]
     assert [part.label for part in segments] == ["instruction", "document", "question"]
     assert segments[1].text == DOC
 
@@ -96,18 +94,15 @@ EXTRACTED = {  # answer -> what auto_eval.py's process_output_mc returns for one
     "AC": ("A", "AC"),
     "DCBA": ("D", "ABCD"),
     "Answer: (B)": ("A", "AB"),
-    "\n\nC. because": ("C", "C"),
     "B\nC": ("B", "B"),
     "B C D": ("B", "BC"),  # the last letter has nothing behind it
     "B, C and D.": ("B", "BCD"),
     "ACQuestion 3. B. D.": ("A", "AC"),  # leading letters are taken before the text is cut at "Question"
-    "DBQuestion A.": ("D", "BD"),
     "xCABx": ("C", "CAB"),  # the first run anywhere stays in its order, not sorted
     "xCAB. D": ("C", "B"),
     "Both B and D are correct": ("B", "BD"),
     "Βω": ("A", "A"),  # Greek
     "I. think. E. F.": ("A", "A"),
-    "B.A.": ("B", "AB"),
     "B Question C.": ("B", "B"),
 }
 
@@ -227,12 +222,12 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
 
 
 def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results):
-    prompts = [sample["arguments"][0][0] for sample in results["samples"]["leval_tpo"]]
-    (document,) = {document_of(prompt) for prompt in prompts[:3]}
-    assert LONG.startswith(document)
-    assert (len(LONG.split(" ")) - len(document.split(" "))) > 250
-    assert len(document.split(" ")) % 250 == (WINDOW - NEW_TOKENS) % 250  # so many words, less 250 at a time
-    assert document_of(prompts[3]) == "Document 1. " + "the story goes on and on " * 3
+    first, *same, short = [document_of(sample["arguments"][0][0]) for sample in results["samples"]["leval_tpo"][:4]]
+    assert same == [first, first]
+    assert LONG.startswith(first)
+    assert (len(LONG.split(" ")) - len(first.split(" "))) > 250
+    assert len(first.split(" ")) % 250 == (WINDOW - NEW_TOKENS) % 250  # so many words, less 250 at a time
+    assert short == "Document 1. " + "the story goes on and on " * 3
 
 
 @pytest.mark.parametrize("limit", [300, 990])

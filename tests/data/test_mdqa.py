@@ -153,11 +153,9 @@ WORKED = [  # prediction, accepted answers, score
     ("the answer is the beatles", ["Beatles"], 1.0),
     ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
     ("", ["*"], 1.0),  # so is punctuation alone
-    ("", ["Paris"], 0.0),
     ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
     ("London\r\nParis", ["Paris"], 0.0),
     ("parish", ["Paris"], 1.0),  # contained is enough
-    ("U.S.", ["US"], 1.0),
     ("41,200 people", ["41200"], 1.0),
     ("1 41 200", ["41,200"], 0.0),
     ("b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
