@@ -86,12 +86,7 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
 @pytest.mark.parametrize(
     ("load", "there", "said"),
     [
-        (kv.load, [KV.format(8)], f"(there: {KV.format(8)}; choose with num_keys=N"),
-        (
-            kv.load,
-            [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
-            f"(there: {KV.format(75)}.gz, {KV.format(8)}.gz; choose",
-        ),
+        (kv.load, [KV.format(8), f"{KV.format(75)}.gz"], f"(there: {KV.format(75)}.gz, {KV.format(8)}; choose"),
         (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50; expected"),
         (partial(kv.load, num_keys=75), [], f"{KV.format(75)}.gz is not there; get it from https://"),
         *(

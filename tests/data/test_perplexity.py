@@ -186,12 +186,7 @@ def test_windows_that_lm_eval_would_cut_and_texts_that_are_too_short_are_refused
         (256, "lpes_ppl_001k", {}, r"windows of 1024 tokens, but max_length is 256 .* add max_length=1024"),
         # in a group the first length that is refused also says what the last one will need
         (256, "lpes_ppl", {"longest": 16384}, r"--model_args \(max_length=16384 for every length"),
-        (
-            2048,
-            "lpes_ppl_001k",
-            {"texts": ("short",)},
-            "1 texts have fewer than longest=2048 tokens, and none",
-        ),
+        (2048, "lpes_ppl_001k", {"texts": ("short",)}, "1 texts have fewer than longest=2048 tokens, and none"),
     ):
         with pytest.raises(PromptTooLong, match=message):
             run(toy(256, max_length=window), [task], **options)
