@@ -46,18 +46,15 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
             output = model(input_ids=ids[:, last : last + 1], **given)
         cache = rope.cache_of(output)
         if not seen:
-            raise _unsupported(model, "it does not hand out its attention weights")
+            raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
         found = {}
         for h, parts in seen.items():
             weight = torch.cat(parts, dim=1)[0, :, 0]
             if weight.shape[-1] > last + 1:
-                raise _unsupported(model, f"the keys of layer {h} are not those of single tokens")
+                reason = f"the keys of layer {h} are not those of single tokens"
+                raise UnsupportedModel(f"{model.config.model_type}: {reason}")
             found[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
         yield found
-
-
-def _unsupported(model: Any, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{model.config.model_type}: {reason}")
 
 
 @contextmanager

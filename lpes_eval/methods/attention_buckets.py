@@ -30,7 +30,7 @@ from lpes_eval import rope
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 from lpes_eval.methods.interception import claim
-from lpes_eval.methods.tables import Table, bases_for, own_base, parse_bases
+from lpes_eval.methods.tables import Table, own_base, parse_bases, published_bases
 
 NAME = "Attention Buckets"
 
@@ -69,7 +69,7 @@ class Buckets(InModel):
         self._theta = own_base(model, NAME)
         self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
-        self.bases = bases_for(self._theta, self.bases)
+        self.bases = self.bases or published_bases(self._theta)
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")

@@ -9,8 +9,7 @@ authors' code does (github.com/PositionalHidden/PositionalHidden, ``modeling_lla
 
 The channel is searched as there (``seach_dim_by_statistic.py``): hidden states of each layer are averaged over random
 prompts; a channel is monotone in a layer if a cubic fitted to it is; those that are so in more than a quarter of the
-layers are candidates; the smoothest one is taken. (The authors then choose among the ten smoothest by the loss on
-questions about records; ``candidates`` gives these ten, and ``channel=`` takes whichever is best.)
+layers are candidates; the smoothest one is taken.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,10 +50,10 @@ class Table(tuple[Tensor, Tensor]):
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
-        ids = self.call["position_ids"]
 
         def make() -> Pair:
-            positions = rope.divided(ids, _divisors(tuple(factors), ids.device))
+            ids = self.call["position_ids"]
+            positions = rope.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
             return tuple(t.unflatten(0, (len(factors), -1)) for t in rope.ask(self.rotary, self.call, positions))
 
         return self._once(("factors", *factors), make)
@@ -82,12 +81,6 @@ class Table(tuple[Tensor, Tensor]):
         if key not in made:
             made[key] = make()
         return made[key]
-
-
-@functools.lru_cache(maxsize=64)
-def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
-    """Factors on a device, (U,); kept, for a copy to a GPU at every token would wait for it."""
-    return torch.tensor(factors, dtype=torch.float32, device=device)
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:
@@ -136,11 +129,9 @@ def own_base(model: nn.Module, method: str) -> float:
     return float(theta)
 
 
-def bases_for(theta: float, bases: Sequence[float] | None) -> tuple[float, ...]:
-    """The given bases, or the published ones times ``theta / 10000``, so that the first is always the model's own."""
-    if bases is None:
-        return tuple(base * theta / PUBLISHED_BASES[0] for base in PUBLISHED_BASES)
-    return tuple(float(base) for base in bases)
+def published_bases(theta: float) -> tuple[float, ...]:
+    """The published bases times ``theta / 10000``, so that the first is always the model's own."""
+    return tuple(base * theta / PUBLISHED_BASES[0] for base in PUBLISHED_BASES)
 
 
 def parse_bases(name: str, given: Any) -> tuple[float, ...]:

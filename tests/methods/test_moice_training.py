@@ -79,7 +79,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, o
 
     model = load(folder)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
-    train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again", quiet=True)
+    train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again")
     assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
@@ -114,10 +114,10 @@ def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, t
         return one(number)
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(load(folder), made, SMALL, killed, tmp_path / "killed", save_every=2, quiet=True)
+        train.train(load(folder), made, SMALL, killed, tmp_path / "killed", save_every=2)
     assert not (tmp_path / "killed" / routers.FILE).exists()
     for out in ("whole", "killed"):
-        train.train(load(folder), made, SMALL, one, tmp_path / out, save_every=2, quiet=True)
+        train.train(load(folder), made, SMALL, one, tmp_path / out, save_every=2)
     for name in (routers.FILE, train.LOG):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
 

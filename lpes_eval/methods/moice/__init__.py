@@ -26,7 +26,7 @@ from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.interception import Interception
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
-from lpes_eval.methods.tables import bases_for, own_base
+from lpes_eval.methods.tables import own_base, published_bases
 
 BATCHED_BYTES = 1 << 30
 """Queries, keys and values of all bases may take this much memory a layer before the bases are computed in turns."""
@@ -136,7 +136,7 @@ class MoICE(MethodLM):
 
 def new_router(model: nn.Module, seed: int = 0) -> Router:
     """An untrained router for a model, which may be without weights, with the published settings."""
-    bases = bases_for(own_base(model, Mixture.name), None)
+    bases = published_bases(own_base(model, Mixture.name))
     return Router(routers.describe(model.config, bases=bases), seed=seed)
 
 
