@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,18 +63,15 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
     """By layer, the attention weights of one query, (1, heads, 1, keys), that modules in it hand out meanwhile."""
     seen: dict[int, list[Tensor]] = {}
 
-    def hook(h: int) -> Any:
-        def note(module: nn.Module, args: Any, output: Any) -> None:
-            for x in output[1:] if isinstance(output, tuple) else ():
-                found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
-                if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
-                    seen.setdefault(h, []).append(x)
-
-        return note
+    def note(h: int, module: nn.Module, args: Any, output: Any) -> None:
+        for x in output[1:] if isinstance(output, tuple) else ():
+            found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
+            if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
+                seen.setdefault(h, []).append(x)
 
     attentions = re.compile("Attention|MLA")
     handles = [
-        module.register_forward_hook(hook(h))
+        module.register_forward_hook(partial(note, h))
         for h, layer in enumerate(layers)
         for module in layer.modules()
         if attentions.search(type(module).__name__)

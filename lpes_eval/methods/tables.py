@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel, UserError
+from lpes_eval.methods.base import real
 
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
@@ -141,10 +143,9 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
         UserError: something else.
     """
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
-    try:
-        bases = () if "_" in str(given) else tuple(float(part) for part in parts)  # Python reads 1_5 as 15
-    except (TypeError, ValueError, OverflowError):
-        bases = ()
+    bases: tuple[float, ...] = ()
+    with suppress(UserError):
+        bases = tuple(real(name, part) for part in parts)
     if not bases or not all(1 < base < float("inf") for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
     return bases

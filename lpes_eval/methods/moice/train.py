@@ -4,9 +4,8 @@ Only the router learns; every weight of the model is frozen. The defaults are th
 script (docs/methods.md has a table). Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a
 ``.jsonl`` file with a ``text`` in each line.
 
-Instead of a text, ``--task kv_retrieval``, ``mdqa_pos`` or both make prompts of these benchmarks in turn, with the gold
-item anywhere and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the
-answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
+Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that no evaluation set is made of. The loss is
+then that of the answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
 
 A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
 ``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
