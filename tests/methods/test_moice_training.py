@@ -33,11 +33,6 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def no_weights(monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
-
-
 def command(folder, out, *more):
     data = () if "--task" in more else ("--text", str(folder / "texts.jsonl"))
     small = ("--length", "40", "--batch", "3", "--steps", "6", "--rate", "0.05")
@@ -164,7 +159,7 @@ def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
     assert "cannot be read as a checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_weights")
+@pytest.mark.usefixtures("nothing_is_loaded")
 def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
     assert command(folder, tmp_path / "out", "--dry_run") == 0
     shown = capsys.readouterr().out
