@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
 INK = "#1a1a1b"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -42,6 +42,7 @@ STYLE = {
     "savefig.transparent": True,
 }
 SVG = "{http://www.w3.org/2000/svg}"
+Line = tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -216,14 +217,14 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines = [(run.name, run.per_layer, run.place, points_of(None)) for run in runs if run.per_layer]
+    lines: list[Line] = [(run.name, run.per_layer, run.place, ()) for run in runs if run.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
             lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))
     return factors(lines) if lines else None
 
 
-def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]]) -> Picture:
+def factors(lines: Sequence[Line]) -> Picture:
     """One factor a layer, of each line's name, values, place among the colours, and control points."""
     from matplotlib.ticker import MaxNLocator
 
@@ -239,10 +240,9 @@ def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[floa
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def points_of(found: Factors | None) -> list[tuple[float, float]]:
+def points_of(found: Factors) -> Sequence[tuple[float, float]]:
     """The control points of a curve, unless it is one free factor a layer."""
-    curve = found.curve if found else None
-    return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+    return () if found.curve is None or found.curve[0] == "free" else found.curve[1]
 
 
 def progress(search: Search, cost: str = "prompts") -> Picture | None:
@@ -297,14 +297,13 @@ def tradeoff(search: Search) -> Picture | None:
     fine = [entry for entry in full if entry not in harmful]
     drawing = Drawing("mean over tasks and positions", "worst of them")
     for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
-        points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
+        points = [(fmean(entry["scores"].values()), min(entry["scores"].values())) for entry in entries]
         tips = [
             f"{name}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
             for (mean, worst), entry in zip(points, entries, strict=True)
         ]
-        drawing.marks(
-            name, [x for x, _ in points], [y for _, y in points], tips, place, linestyle="", hollow=place == 2
-        )
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=place == 2)
     if front := sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}):
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
@@ -316,15 +315,13 @@ def interval(metric: Metric, label: str) -> tuple[float, float] | None:
     from scipy.stats import binomtest, norm
 
     scores = (metric.by_question or {}).get(label, ())
-    n = len(scores)
-    if n < 2:
+    if (n := len(scores)) < 2:
         return None
     if set(scores) <= {0.0, 1.0}:
-        found = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-    mean = math.fsum(scores) / n
-    half = float(norm.ppf(0.975)) * math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n * (n - 1)))
-    return mean - half, mean + half
+        low, high = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
+    else:
+        low, high = norm.interval(0.95, fmean(scores), stdev(scores) / math.sqrt(n))
+    return float(low), float(high)
 
 
 def _factors(entry: Mapping[str, Any]) -> str:
@@ -340,10 +337,7 @@ def short(name: str, most: int = 60) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
 
 
-@contextmanager
-def _style(more: Mapping[str, Any] = {}) -> Iterator[None]:
+def _style(more: Mapping[Any, Any] = {}) -> Any:
     from matplotlib import rc_context
 
-    style: dict[Any, Any] = {**STYLE, **more}
-    with rc_context(style):
-        yield
+    return rc_context({**STYLE, **more})
