@@ -110,9 +110,7 @@ class Drawing:
                 axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
-    def marks(
-        self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
-    ) -> None:
+    def marks(self, name: str, xs: Any, ys: Any, tips: Sequence[str], place: int, **how: Any) -> None:
         """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
         axes = self.panels[how.pop("panel", 0)]
         if xs:
