@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,17 +33,10 @@ class Run:
         """Whether it is a curve of other people's, of other questions than one's own."""
         return self.results.model.kind == published.KIND
 
-    @cached_property
-    def raw(self) -> Mapping[str, Any]:
-        """The results JSON itself; empty of what was published in another form."""
-        text = "{}" if self.is_published else self.results.path.read_text(encoding="utf-8")
-        data: Mapping[str, Any] = json.loads(text)
-        return data
-
     @property
     def per_layer(self) -> list[float]:
         """One factor a layer; empty where the model has none, or does not say."""
-        given = (self.raw.get("config") or {}).get("factors")
+        given = (self.results.raw.get("config") or {}).get("factors")
         return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
 
 
