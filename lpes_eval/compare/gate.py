@@ -70,13 +70,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
         NotComparable: another model; a task or metric that is missing, or a task of another version or other examples;
             nothing at all that could be tested, or too few questions for any test to fail.
     """
-    _check_comparable(baseline, now, options)
-    scores = [
-        _Score(name, key, metric, new.metrics[key], logged=None not in (task.documents, new.documents))
-        for name, task in baseline.tasks.items()
-        for new in [now.tasks[name]]
-        for key, metric in task.metrics.items()
-    ]
+    scores = list(_comparable(baseline, now, options))
     levels = _levels([(score.tests, score.questions) for score in scores], options.alpha)
     if not any(levels) and options.max_drop is None:
         tests = sum(score.tests for score in scores)
@@ -89,10 +83,9 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             f"{asked} questions are too few: at alpha {options.alpha:g} over {tests} tests not even the loss of every "
             f"answer could be told from chance; evaluate at least {least}"
         )
-    tested = {score.task for score in scores if score.tests}
+    tested = {score.task for score in scores if score.tests and score.logged}
     sections = tuple(
-        _section(score, level, options, has_parts=score.logged and score.task in tested)
-        for score, level in zip(scores, levels, strict=True)
+        _section(score, level, options, score.task in tested) for score, level in zip(scores, levels, strict=True)
     )
     notes = (*_least_losses(scores, levels), *_differences(baseline, now))
     sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
@@ -231,23 +224,25 @@ class _Score:
         return [Change(a, b, (b - a) * self.sign(label), math.inf, math.nan) for label, a, b in moved]
 
 
-def _check_comparable(baseline: Results, now: Results, options: Options) -> None:
+def _comparable(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
     if not (options.other_model or baseline.model.is_same(now.model)):
         raise NotComparable(
             f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
             "--other-model compares them on purpose, --update starts anew"
         )
     for name, task in baseline.tasks.items():
-        if name not in now.tasks:
+        if not (again := now.tasks.get(name)):
             raise NotComparable(f"the baseline has {name}, the run has not; run the same tasks, or --update")
-        if reason := mismatch(task, now.tasks[name], prompts_may_differ=options.other_prompts):
+        if reason := mismatch(task, again, prompts_may_differ=options.other_prompts):
             raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
         for key, metric in task.metrics.items():
-            new = now.tasks[name].metrics.get(key)
-            if lost := [label for label in metric.values if new is None or label not in new.values]:
+            new = again.metrics.get(key)
+            lost = [label for label in metric.values if new is None or label not in new.values]
+            if new is None or lost:
                 raise NotComparable(
                     f"the baseline has {key} of {name} ({lost[0]}), the run has not; --update starts anew"
                 )
+            yield _Score(name, key, metric, new, logged=None not in (task.documents, again.documents))
 
 
 def _fewest_lost(level: float) -> int:

@@ -57,27 +57,25 @@ class Picture:
     def save(self, folder: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
         """Write it in these formats."""
         for kind in kinds:
-            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, dpi=300, transparent=kind != "png"))
 
     def in_notebook(self) -> Any:
         """The matplotlib figure, which a notebook shows as it stands in the page."""
-        self.figure._repr_png_ = lambda: self._file("png", 100)
+        self.figure._repr_png_ = lambda: self._file("png", dpi=100, transparent=False)
         return self.figure
 
-    def _file(self, kind: str, dpi: int) -> bytes:
+    def _file(self, kind: str, style: Mapping[Any, Any] = {}, **how: Any) -> bytes:
         file = BytesIO()
-        with _style():
-            self.figure.savefig(file, format=kind, dpi=dpi, transparent=kind != "png")
+        with _style(style):
+            self.figure.savefig(file, format=kind, **how)
         return file.getvalue()
 
     def inline(self) -> str:
         """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
-        file = BytesIO()
-        with _style({"svg.fonttype": "none"}):
-            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         ElementTree.register_namespace("", SVG[1:-1])
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-        root = ElementTree.fromstring(file.getvalue())
+        root = ElementTree.fromstring(self._file("svg", {"svg.fonttype": "none"}, metadata=no_metadata))
         for group in root.iter(f"{SVG}g"):
             name = group.get("id", "")
             for marker, tip in zip(group.iter(f"{SVG}use"), self.tips.get(name, ()), strict=False):
@@ -170,9 +168,8 @@ def positions(panel: Panel) -> Picture:
         ]
         name, line = (f"{short(run.name)} (published)", "--") if run.is_published else (short(run.name), "-")
         drawing.marks(name, at, values, tips, run.place, linestyle=line)
-        known = [end for end in ends if end]
-        if len(known) == len(values):
-            low, high = zip(*known, strict=True)
+        if all(ends):
+            low, high = zip(*filter(None, ends), strict=True)
             drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
             counts.update(map(len, (metric.by_question or {}).values()))
         scores += values
