@@ -13,8 +13,6 @@ that it ends with, minus the plain model's.
 The results go to ``benchmarks/results/landscapes.jsonl``, tables and pictures to ``docs/landscapes.md``.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small, and each seed has a process
@@ -36,6 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks import recorded
+from benchmarks.experiments.store import ROOT
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
@@ -46,7 +45,6 @@ from search.optimizers.bands import BandScan
 from search.space import Individual, Points, Space
 from search.tasks import LAMBDAS
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PLAIN = np.array([0.3, 0.65, 0.6])
 """Accuracy of the plain model by position, which the landscapes raise or lower together on the logit scale."""
 JITTER = 0.15
@@ -304,9 +302,9 @@ def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
     return tuple(np.interp(np.linspace(x[0], x[-1], layers), x, y).round(9).tolist())
 
 
-def shown(landscape: Landscape, factors: Sequence[float], seed: int, questions: int = 100) -> bool:
+def shown(landscape: Landscape, factors: Sequence[float], seed: int) -> bool:
     """Whether held-out questions show the factors to be better than the plain model, as a search's verdict has it."""
-    held_out = Simulation(landscape, questions, "held out", landscape.name, landscape.layers, seed)
+    held_out = Simulation(landscape, 100, "held out", landscape.name, landscape.layers, seed)
     plain = held_out.answers([1.0] * landscape.layers)
     return bool(compare_paired(plain, held_out.answers(factors), replicates=2000).mean.low > 0)
 
@@ -353,8 +351,7 @@ def main() -> None:
     from benchmarks import landscapes_page
 
     rows = run(args.seeds, args.processes)
-    results, docs = args.out or REPOSITORY / "benchmarks" / "results", args.out or REPOSITORY / "docs"
-    results.mkdir(parents=True, exist_ok=True)
+    results, docs = args.out or ROOT / "benchmarks" / "results", args.out or ROOT / "docs"
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     text = landscapes_page.page(rows)
     write_atomically(docs / "landscapes.md", text)
