@@ -22,7 +22,6 @@ import functools
 import json
 import math
 import multiprocessing
-import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit, ndtri
 from tqdm import tqdm
 
 from benchmarks import recorded
@@ -100,8 +100,7 @@ def landscapes(layers: int) -> list[Landscape]:
         return -8 * float(((f - 1) ** 2).mean()) - 2 * float(np.abs(f - 1).mean())
 
     def simulated(gain: Callable[[np.ndarray], float], factors: Sequence[float]) -> np.ndarray:
-        logits = np.log(PLAIN / (1 - PLAIN)) + gain(np.asarray(factors))
-        return 1 / (1 + np.exp(-logits))
+        return expit(logit(PLAIN) + gain(np.asarray(factors)))
 
     kinds = {"smooth": smooth, "sparse": sparse, "mixed": mixed, "only hurts": hurts, "nothing": lambda f: 0.0}
     return [Landscape(name, layers, functools.partial(simulated, gain)) for name, gain in kinds.items()]
@@ -210,9 +209,6 @@ SEARCHES = (
 )
 
 
-_NORMAL = statistics.NormalDist()
-
-
 class Simulation:
     """The answers of a simulated model to some examples, and how many were asked for."""
 
@@ -225,8 +221,7 @@ class Simulation:
         """Right (1) or wrong (0), (examples, 3); the same factors are always answered alike."""
         jitter = _generator("jitter", *self.key, *factors).standard_normal(self._difficulty.shape)
         z = (self._difficulty + JITTER * jitter) / math.sqrt(1 + JITTER**2)
-        least = np.array([_NORMAL.inv_cdf(p) for p in self.landscape.accuracy(factors)])
-        return (z < least).astype(float)
+        return (z < ndtri(self.landscape.accuracy(factors))).astype(float)
 
 
 def _generator(*key: Any) -> np.random.Generator:
@@ -246,8 +241,7 @@ class Found(NamedTuple):
 def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
     """Run a search."""
     L = landscape.layers
-    grid = kind.optimizer != "gradient"
-    space = Space.free(L, grid=grid) if kind.curve == "free" else Space(L)
+    space = Space.free(L, grid=kind.optimizer != "gradient") if kind.curve == "free" else Space(L)
     make: Any = ScanAlone if kind.optimizer == "scan" else optimizers.load(kind.optimizer)
     start = None if kind.start is None else space.line(kind.start, kind.start)
     slope = Slope(landscape)
