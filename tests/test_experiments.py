@@ -151,17 +151,15 @@ def test_better_is_said_of_an_interval_that_leaves_out_0_as_it_is_printed(low, h
 
 
 def test_optimisers_are_compared_seed_by_seed(made):
-    shares = {"searches/kv-{}": (0.5, 0.6, 0.7), "controls/cma-es{}": (0.6, 0.8, 0.7)}
-    means: dict[str, list[float]] = {name: [] for name in shares}
-    for name, of_seeds in shares.items():
-        for seed, share in zip((1, 2, 3), of_seeds, strict=True):
-            search = name.format(seed if name.startswith("searches") else "" if seed == 1 else f"-seed-{seed}")
-            keep_search(made, search, POINTS)
+    base, other = [], []
+    genetic, cma_es = plan.SEARCHES[KV], plan.seeded("controls/cma-es")
+    for means, searches, shares in ((base, genetic, (0.5, 0.6, 0.7)), (other, cma_es, (0.6, 0.8, 0.7))):
+        for seed, share in enumerate(shares, 1):
+            keep_search(made, searches[seed], POINTS)
             scores = answers(40, KV_POSITIONS, share, seed)
-            keep(made, f"{search}-held-out", scores)
-            means[name].append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
+            keep(made, f"{searches[seed]}-held-out", scores)
+            means.append(100 * statistics.fmean(map(statistics.fmean, scores.values())))
     row = cells(results_page(made), "CMA-ES from 1", "### Other seeds")
-    base, other = means.values()
     assert row[1:6] == [*(f"{mean:.1f}" for mean in other), "–", "–"]
     assert row[6:8] == [f"{statistics.fmean(other):.1f}", f"{statistics.stdev(other):.1f}"]
     differences = [b - a for a, b in zip(base, other, strict=True)]
