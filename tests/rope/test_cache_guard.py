@@ -43,7 +43,7 @@ def test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors(mod
     with torch.no_grad():
         filled = model(ids, use_cache=True).past_key_values
         model(ids[:, :1], past_key_values=filled)
-        for cache in (filled, copy.deepcopy(filled)):
+        for cache in (filled, copy.deepcopy(filled), pickle.loads(pickle.dumps(filled))):
             with pytest.raises(CacheError, match="41 positions"):
                 other(ids[:, :1], past_key_values=cache)
         model(ids[:, :1], past_key_values=filled)  # whose it is, it serves on

@@ -22,6 +22,15 @@ def test_each_layer_rotates_at_its_own_scale(model, ids):
         assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
 
 
+def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
+    lpes_eval.apply(model, FACTORS)
+    found = logits(model, ids)
+    lpes_eval.remove(model)
+    assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
+
+
 def test_uniform_factor_equals_linear_interpolation(model, ids):
     linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.7, "rope_theta": 10_000.0})
     lpes_eval.apply(model, 1.7)
