@@ -130,9 +130,3 @@ def test_a_composite_models_factors_are_in_its_text_configuration(tmp_path):
     again = Gemma3ForConditionalGeneration.from_pretrained(tmp_path)
     lpes_eval.apply(again)
     assert rope.applied(again) == [1.0, 1.5]
-
-
-def test_reference_stands_for_the_shipped_factors_wherever_factors_are_named():
-    from lpes_eval.factors import parse
-
-    assert lpes_eval.load("reference") == parse("reference")
