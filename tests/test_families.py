@@ -7,22 +7,20 @@ with what the layers before it made. So a test runs one interpolated model a lay
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import transformers  # noqa: E402
-
-import lpes_eval  # noqa: E402
-from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model  # noqa: E402
-from lpes_eval.errors import UnsupportedModel  # noqa: E402
+import lpes_eval
+from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model
+from lpes_eval.decoder import find_decoder
+from lpes_eval.errors import UnsupportedModel
 
 # fmt: off
 NAMED = [
@@ -33,17 +31,6 @@ NAMED = [
 DOCUMENT = Path(__file__).parents[1] / "docs" / "support.md"
 ROWS = re.findall(r"^\| ([\w-]+) \| (\w+) \| (supported|refused|not built) \|.*$", DOCUMENT.read_text(), re.MULTILINE)
 SUPPORTED = [model_type for model_type, _, status in ROWS if status == "supported"]
-
-#: Where each family keeps its decoder layers; the others at ``model.layers``.
-LAYERS = {
-    "dbrx": "transformer.blocks",
-    "falcon": "transformer.h",
-    "gpt_neox": "gpt_neox.layers",
-    "gpt_neox_japanese": "gpt_neox_japanese.layers",
-    "moshi": "model.layers",
-    **dict.fromkeys(("fuyu", "gemma3", "gemma4", "gemma4_unified", "got_ocr2"), "model.language_model.layers"),
-    "moss_transcribe_diarize": "model.language_model.layers",
-}
 
 #: Families that know the default kind of RoPE alone; their reference divides positions by hand.
 NOT_LINEAR = {"recurrent_gemma"}
@@ -104,28 +91,21 @@ def interpolated_model(family: str, factor: float) -> Any:
         model = copy.deepcopy(plain)
         for module in model.modules():
             if "Rotary" in type(module).__name__:
-                module.forward = divided(module.forward, factor)
+                module.forward = lambda x, position_ids, of=module.forward: of(x, position_ids / factor)
         return model
     model = tiny_model(default_rope(tiny_config(family), factor))
     model.load_state_dict(plain.state_dict())
     return model
 
 
-def divided(forward: Callable, factor: float) -> Callable:
-    return lambda x, position_ids: forward(x, position_ids / factor)
-
-
-def tokens(rows: int = 2, length: int = 24, seed: int = 1) -> torch.Tensor:
-    return torch.randint(3, 128, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def decoder_layers(model: Any) -> list[Any]:
-    return list(model.get_submodule(LAYERS.get(model.config.model_type, "model.layers")))
+def depth(model: Any) -> int:
+    return len(find_decoder(model).layers)
 
 
 def logits(model: Any, **inputs: Any) -> torch.Tensor:
+    ids = torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        return model(**({"input_ids": tokens(), "use_cache": False} | inputs)).logits
+        return model(input_ids=ids, use_cache=False, **inputs).logits
 
 
 @contextmanager
@@ -145,14 +125,12 @@ def layer_outputs(model: Any, given: dict[int, Any] | None = None) -> tuple[dict
     """What each layer that runs answers, and the logits; ``given`` answers take the place of the layers' own."""
     outputs: dict[int, Any] = {}
 
-    def note(h: int) -> Callable:
-        def hook(layer: Any, args: tuple, output: Any) -> Any:
-            outputs[h] = (given or {}).get(h, output)
-            return outputs[h]
+    def note(layer: Any, args: tuple, output: Any, h: int) -> Any:
+        outputs[h] = (given or {}).get(h, output)
+        return outputs[h]
 
-        return hook
-
-    handles = [layer.register_forward_hook(note(h)) for h, layer in enumerate(decoder_layers(model))]
+    layers = enumerate(find_decoder(model).layers)
+    handles = [layer.register_forward_hook(partial(note, h=h)) for h, layer in layers]
     try:
         last = logits(model)
     finally:
@@ -172,17 +150,13 @@ def layer_by_layer(family: str, factors: Sequence[float]) -> torch.Tensor:
     return last
 
 
-def factors_for(model: Any) -> list[float]:
-    return [1.3, 1.0, 2.0, 1.7][: len(decoder_layers(model))]
-
-
 @every_family
 def test_factors_of_one_are_the_plain_model_bit_for_bit(family: str) -> None:
     model = tiny_model(tiny_config(family))  # with the family's own default RoPE
     plain = logits(model)
-    with applied(model, [1.0] * len(decoder_layers(model))):
+    with applied(model, [1.0] * depth(model)):
         assert torch.equal(logits(model), plain)
-    with applied(model, [2.0] * len(decoder_layers(model))):
+    with applied(model, [2.0] * depth(model)):
         assert not torch.equal(logits(model), plain)
     assert torch.equal(logits(model), plain)
 
@@ -190,14 +164,14 @@ def test_factors_of_one_are_the_plain_model_bit_for_bit(family: str) -> None:
 @every_family
 def test_one_factor_for_all_layers_is_linear_interpolation(family: str) -> None:
     model = plain_model(family)
-    with applied(model, [1.6] * len(decoder_layers(model))):
+    with applied(model, [1.6] * depth(model)):
         torch.testing.assert_close(logits(model), logits(interpolated_model(family, 1.6)), **TOLERANCE)
 
 
 @every_family
 def test_each_layer_is_interpolated_by_its_own_factor(family: str) -> None:
     model = plain_model(family)
-    factors = factors_for(model)
+    factors = [1.3, 1.0, 2.0, 1.7][: depth(model)]
     with applied(model, factors):
         torch.testing.assert_close(logits(model), layer_by_layer(family, factors), **TOLERANCE)
 
@@ -205,11 +179,10 @@ def test_each_layer_is_interpolated_by_its_own_factor(family: str) -> None:
 @every_family
 def test_a_factor_changes_nothing_before_its_layer(family: str) -> None:
     model = plain_model(family)
-    depth = len(decoder_layers(model))
     plain, _ = layer_outputs(model)
     rotating = []
-    for k in range(depth):
-        with applied(model, [1.5 if h == k else 1.0 for h in range(depth)]):
+    for k in range(depth(model)):
+        with applied(model, [1.5 if h == k else 1.0 for h in range(depth(model))]):
             changed, _ = layer_outputs(model)
         same = {h: torch.equal(states(plain[h]), states(changed[h])) for h in plain}
         assert all(same[h] for h in same if h < k)
