@@ -22,10 +22,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
 sys.path.append(str(Path(__file__).parent))
+
+import jsonschema
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import shown
@@ -124,14 +128,6 @@ def in_bytes(data: bytes, rng: random.Random) -> bytes:
 
 # -- what reads them ---------------------------------------------------------------------------------------------------
 
-PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {}
-"""Parser -> a function that fills an empty folder; it returns the files to damage, and what reads one of them."""
-
-
-def parser(function):
-    PARSERS[function.__name__] = function
-    return function
-
 
 def written(path: Path, *values) -> Path:
     lines = "\n".join(json.dumps(value) for value in values).encode()
@@ -139,7 +135,6 @@ def written(path: Path, *values) -> Path:
     return path
 
 
-@parser
 def factors(folder):
     from lpes_eval.factors import Factors, load
 
@@ -151,10 +146,17 @@ def factors(folder):
         "uniform": Factors.from_uniform(1.5, num_layers=4),
     }.items():
         made.save(folder / f"{name}.json")
-    return list(folder.iterdir()), lambda path: load(path).digest(32)
+    schema = json.loads(resources.files("lpes_eval").joinpath("factors.schema.json").read_text())
+
+    def read(path):
+        found = load(path)
+        found.digest(32)
+        jsonschema.validate(found.to_dict(), schema)
+        assert Factors.from_dict(found.to_dict()) == found
+
+    return list(folder.iterdir()), read
 
 
-@parser
 def journal(folder):
     from search.journal import Journal
 
@@ -171,7 +173,6 @@ def journal(folder):
     return [folder / "journal.jsonl", folder / "settings.json"], read
 
 
-@parser
 def cache(folder):
     from search.cache import FitnessCache
 
@@ -185,7 +186,6 @@ def cache(folder):
     return list(folder.rglob("*.json")), read
 
 
-@parser
 def arguments(folder):
     from lpes_eval.files import seal
     from search import config
@@ -205,7 +205,6 @@ def arguments(folder):
     return [path], read
 
 
-@parser
 def data(folder):
     import zipfile
 
@@ -253,12 +252,6 @@ def compared(folder: Path, pattern: str):
     return list(folder.glob(pattern)), read
 
 
-PARSERS["results"] = lambda folder: compared(folder, "results_*")
-PARSERS["samples"] = lambda folder: compared(folder, "samples_*")
-PARSERS["baselines"] = lambda folder: compared(folder, "baseline.json")
-
-
-@parser
 def router(folder):
     from lpes_eval.methods.moice import router as module
 
@@ -267,7 +260,6 @@ def router(folder):
     return [folder / module.FILE], lambda path: module.read(path)
 
 
-@parser
 def metadata(folder):
     from lpes_eval.data import source
     from lpes_eval.harness import settings
@@ -285,6 +277,15 @@ def metadata(folder):
             source.asked(checked)
 
     return [written(folder / "told.json", told)], read
+
+
+PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
+    **{function.__name__: function for function in (factors, journal, cache, arguments, data, router, metadata)},
+    "results": partial(compared, pattern="results_*"),
+    "samples": partial(compared, pattern="samples_*"),
+    "baselines": partial(compared, pattern="baseline.json"),
+}
+"""Parser -> a function that fills an empty folder; it returns the files to damage, and what reads one of them."""
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
