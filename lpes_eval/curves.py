@@ -41,15 +41,14 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
         ``num_layers`` factors, none outside the range of the points' ``y`` (a Bezier curve stays in their hull).
     """
     if kind == "free":
-        return [float(y) for y in points]  # type: ignore[arg-type]
-    xs = [float(x) for x, _ in points]  # type: ignore[misc]
-    ys = [float(y) for _, y in points]  # type: ignore[misc]
+        return list(points)  # type: ignore[arg-type]
+    xs, ys = zip(*points, strict=True)
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
     knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
     places = [h / max(1, num_layers - 1) for h in range(num_layers)]  # Eq. 6
     at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
     low, high = min(ys), max(ys)
-    return [min(max(at(knots, tuple(ys), place), low), high) for place in places]
+    return [min(max(at(knots, ys, place), low), high) for place in places]
 
 
 @lru_cache(maxsize=4096)  # a file's curve is asked for several times, and one of 1,000 layers takes a third of a second

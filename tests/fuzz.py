@@ -208,28 +208,24 @@ def arguments(folder):
 def data(folder):
     import zipfile
 
-    import pyarrow
-    from pyarrow import parquet
+    import pandas
 
     from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
 
     line = {**zeroscrolls.LINE, "output": "4%"}
-    parquet.write_table(
-        pyarrow.table({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}), folder / "pg.parquet"
-    )
+    pandas.DataFrame({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}).to_parquet(folder / "pg.parquet")
     with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("space_digest/validation.jsonl", json.dumps(line))
+    records, reviews = partial(kv.read, num_keys=2), partial(zeroscrolls.read, name="space_digest", split="held_out")
     readers = {
-        written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
-        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
-        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [
-            example.prompt(50) for example in mdqa.read(path, 2)
-        ],
-        written(folder / "leval.jsonl", {**leval.LINE, "outputs": ["True [fact: False]"]}): lambda path: leval.read(
-            path, "sci_fi"
+        written(folder / "kv.jsonl", kv.LINE, kv.LINE): records,
+        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): records,
+        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [x.prompt(50) for x in mdqa.read(path, 2)],
+        written(folder / "leval.jsonl", leval.LINE | {"outputs": ["True [fact: False]"]}): partial(
+            leval.read, name="sci_fi"
         ),
-        written(folder / "zero.jsonl", line, line): lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
-        folder / "space_digest.zip": lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
+        written(folder / "zero.jsonl", line, line): reviews,
+        folder / "space_digest.zip": reviews,
         written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
         folder / "pg.parquet": perplexity.read,
     }

@@ -16,8 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
 from lpes_eval import reference
+from lpes_eval.data import kv
 from lpes_eval.errors import UnsupportedModel
-from lpes_eval.rng import stream
 from lpes_eval.vllm import scaled
 
 pytest.importorskip("vllm")
@@ -128,13 +128,8 @@ def test_a_kind_that_was_not_tried_is_refused():
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The reference model's folder, plain and with factors, and what transformers answers to some prompts in each."""
-    tokenizer, random = AutoTokenizer.from_pretrained(reference.path()), stream("vllm")
-    found, prompts = {}, []
-    for k in range(12):
-        pairs = [(f"{random.getrandbits(64):016x}", f"{random.getrandbits(64):016x}") for _ in range(40)]
-        records = ",\n".join(f'"{key}": "{value}"' for key, value in pairs)
-        text = f'Extract the value.\n{{{records}}}\nKey: "{pairs[3 * k][0]}"\nCorresponding value:'
-        prompts.append(tokenizer(text).input_ids)
+    tokenizer, found = AutoTokenizer.from_pretrained(reference.path()), {}
+    prompts = [tokenizer(kv.generate(k, 50).prompt(8 * k)).input_ids for k in range(12)]
     for name in ("plain", "factors"):
         folder = tmp_path_factory.mktemp(name)
         model = AutoModelForCausalLM.from_pretrained(reference.path())

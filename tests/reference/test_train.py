@@ -9,12 +9,7 @@ from benchmarks.reference import recipe
 from benchmarks.reference import train as training
 from benchmarks.reference.evaluate import load
 
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.fixture(scope="module")

@@ -18,22 +18,13 @@ from small_llama import FACTORS, generate, llama, logits
 
 def test_a_cache_filled_under_other_factors_is_refused(model, ids):
     with torch.no_grad():
-        plain = model(ids, use_cache=True).past_key_values
         lpes_eval.apply(model, FACTORS)
-        with pytest.raises(CacheError, match="40 positions"):
-            model(ids[:, :1], past_key_values=plain)
         scaled = model(ids, use_cache=True).past_key_values
         copied = copy.deepcopy(scaled)
         model(ids[:, :1], past_key_values=copied)  # under the same factors a copy is as good as the cache
         lpes_eval.apply(model, [1.5] * 4)
         for cache in (scaled, copied):
             with pytest.raises(CacheError):
-                model(ids[:, :1], past_key_values=cache)
-        last = model(ids, use_cache=True).past_key_values
-        copied = copy.deepcopy(copy.deepcopy(last))
-        lpes_eval.remove(model)
-        for cache in (last, copied):
-            with pytest.raises(CacheError, match="which this model has not"):
                 model(ids[:, :1], past_key_values=cache)
 
 
@@ -43,8 +34,8 @@ def test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors(mod
     with torch.no_grad():
         filled = model(ids, use_cache=True).past_key_values
         model(ids[:, :1], past_key_values=filled)
-        for cache in (filled, copy.deepcopy(filled), pickle.loads(pickle.dumps(filled))):
-            with pytest.raises(CacheError, match="41 positions"):
+        for cache in (filled, copy.deepcopy(copy.deepcopy(filled)), pickle.loads(pickle.dumps(filled))):
+            with pytest.raises(CacheError, match=r"41 positions whose keys were .* which this model has not"):
                 other(ids[:, :1], past_key_values=cache)
         model(ids[:, :1], past_key_values=filled)  # whose it is, it serves on
 

@@ -49,13 +49,8 @@ def test_other_factors_replace_the_first(model, ids):
         assert rope.applied(model) is None
 
 
-def test_factors_from_a_file_or_an_array(model, tmp_path):
+def test_factors_for_another_depth_are_refused_with_their_file(model, tmp_path):
     path = tmp_path / "f.json"
-    Factors.from_list(FACTORS).save(path)
-    for given in (path, str(path), np.array(FACTORS)):
-        lpes_eval.apply(model, given)
-        assert rope.applied(model) == FACTORS
-        lpes_eval.remove(model)
     Factors.from_list([1.5] * 5).save(path)
     for given, named in ((path, f"{path}: "), (str(path), f"{path}: "), (np.ones(5), "")):
         with pytest.raises(FactorsError, match=rf"^{named}the factors are for 5 layers, the model has 4"):
