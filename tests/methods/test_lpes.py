@@ -216,6 +216,7 @@ def test_answers_of_other_settings_are_cached_apart():
             ("ms_poe", {"order": "authors"}),
             ("attention_buckets", {}),
             ("attention_buckets", {"combine": "logits"}),
+            *(("attention_buckets", {"bases": f"{base}:20000"}) for base in (1234567, 1234569)),
             ("moice", {}),
             ("ms_poe", {}),
         )
