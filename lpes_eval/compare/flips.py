@@ -17,8 +17,11 @@ SHOWN, CELL = 20, 60
 
 def first_metrics(report: tables.Report, side: str = "") -> dict[str, str]:
     """Of each task in a report of `compare`, the first metric; of more than two runs, of those that ``side`` has."""
-    sections = [one for one in reversed(report.sections) if not side or side in one.sides]
-    return {section.task: section.metric for section in sections}
+    found: dict[str, str] = {}
+    for section in report.sections:
+        if not side or side in section.sides:
+            found.setdefault(section.task, section.metric)
+    return found
 
 
 def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = False) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,7 @@ class BenchmarkTask(ConfigurableTask):
             for number, request in enumerate(requests):
                 request.idx = number
             return requests
-        if self.OUTPUT_TYPE == "generate_until" and isinstance(ctx, str):
+        if self.OUTPUT_TYPE == "generate_until":
             self.budget().check(ctx, f"{self.config.task}, question {doc.get('question_id')}")
         return super().construct_requests(doc, ctx, **kwargs)
 

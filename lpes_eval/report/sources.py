@@ -58,7 +58,7 @@ class Panel:
     @property
     def by_position(self) -> bool:
         """Whether it has a score at each position."""
-        return all("all" not in metric.values for metric in self.runs.values())
+        return "all" not in next(iter(self.runs.values())).values
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for name, members in groups:
         tasks = {run: run.results.tasks[name] for run in members}
         for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            having: dict[Run | Measured, Metric] = {
-                run: task.metrics[key] for run, task in tasks.items() if key in task.metrics
-            }
             title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
-            found.append(Panel(title, having))
+            having = [(run, task.metrics[key]) for run, task in tasks.items() if key in task.metrics]
+            for whole in (False, True):  # with a score at each position, and with one alone
+                of_form = {run: metric for run, metric in having if ("all" in metric.values) == whole}
+                found += [Panel(title, of_form)] if of_form else []
     return found
 
 
