@@ -20,8 +20,6 @@ else would outweigh all others. Measurements are written after each cell (shape,
 the fewest tokens to the most; with ``--budget`` each cell gets an equal share of the time that is left.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -47,8 +45,6 @@ from lpes_eval.files import read_json, write_atomically
 from lpes_eval.flags import at_least, positive
 
 METHODS = ["plain", *methods.names()]
-
-
 _CPU = {"device": "cpu", "dtype": "float32", "new_tokens": 32, "largest": 6000}
 PRESETS: dict[str, dict[str, Any]] = {
     "small": _CPU | {"shapes": ["reference"], "lengths": [512], "batches": [1], "rounds": 3, "new_tokens": 8},

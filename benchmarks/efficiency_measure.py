@@ -1,7 +1,5 @@
 """One measurement of ``benchmarks/efficiency.py``: models of every shape, a method inside one, and their times."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

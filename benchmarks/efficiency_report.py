@@ -1,7 +1,5 @@
 """The tables and the plot of ``benchmarks/efficiency.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 
@@ -57,14 +55,10 @@ def report(results: dict) -> str:
     header = ["method", "samples", "prefill, s", "decode, ms a step", "tokens a second", "prefill ratio"]
     header += ["decode ratio", "sample ratio", "paper", "peak memory, GiB"]
     for cell in results["cells"]:
-        model, rows = cell["model"], []
-        for name in cell["settings"]:
-            if not any(row["method"] == name for row in cell["rows"]):
-                continue
+        model, rows, measured = cell["model"], [], {row["method"] for row in cell["rows"]}
+        for name in filter(measured.__contains__, cell["settings"]):
             seen, paper = samples(cell, name), 1.0 if name == "plain" else methods.load(name).published_time
-            peak = median(
-                [row["peak_bytes"] for row in cell["rows"] if row["method"] == name and row.get("peak_bytes")] or [0]
-            )
+            peak = seen.peak_bytes.iloc[0]  # that of a pass by itself, the same in all samples
             cells = [name, str(len(seen)), spread(seen.prefill_s, 3), spread(seen.step_s, 2, 1000)]
             cells += [f"{cell['batch'] / seen.step_s.median():,.1f}", spread(seen.prefill), spread(seen.decode)]
             cells += [spread(seen["sample"]), f"{paper:.2f}" if paper else "–", f"{peak / 2**30:.2f}" if peak else "–"]

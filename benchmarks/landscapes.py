@@ -13,8 +13,6 @@ that it ends with, minus the plain model's.
 The results go to ``benchmarks/results/landscapes.jsonl``, tables and pictures to ``docs/landscapes.md``.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small, and each seed has a process
@@ -24,7 +22,6 @@ import functools
 import json
 import math
 import multiprocessing
-import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +30,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit, ndtri
 from tqdm import tqdm
 
 from benchmarks import recorded
+from benchmarks.experiments.store import ROOT
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
@@ -46,7 +45,6 @@ from search.optimizers.bands import BandScan
 from search.space import Individual, Points, Space
 from search.tasks import LAMBDAS
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PLAIN = np.array([0.3, 0.65, 0.6])
 """Accuracy of the plain model by position, which the landscapes raise or lower together on the logit scale."""
 JITTER = 0.15
@@ -102,8 +100,7 @@ def landscapes(layers: int) -> list[Landscape]:
         return -8 * float(((f - 1) ** 2).mean()) - 2 * float(np.abs(f - 1).mean())
 
     def simulated(gain: Callable[[np.ndarray], float], factors: Sequence[float]) -> np.ndarray:
-        logits = np.log(PLAIN / (1 - PLAIN)) + gain(np.asarray(factors))
-        return 1 / (1 + np.exp(-logits))
+        return expit(logit(PLAIN) + gain(np.asarray(factors)))
 
     kinds = {"smooth": smooth, "sparse": sparse, "mixed": mixed, "only hurts": hurts, "nothing": lambda f: 0.0}
     return [Landscape(name, layers, functools.partial(simulated, gain)) for name, gain in kinds.items()]
@@ -212,9 +209,6 @@ SEARCHES = (
 )
 
 
-_NORMAL = statistics.NormalDist()
-
-
 class Simulation:
     """The answers of a simulated model to some examples, and how many were asked for."""
 
@@ -227,8 +221,7 @@ class Simulation:
         """Right (1) or wrong (0), (examples, 3); the same factors are always answered alike."""
         jitter = _generator("jitter", *self.key, *factors).standard_normal(self._difficulty.shape)
         z = (self._difficulty + JITTER * jitter) / math.sqrt(1 + JITTER**2)
-        least = np.array([_NORMAL.inv_cdf(p) for p in self.landscape.accuracy(factors)])
-        return (z < least).astype(float)
+        return (z < ndtri(self.landscape.accuracy(factors))).astype(float)
 
 
 def _generator(*key: Any) -> np.random.Generator:
@@ -248,8 +241,7 @@ class Found(NamedTuple):
 def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
     """Run a search."""
     L = landscape.layers
-    grid = kind.optimizer != "gradient"
-    space = Space.free(L, grid=grid) if kind.curve == "free" else Space(L)
+    space = Space.free(L, grid=kind.optimizer != "gradient") if kind.curve == "free" else Space(L)
     make: Any = ScanAlone if kind.optimizer == "scan" else optimizers.load(kind.optimizer)
     start = None if kind.start is None else space.line(kind.start, kind.start)
     slope = Slope(landscape)
@@ -304,9 +296,9 @@ def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
     return tuple(np.interp(np.linspace(x[0], x[-1], layers), x, y).round(9).tolist())
 
 
-def shown(landscape: Landscape, factors: Sequence[float], seed: int, questions: int = 100) -> bool:
+def shown(landscape: Landscape, factors: Sequence[float], seed: int) -> bool:
     """Whether held-out questions show the factors to be better than the plain model, as a search's verdict has it."""
-    held_out = Simulation(landscape, questions, "held out", landscape.name, landscape.layers, seed)
+    held_out = Simulation(landscape, 100, "held out", landscape.name, landscape.layers, seed)
     plain = held_out.answers([1.0] * landscape.layers)
     return bool(compare_paired(plain, held_out.answers(factors), replicates=2000).mean.low > 0)
 
@@ -353,8 +345,7 @@ def main() -> None:
     from benchmarks import landscapes_page
 
     rows = run(args.seeds, args.processes)
-    results, docs = args.out or REPOSITORY / "benchmarks" / "results", args.out or REPOSITORY / "docs"
-    results.mkdir(parents=True, exist_ok=True)
+    results, docs = args.out or ROOT / "benchmarks" / "results", args.out or ROOT / "docs"
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     text = landscapes_page.page(rows)
     write_atomically(docs / "landscapes.md", text)

@@ -1,7 +1,5 @@
 """The page and the pictures of ``benchmarks.landscapes``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +13,9 @@ from benchmarks import landscapes, recorded
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The tables and pictures, in Markdown."""
-    frame = pd.DataFrame(rows)
-    lines = [(Path(__file__).with_name("landscapes.md")).read_text(encoding="utf-8").format_map(_summary(frame))]
-    for (_, title), group in frame.groupby([~frame.landscape.isin(list(recorded.MODELS)), _titles(frame)], sort=True):
+    frame = _table(rows)
+    lines = [Path(__file__).with_name("landscapes.md").read_text(encoding="utf-8").format_map(_summary(frame))]
+    for title, group in frame.groupby("title"):
         names, timed = list(dict.fromkeys(group.landscape)), int(group.seconds.notna().any())
         heads = ["search", *names, "prompts", *["seconds"] * timed]
         lines += ["", f"## {title}", "", f"![gain against {title}]({_file(title)})", ""]
@@ -36,18 +34,17 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 def _summary(frame: pd.DataFrame) -> dict[str, Any]:
     """The numbers in the page's text."""
-    real = frame.landscape.isin(list(recorded.MODELS))
     default, paper = frame.search == landscapes.SEARCHES[0].title, frame.search == "`--preset paper`"
     nothing, hurts = (frame[default & (frame.landscape == name)].shown for name in ("nothing", "only hurts"))
-    errors = {name: landscapes.all_landscapes()[f"{name} {layers}"].error for name, layers in _recorded(frame[real])}
-    best = frame.landscape.map(frame.groupby("landscape").gain.max())
+    errors = {each.name: each.error for each in landscapes.all_landscapes().values() if each.error}
+    real, best = frame.real, frame.landscape.map(frame.groupby("landscape").gain.max())
 
     def near(title: str) -> str:
         found = (frame.gain >= best - 2)[real & (frame.search == title)].groupby(frame.landscape, sort=False)
         return ", ".join(f"{some.sum()} of {len(some)} ({name})" for name, some in found)
 
     def each(number: int) -> str:
-        return ", ".join(f"{error[number]:.1f} ({name})" for name, error in errors.items() if error)
+        return ", ".join(f"{error[number]:.1f} ({name})" for name, error in errors.items())
 
     return {
         "seeds": frame[~default].groupby(["landscape", "layers", "search"]).size().min(),
@@ -66,13 +63,12 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _recorded(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    return list(dict.fromkeys(zip(frame.landscape, frame.layers, strict=True)))
-
-
-def _titles(frame: pd.DataFrame) -> pd.Series:
-    real = frame.landscape.isin(list(recorded.MODELS))
-    return frame.layers.map("Simulated models of {} layers".format).where(~real, "Recorded models")
+def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The rows, whether each is of a recorded model, and the title of its section."""
+    frame = pd.DataFrame(rows)
+    frame["real"] = frame.landscape.isin(list(recorded.MODELS))
+    frame["title"] = frame.layers.map("Simulated models of {} layers".format).where(~frame.real, "Recorded models")
+    return frame
 
 
 def _file(title: str) -> str:
@@ -81,19 +77,13 @@ def _file(title: str) -> str:
 
 def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """The true gain of the best so far against what was spent, averaged over seeds, with 95 % intervals."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    frame = pd.DataFrame(rows)
-    for title, group in frame.groupby(_titles(frame)):
+    for title, group in _table(rows).groupby("title"):
         names = [name for name in dict.fromkeys(group.landscape) if name != "nothing"]
         against = [("prompts", 0), ("seconds of model time", 1)][: 2 if group.seconds.notna().any() else 1]
-        figure, axes = pyplot.subplots(
-            len(against), len(names), figsize=(3 * len(names) + 2, 2.9 * len(against)), squeeze=False, sharey="col",
-            layout="constrained",
-        )  # fmt: skip
+        figure = Figure(figsize=(3 * len(names) + 2, 2.9 * len(against)), layout="constrained")
+        axes = figure.subplots(len(against), len(names), squeeze=False, sharey="col")
         for column, name in enumerate(names):
             for line, (what, number) in enumerate(against):
                 axis, of_landscape = axes[line, column], group[group.landscape == name]
@@ -116,7 +106,6 @@ def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
         labels = [label.replace("`", "") for label in labels]
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         figure.savefig(folder / _file(title), dpi=110)
-        pyplot.close(figure)
 
 
 def _along(path: Sequence[Sequence[float]], number: int, grid: np.ndarray) -> np.ndarray:

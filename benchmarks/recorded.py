@@ -9,8 +9,6 @@ right at each position, the mean negative log-likelihood of the gold answer's to
 answering took. ``benchmarks.landscapes`` replays searches on it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.special import expit, logit
 
 from lpes_eval.compare import gate, statistics
 from lpes_eval.compare.results import Metric, Model, Results, Task
@@ -34,10 +35,10 @@ PAGE = Path(__file__).parents[1] / "docs/regress.md"
 NOISES = {"0.2 %": 0.002, "2 %": 0.02, "20 %": 0.2, "all drawn anew": None}
 
 
-def chances(rng, accuracies, questions=QUESTIONS):
-    """The chance of a right answer, shape (questions, positions)."""
-    logit = np.log(accuracies / (1 - accuracies))
-    return 1 / (1 + np.exp(-(logit + rng.normal(size=(questions, 1)))))
+def chances(rng, *accuracies, questions=QUESTIONS):
+    """The chances of a right answer with each of the accuracies, of shape (questions, positions), to one difficulty."""
+    difficulty = rng.normal(size=(questions, 1))
+    return [expit(logit(each) + difficulty) for each in accuracies]
 
 
 def draw(rng, chance):
@@ -77,7 +78,7 @@ def failing(seed, tasks, noise, lost=None, columns=range(5)):
     """
     rng, old, new = np.random.default_rng(seed), {}, {}
     for questions, accuracies in tasks.items():
-        chance = chances(rng, accuracies, questions)
+        (chance,) = chances(rng, accuracies, questions=questions)
         old[questions] = truth = draw(rng, chance)
         if noise is not None:
             old[questions] = flipped(rng, truth, noise)
@@ -140,8 +141,8 @@ def coverage(runs):
         ("positions apart", U_SHAPE, U_SHAPE + np.array([0, 0.05, 0.1, 0.1, 0])),
         ("positions all equal", LEVEL, LEVEL + 0.05),
     ):
-        drawn = ([chances(np.random.default_rng(i), x).mean(axis=0) for i in range(2000)] for x in (of_a, of_b))
-        truth_a, truth_b = (np.mean(each, axis=0) for each in drawn)
+        drawn = [[each.mean(0) for each in chances(np.random.default_rng(i), of_a, of_b)] for i in range(2000)]
+        truth_a, truth_b = np.mean(drawn, axis=0)
         true = {
             "mean": (truth_b - truth_a).mean(),
             "worst": truth_b.min() - truth_a.min(),
@@ -150,8 +151,7 @@ def coverage(runs):
         covered, spreads = dict.fromkeys([*true, "position"], 0), []
         for seed in range(runs):
             rng = np.random.default_rng(seed)
-            difficulty = rng.normal(size=(QUESTIONS, 1))
-            a, b = (draw(rng, 1 / (1 + np.exp(-(np.log(x / (1 - x)) + difficulty)))) for x in (of_a, of_b))
+            a, b = (draw(rng, chance) for chance in chances(rng, of_a, of_b))
             found = statistics.compare_paired(a, b, replicates=1000, seed=seed)
             for name, value in true.items():
                 covered[name] += getattr(found, name).low <= value <= getattr(found, name).high

@@ -15,9 +15,6 @@ from safetensors.torch import save as serialized
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of every weight."""
-
 
 def save(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, **notes: Any) -> None:
     """Write the file, whole or not at all; ``notes`` are JSON values."""
@@ -32,20 +29,20 @@ def save(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, **not
 
 def notes(file: Path, *expected: str) -> list[Any]:
     """The notes of these names; raises ``UserError`` where the file is damaged or has none of them."""
-    with _readable(file), safe_open(file, framework="pt") as stored:
+    with _opened(file) as stored:
         written = stored.metadata() or {}
         return [json.loads(written[name]) for name in expected]
 
 
 def restore(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW | None = None) -> None:
     """Put the weights in place, and the moments if there is an optimizer; raises as ``notes``."""
-    with _readable(file), safe_open(file, framework="pt") as stored, torch.no_grad():
+    with _opened(file) as stored, torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(stored.get_tensor(f"weight.{name}"))
             if optimizer is not None:
                 optimizer.state[weight] = {
                     key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
-                    for key in MOMENTS
+                    for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
 
@@ -55,8 +52,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def _opened(file: Path) -> Iterator[Any]:
     try:
-        yield
+        with safe_open(file, framework="pt") as stored:
+            yield stored
     except Exception as error:
         raise UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew") from None

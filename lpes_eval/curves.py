@@ -33,38 +33,22 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
 
     Args:
         kind: one of ``KINDS``.
-        points: control points ``(x, y)`` with strictly increasing ``x``, at least two; for ``free``, the factors.
+        points: control points ``(x, y)`` with strictly increasing ``x``, at least two; for ``free``, the factors. Not
+            checked here: ``Factors`` are when they are made.
         num_layers: how many layers the curve spans (L in Eq. 6), at least 1.
 
     Returns:
         ``num_layers`` factors, none outside the range of the points' ``y`` (a Bezier curve stays in their hull).
-
-    Raises:
-        ValueError: an unknown kind, too few points, ``x`` that do not increase, or a wrong count of free factors.
     """
-    if num_layers < 1:
-        raise ValueError(f"a curve needs at least 1 layer, not {num_layers}")
     if kind == "free":
-        free = [float(y) for y in points]  # type: ignore[arg-type]
-        if len(free) != num_layers:
-            raise ValueError(f"free factors: {len(free)} given for {num_layers} layers")
-        return free
-    if kind not in KINDS:
-        raise ValueError(f"unknown curve kind {kind!r}; expected one of {', '.join(KINDS)}")
-
-    xs = [float(x) for x, _ in points]  # type: ignore[misc]
-    ys = [float(y) for _, y in points]  # type: ignore[misc]
-    if len(xs) < 2:
-        raise ValueError(f"a {kind} curve needs at least 2 control points, not {len(xs)}")
-    if any(not a < b for a, b in pairwise(xs)):
-        raise ValueError(f"the control points' x must increase strictly (Eq. 10), not {xs}")
-
+        return list(points)  # type: ignore[arg-type]
+    xs, ys = zip(*points, strict=True)
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
     knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
-    places = [h / (num_layers - 1) if num_layers > 1 else 0.0 for h in range(num_layers)]  # Eq. 6
+    places = [h / max(1, num_layers - 1) for h in range(num_layers)]  # Eq. 6
     at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
     low, high = min(ys), max(ys)
-    return [min(max(at(knots, tuple(ys), place), low), high) for place in places]
+    return [min(max(at(knots, ys, place), low), high) for place in places]
 
 
 @lru_cache(maxsize=4096)  # a file's curve is asked for several times, and one of 1,000 layers takes a third of a second

@@ -146,10 +146,9 @@ class Factors:
         left = [h for h in range(depth) if h not in self.unscaled_layers]
         points: Any
         kind, points = self.curve or ("free", (self.uniform,) * len(left))
-        try:
-            values = iter(curves.layer_factors(kind, points, len(left)) if left else ())
-        except ValueError as error:
-            raise FactorsError(f"curve.points: {error}") from None
+        if kind == "free" and left and len(points) != len(left):
+            raise FactorsError(f"curve.points: free factors: {len(points)} given for {len(left)} layers")
+        values = iter(curves.layer_factors(kind, points, len(left)) if left else ())
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
 
     def fitted(self, num_layers: int) -> Factors:
@@ -205,7 +204,7 @@ def load(path: str | Path) -> Factors:
         FactorsError: one line that names the file, what was found, what was expected, and the way out.
     """
     if path == REFERENCE:
-        return parse(path)
+        path = Path(__file__).parent / "reference" / "base" / "factors.json"
     path = Path(os.path.expanduser(path))
     try:
         if path.is_file() and path.stat().st_size > MAX_BYTES:
@@ -222,8 +221,7 @@ def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
     ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
-    the Hub (``lpes_eval.hub``). A list may also be an array or a
-    tensor of one dimension.
+    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor of one dimension.
 
     Raises:
         FactorsError: as ``load``, or for a value of another type.
@@ -232,8 +230,6 @@ def parse(value: Any) -> Factors:
         return value
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
-    if value == REFERENCE:
-        value = Path(__file__).parent / "reference" / "base" / "factors.json"
     if isinstance(value, str):
         if not value.strip():
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")

@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Send the file and its card in one commit; returns 0."""
     factors = factors_file.load(arguments.file)
-    text = card(factors, arguments.repo)
+    text = "\n".join(card(factors, arguments.repo))
     if arguments.dry_run:
         print(text)
         return 0
@@ -55,20 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def card(factors: Factors, repo: str) -> str:
-    """The repository's README.md: what the factors are for, what they gained, and how to measure it again.
+def card(factors: Factors, repo: str) -> Iterator[str]:
+    """The lines of the repository's README.md: what the factors are for, what they gained, how to measure it again.
 
     Raises:
         FactorsError: they name no model, so nobody could use them.
     """
-    origin = factors.origin
-    if "model" not in origin:
+    origin, model = factors.origin, factors.origin.get("model")
+    if model is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
-    return "\n".join(_lines(factors, repo))
-
-
-def _lines(factors: Factors, repo: str) -> Iterator[str]:
-    origin, model = factors.origin, factors.origin["model"]
     name, revision = (model, None) if isinstance(model, str) else (model["name"], model.get("revision"))
     base = [f"base_model: {json.dumps(name)}"] if name.count("/") == 1 and not name.startswith((".", "lpes-")) else []
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")

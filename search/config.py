@@ -9,7 +9,6 @@ import argparse
 import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,9 @@ def given(argv: Sequence[str]) -> dict[str, Any]:
     return vars(parser.parse_args(argv))
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line: what is given overrides the preset; ``--resume`` takes it from the search's folder."""
-    flags = given(sys.argv[1:] if argv is None else argv)
+    flags = given(argv)
     args = defaults(flags.get("preset", "default"))
     if folder := flags.get("resume"):
         try:

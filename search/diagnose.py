@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,11 @@ from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.flags import at_least, budget, mapping
 from search import config
-from search.parser import batch_size
+from search.optimizers.bands import levels_of
+from search.parser import batch_size, names
 
 if TYPE_CHECKING:
-    from search.evaluator import Cutoff, Evaluator, Measured
+    from search.evaluator import Cutoff, Evaluator
     from search.journal import Journal
     from search.tasks import Objective
 
@@ -39,8 +40,8 @@ SCANNED = 12
 """Questions on which a band is tried."""
 STEPS = (1.2, 1.5)
 """What a band's factors are multiplied by."""
-PARTS = (1, 2, 4, 8)
-"""Into how many bands the layers are divided."""
+FINEST = 8
+"""Bands that the layers are divided into at most."""
 
 
 @dataclass
@@ -92,6 +93,32 @@ class Diagnosis:
     scans: list[Scan] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     cut: bool = False
+    began: float = field(default_factory=time.monotonic)
+    prompts: int = 0
+    journal: Journal = None  # type: ignore[assignment]
+
+    def left(self, share: float) -> bool:
+        """Whether less than this share of the budget is spent."""
+        unit, most = self.args.budget
+        spent = time.monotonic() - self.began if unit == "seconds" else self.prompts
+        self.cut = self.cut or spent >= share * most
+        return spent < share * most
+
+    def measure(
+        self, name: str, evaluator: Evaluator, factors: list[float], part: list[int], cutoff: Cutoff | None = None
+    ) -> dict[str, Any]:
+        """The journal's entry of this name; what it does not know is measured, and kept there."""
+        from search.held_out import every_ten_seconds
+
+        if name not in self.journal.entries:
+            print(f"  {name}", flush=True)
+            evaluator.progress = every_ten_seconds()
+            measured = evaluator(factors, cutoff, part)
+            prompts = measured.stopped_after or evaluator.asked(part)
+            self.prompts += prompts
+            entry = {"fitness": measured.fitness, "examples": measured.examples}
+            self.journal.record(name, {**entry, "seconds": measured.seconds, "prompts": prompts})
+        return self.journal.entries[name]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -104,19 +131,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("pretrained", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
-    add("--tasks", default="kv_retrieval,mdqa_pos", metavar="TASK,TASK", help="tasks by position (default: both)")
+    add("--tasks", type=names, default="kv_retrieval,mdqa_pos", metavar="TASK,TASK",
+        help="tasks by position (default: both)")  # fmt: skip
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
     add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
     add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=batch_size, default="auto", metavar="N|auto", help="prompts in a batch")
-    add(
-        "--questions",
-        type=at_least(2 * SCANNED),
-        default=2 * SCANNED,
-        metavar="N",
-        help="at every position (default: 24)",
-    )
+    add("--questions", type=at_least(2 * SCANNED), default=2 * SCANNED, metavar="N",
+        help="at every position (default: 24)")  # fmt: skip
     add("--budget", type=budget, default=("seconds", 600), metavar="10m|2h|20000prompts",
         help="stop after so much, half of it for the table; the same command goes on (default: 10m)")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="folder of the diagnosis (default: runs/diagnose-MODEL)")
@@ -154,33 +177,22 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     settings = config.defaults()
     settings.model_args = {"pretrained": args.pretrained} | args.model_args
     settings.device, settings.batch_size = args.device, args.batch_size
-    args.tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
     if not args.tasks:
         raise UserError("--tasks: names no task")
     print(f"Loading {args.pretrained}", flush=True)
-    lm = load_model(settings)
-    found = Diagnosis(args, lm)
+    found = Diagnosis(args, load_model(settings), began=began)
     for name in dict.fromkeys(args.tasks):
         _load(found, name)
     args.tasks = [scan.name for scan in found.scans]
     asked = [length.objective for length in found.lengths] + [scan.evaluator.objectives[0] for scan in found.scans]
     kept = {
-        "weights": weights(lm.model),
+        "weights": weights(found.lm.model),
         "requests": [identity.sha256([request.args for request in one.task.instances]) for one in asked],
         "packages": identity.packages(),
     }
-    with Journal(args.output, kept) as journal:
-        spent = {"seconds": lambda: time.monotonic() - began, "prompts": lambda: sum(answered)}
-        answered: list[int] = []
-
-        def left(share: float) -> bool:
-            unit, most = args.budget
-            found.cut = found.cut or spent[unit]() >= share * most
-            return spent[unit]() < share * most
-
-        measure = _Measuring(journal, answered)
-        _ask_the_plain_model(found, measure, left)
-        _try_bands(found, measure, left)
+    with Journal(args.output, kept) as found.journal:
+        _ask_the_plain_model(found)
+        _try_bands(found)
     print("\n" + diagnosis.write(found), flush=True)
     return found
 
@@ -216,41 +228,19 @@ def _load(found: Diagnosis, name: str) -> None:
     found.scans.append(Scan(objective.name, name, build(SCANNED + args.questions, POSITIONS)[1]))
 
 
-class _Measuring:
-    """Measures what the journal does not know, and keeps it there."""
-
-    def __init__(self, journal: Journal, answered: list[int]) -> None:
-        self._journal, self._answered = journal, answered
-
-    def __call__(
-        self, name: str, evaluator: Evaluator, factors: list[float], part: list[int] | None, cutoff: Cutoff | None
-    ) -> dict[str, Any]:
-        from search.held_out import every_ten_seconds
-
-        if name not in self._journal.entries:
-            print(f"  {name}", flush=True)
-            evaluator.progress = every_ten_seconds()
-            measured: Measured = evaluator(factors, cutoff, part)
-            prompts = measured.stopped_after or evaluator.asked(part)
-            self._answered.append(prompts)
-            entry = {"fitness": measured.fitness, "examples": measured.examples}
-            self._journal.record(name, {**entry, "seconds": measured.seconds, "prompts": prompts})
-        return self._journal.entries[name]
-
-
-def _ask_the_plain_model(found: Diagnosis, measure: _Measuring, left: Callable[[float], bool]) -> None:
+def _ask_the_plain_model(found: Diagnosis) -> None:
     """Some questions at every length, then the next: with little time, all lengths have fewer."""
     for first in range(0, found.args.questions, AT_ONCE):
         for length in found.lengths:
             part = list(range(len(length.evaluator.questions)))[first : first + AT_ONCE]
-            if not part or (first and not left(0.5)):
+            if not part or (first and not found.left(0.5)):
                 continue
             name = f"{length.objective.name}, {length.title}: questions {part[0] + 1} to {part[-1] + 1}"
-            entry = measure(name, length.evaluator, [1.0] * length.evaluator.num_layers, part, None)
+            entry = found.measure(name, length.evaluator, [1.0] * length.evaluator.num_layers, part)
             length.rows += _rows(length.evaluator, entry["examples"])
 
 
-def _try_bands(found: Diagnosis, measure: _Measuring, left: Callable[[float], bool]) -> None:
+def _try_bands(found: Diagnosis) -> None:
     """One band of layers by one step, on every task, then the next; at last the best band on other questions."""
     from search.evaluator import Cutoff
 
@@ -259,7 +249,7 @@ def _try_bands(found: Diagnosis, measure: _Measuring, left: Callable[[float], bo
         factors = [step if first <= h <= last else 1.0 for h in range(scan.evaluator.num_layers)]
         what = f"layers {first} to {last} by {step:g}" if band else "plain"
         name = f"{scan.name}, questions {part[0] + 1} to {part[-1] + 1}: {what}"
-        entry = measure(name, scan.evaluator, factors, part, cutoff)
+        entry = found.measure(name, scan.evaluator, factors, part, cutoff)
         scan.seconds, scan.prompts = scan.seconds + entry["seconds"], scan.prompts + entry["prompts"]
         return entry
 
@@ -267,7 +257,7 @@ def _try_bands(found: Diagnosis, measure: _Measuring, left: Callable[[float], bo
     to_beat = {scan.name: ask(scan, None, parts[scan.name][:SCANNED]) for scan in found.scans}
     for first, last in bands_of(found.scans[0].evaluator.num_layers):
         for band in ((first, last, step) for step in STEPS):
-            for scan in (scan for scan in found.scans if left(0.85)):
+            for scan in (scan for scan in found.scans if found.left(0.85)):
                 best = to_beat[scan.name]
                 bounded = scan.evaluator.why_unbounded() is None
                 cutoff = Cutoff(best["fitness"], best["examples"]) if bounded else None
@@ -276,19 +266,14 @@ def _try_bands(found: Diagnosis, measure: _Measuring, left: Callable[[float], bo
                 if entry["examples"] and entry["fitness"] > best["fitness"] + 1e-9:
                     scan.best, to_beat[scan.name] = band, entry
     for scan in found.scans:
-        if scan.best is not None and (others := parts[scan.name][SCANNED:]) and left(1.0):
+        if scan.best is not None and (others := parts[scan.name][SCANNED:]) and found.left(1.0):
             scan.plain = _rows(scan.evaluator, ask(scan, None, others)["examples"])
             scan.scaled = _rows(scan.evaluator, ask(scan, scan.best, others)["examples"])
 
 
 def bands_of(num_layers: int) -> list[tuple[int, int]]:
     """The whole stack, its halves, quarters and eighths: (first, last) layer of each."""
-    found = [
-        (round(i * num_layers / n), round((i + 1) * num_layers / n) - 1)
-        for n in (min(n, num_layers) for n in PARTS)
-        for i in range(n)
-    ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys((first, end - 1) for level in levels_of(num_layers, FINEST) for first, end in level))
 
 
 def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[float]]:
@@ -299,13 +284,12 @@ def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[flo
 
 def search_command(found: Diagnosis, name: str) -> str:
     """The command that starts a search on this task."""
-    args = found.args
-    flags: dict[str, Any] = {"model_args": {"pretrained": args.pretrained} | args.model_args, "metadata": args.metadata}
-    texts = {flag: ",".join(f"{key}={value}" for key, value in of.items()) for flag, of in flags.items() if of}
-    if args.device:
-        texts["device"] = args.device
-    command = ["python", "-m", "search.ga", "--tasks", name]
-    command += [word for flag, text in texts.items() for word in (f"--{flag}", text)]
+    args, command = found.args, ["python", "-m", "search.ga", "--tasks", name]
+    model = {"pretrained": args.pretrained} | args.model_args
+    for flag, values in (("model_args", model), ("metadata", args.metadata)):
+        if values:
+            command += [f"--{flag}", ",".join(f"{key}={value}" for key, value in values.items())]
+    command += ["--device", args.device] if args.device else []
     return shlex.join(command + ["--apply_chat_template"] * args.apply_chat_template)
 
 

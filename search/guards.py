@@ -90,15 +90,14 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
     from search.evaluator import Evaluator
     from search.tasks import load_tasks
 
-    asked = [guard for guard in args.guard if guard["task"] != "none"]
-    guards = []
-    options = {**task_options(args), "split": split, "examples": examples}
+    asked, guards = [guard for guard in args.guard if guard["task"] != "none"], []
+    options = {**task_options(args), "split": split, "examples": examples, "weights": None}
     if split == "held_out":
         options["positions"] = None
 
-    def measured_by(tasks: list[str], metadata: Mapping[Any, Any], metrics: list[str] | None) -> Evaluator:
-        settings = options | {"metadata": metadata, "metrics": metrics, "weights": None}
-        found = load_tasks(evaluator.lm, tasks, **settings)
+    def measured_by(task: str, metric: str | None, size: dict[str, Any]) -> Evaluator:
+        options["metadata"] = metadata_of(args) | size
+        found = load_tasks(evaluator.lm, [task], **options | {"metrics": [metric] if metric else None})
         return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))
 
     if len(asked) == len(args.guard):  # nobody said none
@@ -106,18 +105,18 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
             guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
         for objective in by_position:
-            setting = getattr(objective.task, "SIZE", None)
+            setting: Any = getattr(objective.task, "SIZE", None)
             size = (objective.task.config.metadata or {}).get(setting) or 0
             if size < 4:
                 continue
             try:
-                half = measured_by([objective.name], metadata_of(args) | {setting: size // 2}, None)
+                half = measured_by(objective.name, None, {setting: size // 2})
                 guards.append(Guard(f"{objective.name}, {setting}={size // 2}", 0.01, half))
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
     for guard in asked:
         try:
-            found = measured_by([guard["task"]], metadata_of(args), [guard["metric"]] if guard["metric"] else None)
+            found = measured_by(guard["task"], guard["metric"], {})
         except UserError as error:
             raise UserError(f"--guard {guard['task']}: {error}") from None
         name = ":".join(filter(None, (guard["task"], guard["metric"])))

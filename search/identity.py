@@ -74,12 +74,10 @@ def reading(lm: Any) -> dict[str, Any]:
     """How an lm-eval model makes tokens of a text: its settings, and its tokenizer's content."""
     settings = {name: getattr(lm, name, None) for name in READING}
     described = {k: v if isinstance(v, int | str | None) else str(v) for k, v in settings.items()}
-    return {**described, "tokenizer_sha256": _tokenizer(getattr(lm, "tokenizer", None))}
+    return {**described, "tokenizer_sha256": _tokenizer(lm.tokenizer)}
 
 
-def _tokenizer(tokenizer: Any) -> str | None:
-    if tokenizer is None:
-        return None
+def _tokenizer(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = json.loads(backend.to_str()) if backend is not None else {"vocab": sorted(tokenizer.get_vocab().items())}
     for of_the_last_call in ("padding", "truncation"):

@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument_group("what is measured").add_argument
-    add("--tasks", nargs="+", action=_Collect, type=_names, default=["kv_retrieval"], metavar="TASK",
+    add("--tasks", nargs="+", action=_Collect, type=names, default=["kv_retrieval"], metavar="TASK",
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
     add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
@@ -132,11 +132,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--workers", type=at_least(1), metavar="N", help="processes that answer, each with the model loaded once")
     add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
         help="of each, or a share of one (default: a share of the processor's cores)")  # fmt: skip
-    add(
-        "--ray_address",
-        metavar="ADDRESS",
-        help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here",
-    )
+    add("--ray_address", metavar="ADDRESS",
+        help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here")  # fmt: skip
 
     add = parser.add_argument_group("what it may cost").add_argument
     add("--budget", type=budget, metavar="10m|2h|20000prompts",
@@ -229,10 +226,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         return f"{action.help} (default: {value})"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _metrics(text: str) -> list[str]:
     return [name.strip() for name in text.split(";")]
 
@@ -248,6 +241,11 @@ def _guard(text: str) -> list[dict[str, Any]]:
 
 def _choice(text: str) -> str | list[float]:
     return text if text in ("mean", "worst") else numbers(text)
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def batch_size(text: str) -> int | str:

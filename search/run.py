@@ -190,8 +190,7 @@ class Search:
         """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
         key, entries = factors.digest(), self.journal.entries
         if key not in entries or (to_beat is None and "examples" not in entries[key]):
-            racing = self.args.early_stopping and to_beat is not None
-            cutoff = self._cutoff(to_beat["fitness"], to_beat) if racing and to_beat is not None else None
+            cutoff = self._cutoff(to_beat["fitness"], to_beat) if to_beat and self.args.early_stopping else None
             entry = self._entry(self.evaluator(factors, cutoff), factors)
             self.journal.record(key, {"generation": None, "origin": name, **entry})
         return entries[key]

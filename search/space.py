@@ -38,9 +38,8 @@ class Individual:
 
     def to_dict(self) -> dict[str, Any]:
         """As data that JSON keeps exactly."""
-        lists = [[list(point) for point in points] for points in (self.points, *self.parents)]
-        data = {"points": lists[0], "origin": self.origin, "parents": lists[1:]}
-        return data | ({"state": dict(self.state)} if self.state else {})
+        data = {"points": self.points, "origin": self.origin, "parents": self.parents}
+        return data | ({"state": self.state} if self.state else {})
 
 
 def to_points(data: Sequence[Sequence[float]]) -> Points:

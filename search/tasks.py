@@ -274,12 +274,9 @@ def _build(
 
 def _divide(task: Any, split: str, search_seed: int) -> list[int]:
     """The numbers of a split's examples, in the order drawn. Examples of one ``question_id`` are never parted."""
-    docs = task.eval_docs
-    named = docs["question_id"] if "question_id" in getattr(docs, "column_names", ()) else None
-    if named is None:
-        named = [doc.get("question_id") if isinstance(doc, Mapping) else None for doc in docs]
     of: dict[Any, list[int]] = {}
-    for number, question in enumerate(named):
+    for number, doc in enumerate(task.eval_docs):
+        question = doc.get("question_id") if isinstance(doc, Mapping) else None
         of.setdefault(number if question is None else question, []).append(number)
     questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
     if len(questions) < 2:

@@ -10,6 +10,16 @@ os.environ.pop("LPES_EVAL_DATA", None)
 import pytest
 
 
+@pytest.fixture
+def threads():
+    """Puts back how many threads torch uses, which a test changes."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def task_manager():
     """lm-eval's index of this project's tasks alone: the whole index takes seconds to build."""

@@ -10,6 +10,7 @@
 import argparse
 import configparser
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,7 @@ def lowest() -> list[str]:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = f"{config['options']['install_requires']}\n{config['options.extras_require']['test']}".splitlines()
-    return [line.partition("[")[0].strip() + line.rpartition("]")[2].replace(">=", "==") if "[" in line
-            else line.replace(">=", "==") for line in lines if ">=" in line]  # fmt: skip
+    return [re.sub(r"\[.*?\]", "", line).replace(">=", "==") for line in lines if ">=" in line]
 
 
 def main() -> int:

@@ -22,10 +22,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 
 sys.path.append(str(Path(__file__).parent))
+
+import jsonschema
 
 from lpes_eval.errors import UserError
 from lpes_eval.files import shown
@@ -124,14 +128,6 @@ def in_bytes(data: bytes, rng: random.Random) -> bytes:
 
 # -- what reads them ---------------------------------------------------------------------------------------------------
 
-PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {}
-"""Parser -> a function that fills an empty folder; it returns the files to damage, and what reads one of them."""
-
-
-def parser(function):
-    PARSERS[function.__name__] = function
-    return function
-
 
 def written(path: Path, *values) -> Path:
     lines = "\n".join(json.dumps(value) for value in values).encode()
@@ -139,7 +135,6 @@ def written(path: Path, *values) -> Path:
     return path
 
 
-@parser
 def factors(folder):
     from lpes_eval.factors import Factors, load
 
@@ -151,10 +146,17 @@ def factors(folder):
         "uniform": Factors.from_uniform(1.5, num_layers=4),
     }.items():
         made.save(folder / f"{name}.json")
-    return list(folder.iterdir()), lambda path: load(path).digest(32)
+    schema = json.loads(resources.files("lpes_eval").joinpath("factors.schema.json").read_text())
+
+    def read(path):
+        found = load(path)
+        found.digest(32)
+        jsonschema.validate(found.to_dict(), schema)
+        assert Factors.from_dict(found.to_dict()) == found
+
+    return list(folder.iterdir()), read
 
 
-@parser
 def journal(folder):
     from search.journal import Journal
 
@@ -171,7 +173,6 @@ def journal(folder):
     return [folder / "journal.jsonl", folder / "settings.json"], read
 
 
-@parser
 def cache(folder):
     from search.cache import FitnessCache
 
@@ -185,7 +186,6 @@ def cache(folder):
     return list(folder.rglob("*.json")), read
 
 
-@parser
 def arguments(folder):
     from lpes_eval.files import seal
     from search import config
@@ -205,32 +205,27 @@ def arguments(folder):
     return [path], read
 
 
-@parser
 def data(folder):
     import zipfile
 
-    import pyarrow
-    from pyarrow import parquet
+    import pandas
 
     from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
 
     line = {**zeroscrolls.LINE, "output": "4%"}
-    parquet.write_table(
-        pyarrow.table({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}), folder / "pg.parquet"
-    )
+    pandas.DataFrame({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}).to_parquet(folder / "pg.parquet")
     with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("space_digest/validation.jsonl", json.dumps(line))
+    records, reviews = partial(kv.read, num_keys=2), partial(zeroscrolls.read, name="space_digest", split="held_out")
     readers = {
-        written(folder / "kv.jsonl", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
-        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): lambda path: kv.read(path, 2),
-        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [
-            example.prompt(50) for example in mdqa.read(path, 2)
-        ],
-        written(folder / "leval.jsonl", {**leval.LINE, "outputs": ["True [fact: False]"]}): lambda path: leval.read(
-            path, "sci_fi"
+        written(folder / "kv.jsonl", kv.LINE, kv.LINE): records,
+        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): records,
+        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [x.prompt(50) for x in mdqa.read(path, 2)],
+        written(folder / "leval.jsonl", leval.LINE | {"outputs": ["True [fact: False]"]}): partial(
+            leval.read, name="sci_fi"
         ),
-        written(folder / "zero.jsonl", line, line): lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
-        folder / "space_digest.zip": lambda path: zeroscrolls.read(path, "space_digest", "held_out"),
+        written(folder / "zero.jsonl", line, line): reviews,
+        folder / "space_digest.zip": reviews,
         written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
         folder / "pg.parquet": perplexity.read,
     }
@@ -253,12 +248,6 @@ def compared(folder: Path, pattern: str):
     return list(folder.glob(pattern)), read
 
 
-PARSERS["results"] = lambda folder: compared(folder, "results_*")
-PARSERS["samples"] = lambda folder: compared(folder, "samples_*")
-PARSERS["baselines"] = lambda folder: compared(folder, "baseline.json")
-
-
-@parser
 def router(folder):
     from lpes_eval.methods.moice import router as module
 
@@ -267,7 +256,6 @@ def router(folder):
     return [folder / module.FILE], lambda path: module.read(path)
 
 
-@parser
 def metadata(folder):
     from lpes_eval.data import source
     from lpes_eval.harness import settings
@@ -285,6 +273,15 @@ def metadata(folder):
             source.asked(checked)
 
     return [written(folder / "told.json", told)], read
+
+
+PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
+    **{function.__name__: function for function in (factors, journal, cache, arguments, data, router, metadata)},
+    "results": partial(compared, pattern="results_*"),
+    "samples": partial(compared, pattern="samples_*"),
+    "baselines": partial(compared, pattern="baseline.json"),
+}
+"""Parser -> a function that fills an empty folder; it returns the files to damage, and what reads one of them."""
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------

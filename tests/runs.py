@@ -1,7 +1,8 @@
 """Files as lm-eval writes them, made of scores that a test chooses."""
 
-import hashlib
 import json
+
+from lm_eval.utils import hash_string
 
 DATE = "2026-11-21T13-39-27.906502"
 
@@ -61,9 +62,9 @@ def write_run(
                     "filtered_resps": ["yes"] * len(scores),
                     "filter": "none",
                     "metrics": metrics,
-                    "doc_hash": sha(asked),
-                    "prompt_hash": sha(chat + asked),
-                    "target_hash": sha("yes"),
+                    "doc_hash": hash_string(asked),
+                    "prompt_hash": hash_string(chat + asked),
+                    "target_hash": hash_string("yes"),
                     **{name: line[index] for name, line in columns.items()},
                 }
                 file.write(json.dumps(sample) + "\n")
@@ -97,7 +98,3 @@ def write_run(
         encoding="utf-8",
     )
     return path
-
-
-def sha(text):
-    return hashlib.sha256(text.encode()).hexdigest()

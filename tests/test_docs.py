@@ -2,10 +2,13 @@
 
 import argparse
 import importlib.util
+import json
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,18 +41,14 @@ def programs(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=name)
+@pytest.mark.usefixtures("threads")
 def test_the_programs_of_a_page_run_from_its_top_to_its_bottom(page, tmp_path, monkeypatch):
-    import torch
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "found").mkdir()  # as a search would have written it
     shutil.copy(REPOSITORY / "lpes_eval/reference/base/factors.json", tmp_path / "found")
-    namespace, threads = {"__name__": "__main__"}, torch.get_num_threads()
-    try:
-        for program in programs(page):
-            exec(compile(program, name(page), "exec"), namespace)
-    finally:
-        torch.set_num_threads(threads)  # one of them sets it
+    namespace = {"__name__": "__main__"}
+    for program in programs(page):
+        exec(compile(program, name(page), "exec"), namespace)
 
 
 def commands(page):
@@ -150,3 +149,21 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
             assert manager.match_tasks([task]) or (others / task).exists(), f"{command}: no task {task}"
         refuse_misspelt(getattr(flags, "metadata", None) or {}, complete=True)
         assert (getattr(flags, "model", None) or "lpes") in ("hf", *methods.names()), command
+
+
+def accuracy(folder):
+    (file,) = folder.rglob("results_*.json")
+    return json.loads(file.read_text())["results"]["kv_retrieval"]["acc,none"]
+
+
+@pytest.mark.slow
+def test_on_the_way_to_production_what_is_served_is_what_was_found_and_better_than_the_plain_model(tmp_path):
+    """docs/from-model-to-production.md, walked from its top to its bottom on the reference model."""
+    page = REPOSITORY / "docs" / "from-model-to-production.md"
+    blocks = FENCED.findall(page.read_text(encoding="utf-8"))
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "python", "sh"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for kind, program in blocks:
+        command = [sys.executable, "-c"] if kind == "python" else ["bash", "-euo", "pipefail", "-c"]
+        subprocess.run([*command, program], cwd=tmp_path, env=environment, check=True)
+    assert accuracy(tmp_path / "again") == accuracy(tmp_path / "scaled") > accuracy(tmp_path / "plain")

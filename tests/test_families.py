@@ -7,22 +7,18 @@ with what the layers before it made. So a test runs one interpolated model a lay
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import transformers  # noqa: E402
-
-import lpes_eval  # noqa: E402
-from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model  # noqa: E402
-from lpes_eval.errors import UnsupportedModel  # noqa: E402
+import lpes_eval
+from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model
+from lpes_eval.decoder import find_decoder
+from lpes_eval.errors import UnsupportedModel
 
 # fmt: off
 NAMED = [
@@ -33,17 +29,6 @@ NAMED = [
 DOCUMENT = Path(__file__).parents[1] / "docs" / "support.md"
 ROWS = re.findall(r"^\| ([\w-]+) \| (\w+) \| (supported|refused|not built) \|.*$", DOCUMENT.read_text(), re.MULTILINE)
 SUPPORTED = [model_type for model_type, _, status in ROWS if status == "supported"]
-
-#: Where each family keeps its decoder layers; the others at ``model.layers``.
-LAYERS = {
-    "dbrx": "transformer.blocks",
-    "falcon": "transformer.h",
-    "gpt_neox": "gpt_neox.layers",
-    "gpt_neox_japanese": "gpt_neox_japanese.layers",
-    "moshi": "model.layers",
-    **dict.fromkeys(("fuyu", "gemma3", "gemma4", "gemma4_unified", "got_ocr2"), "model.language_model.layers"),
-    "moss_transcribe_diarize": "model.language_model.layers",
-}
 
 #: Families that know the default kind of RoPE alone; their reference divides positions by hand.
 NOT_LINEAR = {"recurrent_gemma"}
@@ -60,12 +45,12 @@ every_family = pytest.mark.parametrize(
 )
 
 
-def default_rope(config: Any, factor: float | None = None) -> Any:
+def default_rope(config, factor=None):
     """A copy of ``config`` with the default kind of RoPE, or with transformers' interpolation by ``factor``."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
 
-    def changed(parameters: dict | None) -> dict | None:
+    def changed(parameters):
         if parameters is None:
             return None
         if parameters["rope_type"] == "proportional":  # the kind that Gemma 4 and LFM 3 cannot do without
@@ -89,13 +74,13 @@ BESIDE_THE_KIND = {
 
 
 @lru_cache(maxsize=2)
-def plain_model(family: str) -> Any:
+def plain_model(family):
     """The family's tiny model with the default kind of RoPE; no test leaves factors in it."""
     return tiny_model(default_rope(tiny_config(family)))
 
 
 @lru_cache(maxsize=8)
-def interpolated_model(family: str, factor: float) -> Any:
+def interpolated_model(family, factor):
     """The same weights under transformers' own position interpolation."""
     plain = plain_model(family)
     if factor == 1.0:
@@ -104,32 +89,25 @@ def interpolated_model(family: str, factor: float) -> Any:
         model = copy.deepcopy(plain)
         for module in model.modules():
             if "Rotary" in type(module).__name__:
-                module.forward = divided(module.forward, factor)
+                module.forward = lambda x, position_ids, of=module.forward: of(x, position_ids / factor)
         return model
     model = tiny_model(default_rope(tiny_config(family), factor))
     model.load_state_dict(plain.state_dict())
     return model
 
 
-def divided(forward: Callable, factor: float) -> Callable:
-    return lambda x, position_ids: forward(x, position_ids / factor)
+def depth(model):
+    return len(find_decoder(model).layers)
 
 
-def tokens(rows: int = 2, length: int = 24, seed: int = 1) -> torch.Tensor:
-    return torch.randint(3, 128, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def decoder_layers(model: Any) -> list[Any]:
-    return list(model.get_submodule(LAYERS.get(model.config.model_type, "model.layers")))
-
-
-def logits(model: Any, **inputs: Any) -> torch.Tensor:
+def logits(model, **inputs):
+    ids = torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        return model(**({"input_ids": tokens(), "use_cache": False} | inputs)).logits
+        return model(input_ids=ids, use_cache=False, **inputs).logits
 
 
 @contextmanager
-def applied(model: Any, factors: Sequence[float]) -> Iterator[Any]:
+def applied(model, factors):
     lpes_eval.apply(model, factors)
     try:
         yield model
@@ -137,22 +115,20 @@ def applied(model: Any, factors: Sequence[float]) -> Iterator[Any]:
         lpes_eval.remove(model)
 
 
-def states(output: Any) -> torch.Tensor:
+def states(output):
     return output[0] if isinstance(output, tuple) else output
 
 
-def layer_outputs(model: Any, given: dict[int, Any] | None = None) -> tuple[dict[int, Any], torch.Tensor]:
+def layer_outputs(model, given=None):
     """What each layer that runs answers, and the logits; ``given`` answers take the place of the layers' own."""
-    outputs: dict[int, Any] = {}
+    outputs = {}
 
-    def note(h: int) -> Callable:
-        def hook(layer: Any, args: tuple, output: Any) -> Any:
-            outputs[h] = (given or {}).get(h, output)
-            return outputs[h]
+    def note(layer, args, output, h):
+        outputs[h] = (given or {}).get(h, output)
+        return outputs[h]
 
-        return hook
-
-    handles = [layer.register_forward_hook(note(h)) for h, layer in enumerate(decoder_layers(model))]
+    layers = enumerate(find_decoder(model).layers)
+    handles = [layer.register_forward_hook(partial(note, h=h)) for h, layer in layers]
     try:
         last = logits(model)
     finally:
@@ -161,9 +137,9 @@ def layer_outputs(model: Any, given: dict[int, Any] | None = None) -> tuple[dict
     return outputs, last
 
 
-def layer_by_layer(family: str, factors: Sequence[float]) -> torch.Tensor:
+def layer_by_layer(family, factors):
     """Logits under ``factors``, from models that transformers has interpolated by one factor each."""
-    done: dict[int, Any] = {}
+    done = {}
     last = logits(plain_model(family))
     for h in range(len(factors)):
         factor = factors[KEYS_OF.get(family, {}).get(h, h)]
@@ -172,44 +148,39 @@ def layer_by_layer(family: str, factors: Sequence[float]) -> torch.Tensor:
     return last
 
 
-def factors_for(model: Any) -> list[float]:
-    return [1.3, 1.0, 2.0, 1.7][: len(decoder_layers(model))]
-
-
 @every_family
-def test_factors_of_one_are_the_plain_model_bit_for_bit(family: str) -> None:
+def test_factors_of_one_are_the_plain_model_bit_for_bit(family):
     model = tiny_model(tiny_config(family))  # with the family's own default RoPE
     plain = logits(model)
-    with applied(model, [1.0] * len(decoder_layers(model))):
+    with applied(model, [1.0] * depth(model)):
         assert torch.equal(logits(model), plain)
-    with applied(model, [2.0] * len(decoder_layers(model))):
+    with applied(model, [2.0] * depth(model)):
         assert not torch.equal(logits(model), plain)
     assert torch.equal(logits(model), plain)
 
 
 @every_family
-def test_one_factor_for_all_layers_is_linear_interpolation(family: str) -> None:
+def test_one_factor_for_all_layers_is_linear_interpolation(family):
     model = plain_model(family)
-    with applied(model, [1.6] * len(decoder_layers(model))):
+    with applied(model, [1.6] * depth(model)):
         torch.testing.assert_close(logits(model), logits(interpolated_model(family, 1.6)), **TOLERANCE)
 
 
 @every_family
-def test_each_layer_is_interpolated_by_its_own_factor(family: str) -> None:
+def test_each_layer_is_interpolated_by_its_own_factor(family):
     model = plain_model(family)
-    factors = factors_for(model)
+    factors = [1.3, 1.0, 2.0, 1.7][: depth(model)]
     with applied(model, factors):
         torch.testing.assert_close(logits(model), layer_by_layer(family, factors), **TOLERANCE)
 
 
 @every_family
-def test_a_factor_changes_nothing_before_its_layer(family: str) -> None:
+def test_a_factor_changes_nothing_before_its_layer(family):
     model = plain_model(family)
-    depth = len(decoder_layers(model))
     plain, _ = layer_outputs(model)
     rotating = []
-    for k in range(depth):
-        with applied(model, [1.5 if h == k else 1.0 for h in range(depth)]):
+    for k in range(depth(model)):
+        with applied(model, [1.5 if h == k else 1.0 for h in range(depth(model))]):
             changed, _ = layer_outputs(model)
         same = {h: torch.equal(states(plain[h]), states(changed[h])) for h in plain}
         assert all(same[h] for h in same if h < k)
@@ -224,30 +195,13 @@ def test_a_factor_changes_nothing_before_its_layer(family: str) -> None:
 # -- layers that attend to the keys of an earlier layer, beside the families of the table ------------------------------
 
 
-def mistral_large4() -> Any:
+def mistral_large4():
     """Layers 1 and 3 attend to the keys of layers 0 and 2; queries are not scaled by their position."""
     if not hasattr(transformers, "MistralLarge4Config"):
         pytest.skip("this version of transformers has no Mistral Large 4")
-    sizes = {
-        **dict.fromkeys(("hidden_size", "intermediate_size", "index_topk"), 64),
-        **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "n_routed_experts"), 4),
-        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "head_dim"), 16),
-        **dict.fromkeys(("moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "index_head_dim"), 32),
-        **dict.fromkeys(("n_shared_experts", "n_group", "topk_group"), 1),
-        **dict.fromkeys(("num_experts_per_tok", "index_n_heads"), 2),
-    }
-    text = {
-        "model_type": "mistral_large4_text",
-        "vocab_size": 128,
-        "max_position_embeddings": 512,
-        "no_rope_layers": [1] * 4,
-        "kv_source_layers": [0, 0, 2, 2],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "pad_token_id": 0,
-    }
-    vision = dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 32)
-    vision |= {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
-    config = transformers.MistralLarge4Config(text_config=sizes | text, vision_config=vision | {"patch_size": 16})
+    rotated = {"no_rope_layers": [1] * 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    text = tiny_config("mistral_large4_text", kv_source_layers=[0, 0, 2, 2], **rotated)
+    config = tiny_config("mistral_large4", text_config=text)
     torch.manual_seed(0)
     model = transformers.MistralLarge4ForConditionalGeneration(config).eval()
     with torch.no_grad():
@@ -259,7 +213,7 @@ def mistral_large4() -> Any:
     return model
 
 
-def test_a_layer_that_attends_to_another_ones_keys_rotates_its_queries_like_them() -> None:
+def test_a_layer_that_attends_to_another_ones_keys_rotates_its_queries_like_them():
     """Then, and only then, do all positions moved by the same distance change nothing."""
     model = mistral_large4()
     with applied(model, [1.0, 1.5, 1.4, 1.9]):
@@ -270,7 +224,7 @@ def test_a_layer_that_attends_to_another_ones_keys_rotates_its_queries_like_them
         assert torch.equal(logits(model), found)
 
 
-def test_shared_keys_of_nobody_knows_which_layer_are_refused() -> None:
+def test_shared_keys_of_nobody_knows_which_layer_are_refused():
     model = mistral_large4()
     del model.config.text_config.kv_source_layers
     with pytest.raises(UnsupportedModel, match="attend to keys of earlier layers, and its configuration does not say"):
@@ -281,7 +235,7 @@ def test_shared_keys_of_nobody_knows_which_layer_are_refused() -> None:
 
 
 WITHOUT = ("bert", "bloom", "gpt2", "gpt_bigcode", "jamba", "mamba", "mpt", "nemotron_h", "opt", "rwkv", "xlnet")
-REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+REFUSED = [
     *((family, "no decoder layers with rotary", {}) for family in WITHOUT),
     *((family, "table of whole positions", {}) for family in ("codegen", "gptj", "roformer")),
     ("blt", "four transformers", {}),
@@ -293,9 +247,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "reason", "changes"), REFUSED)
-def test_a_model_that_cannot_be_given_factors_is_refused_with_the_reason(
-    family: str, reason: str, changes: dict
-) -> None:
+def test_a_model_that_cannot_be_given_factors_is_refused_with_the_reason(family, reason, changes):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(tiny_config(family, **changes))
     with pytest.raises(UnsupportedModel, match=reason) as refusal:
@@ -304,7 +256,7 @@ def test_a_model_that_cannot_be_given_factors_is_refused_with_the_reason(
     assert len(str(refusal.value).splitlines()) == 1
 
 
-def test_an_encoder_decoder_is_refused() -> None:
+def test_an_encoder_decoder_is_refused():
     config = transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):
         lpes_eval.apply(transformers.T5ForConditionalGeneration(config), 1.5)
@@ -319,18 +271,18 @@ same_transformers = pytest.mark.skipif(
 
 
 @same_transformers
-def test_the_table_has_every_family() -> None:
+def test_the_table_has_every_family():
     assert {model_type: name for model_type, name, _ in ROWS} == model_types()
     assert set(NAMED) <= set(SUPPORTED)
 
 
 @same_transformers
 @pytest.mark.parametrize("family", [*NAMED, "gpt2", "bloom"])
-def test_a_row_says_what_the_family_does(family: str) -> None:
+def test_a_row_says_what_the_family_does(family):
     assert table([examine(family)]).splitlines()[-1] in DOCUMENT.read_text().splitlines()
 
 
 @same_transformers
 @pytest.mark.slow
-def test_the_document_is_what_the_code_makes() -> None:
+def test_the_document_is_what_the_code_makes():
     assert document() == DOCUMENT.read_text()

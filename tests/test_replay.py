@@ -1,10 +1,204 @@
-"""What an attack once found stays mended: the findings of ``replay.py`` that need no model."""
+"""What an attack on this project found, replayed: each finding stays mended, those that no other test has beside it."""
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
 
 import pytest
 
-import replay
+from lpes_eval import cli
+from lpes_eval.errors import UserError
+from runs import write_run
+
+ESCAPES = "a\x1b[31m\n# heading ![](http://x) <img> |\x00 b"
 
 
-@pytest.mark.parametrize("claim", [claim for claim, (_, model) in replay.FINDINGS.items() if not model])
-def test_what_was_found_is_mended(claim, tmp_path):
-    replay.FINDINGS[claim][0](tmp_path)
+@contextlib.contextmanager
+def within(seconds=3.0):
+    """The answer comes within three times the second that is promised, on this process' own clock; a hang ends."""
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit("hangs"))
+    signal.alarm(30)
+    began = time.process_time()
+    yield
+    signal.alarm(0)
+    assert time.process_time() - began < seconds, "too late"
+
+
+def refused(call, *arguments, says="", **options):
+    """One line for the user, in time."""
+    with within(), pytest.raises(UserError) as error:
+        call(*arguments, **options)
+    message = str(error.value)
+    assert says in message
+    assert len(message) < 2100
+    assert "\n" not in message
+
+
+def command(*argv, status, main=cli.main):
+    """What a command prints; it ends with this status, or one of these, and without a traceback."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        found = main([str(word) for word in argv])
+    assert "Traceback" not in printed.getvalue()
+    assert found in (status if isinstance(status, tuple) else (status,)), printed.getvalue()
+    return printed.getvalue()
+
+
+def written(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_regress_fails_where_a_small_task_fell_to_0_beside_a_large_one(tmp_path):
+    for name, small in (("old", 1.0), ("new", 0.0)):
+        few = json.loads(write_run(tmp_path / name, {None: [small] * 8}, group="small").read_text())
+        path = write_run(tmp_path / name, {0: [1.0] * 24, 50: [1.0] * 24}, group="large")
+        both = {k: few[k] | v if isinstance(v, dict) else v for k, v in json.loads(path.read_text()).items()}
+        path.write_text(json.dumps(both))
+    command("regress", tmp_path / "old", "--baseline", tmp_path / "b.json", "--update", status=0)
+    printed = command("regress", tmp_path / "new", "--baseline", tmp_path / "b.json", "--strict", status=1)
+    [row] = [line for line in printed.splitlines() if line.startswith("all")]
+    assert row.endswith(("WORSE", "not testable"))
+
+
+def test_a_search_neither_overwrites_nor_deletes_what_is_not_its_own(tmp_path):
+    from search.journal import Journal
+
+    names = ("factors.json", "summary.md", "report.json", ".movie.mp4.part", ".summary.md.1.part")
+    for name in names:
+        written(tmp_path / name, "mine")
+    refused(Journal(tmp_path, {}).__enter__, says="but no search")
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+def test_update_overwrites_baselines_alone(tmp_path):
+    run = write_run(tmp_path / "run", {None: [1.0, 0.0] * 20})
+    for other in (written(tmp_path / "notes.txt", "mine"), run):
+        before = other.read_bytes()
+        command("regress", run, "--baseline", other, "--update", status=2)
+        assert other.read_bytes() == before
+
+
+def test_a_factors_file_of_few_kilobytes_is_answered_or_refused_in_time(tmp_path):
+    for points, layers in ((600, 32), (12, 1000), (4, 10_000)):
+        curve = {"kind": "bezier", "points": [[x, 1.0 + x % 2 / 2] for x in range(points)]}
+        file = {"format": "lpes-factors", "version": 1, "num_layers": layers, "curve": curve}
+        path = written(tmp_path / "f.json", json.dumps(file))
+        with within():
+            command("factors", path, status=0 if (points, layers) == (12, 1000) else 2)
+
+
+def test_data_of_users_are_read_or_refused(tmp_path):
+    from lpes_eval.data import leval, perplexity, source
+    from lpes_eval.harness.plugin import check_examples
+
+    written(tmp_path / "tpo.jsonl", json.dumps(leval.LINE))
+    check_examples(["kv_retrieval"], {}, {})  # the first call imports lm_eval
+    refused(check_examples, ["leval_tpo"], {}, {"data_dir": str(tmp_path)}, says="two documents or more")
+    refused(perplexity.read, 5)
+    refused(source.named_path, "data_dir", "a\0b")
+    written(tmp_path / "both.jsonl", "{}"), written(tmp_path / "both.jsonl.gz", gzip.compress(b"{}"))
+    files_of = source.Files("kv_retrieval", "both.jsonl.gz", "http://nowhere")
+    refused(files_of.path, source.asked({"data_dir": str(tmp_path)}), says="one of the two")
+
+
+def test_results_that_cannot_be_read_do_not_exit_with_1_which_is_a_verdict(tmp_path):
+    good = write_run(tmp_path / "run", {0: [1.0, 0.0] * 20, 100: [1.0] * 40})
+    command("regress", good, "--baseline", tmp_path / "b.json", "--update", status=0)
+    whole, baseline = json.loads(good.read_text()), json.loads((tmp_path / "b.json").read_text())
+    for key in ("results", "configs", "n-samples", "higher_is_better", "config"):
+        for wrong in (5, [], "x", {"toy": 5}):
+            bad = written(tmp_path / good.name, json.dumps(whole | {key: wrong}))
+            command("regress", bad, "--baseline", tmp_path / "b.json", status=(0, 2, 4))
+    for key in ("tasks", "model", "provenance"):
+        bad = written(tmp_path / "c.json", json.dumps(baseline | {key: 5}))
+        command("regress", good, "--baseline", bad, status=2)
+    samples = next((tmp_path / "run").glob("samples*"))
+    samples.write_text("5\n")
+    command("compare", good, good, status=2)
+
+
+def test_damaged_search_files_are_not_believed(tmp_path):
+    from search.cache import FitnessCache
+    from search.journal import Journal
+
+    def kept(line):
+        folder = tmp_path / "search"
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "journal.jsonl").unlink()
+        with Journal(folder, {}) as journal:
+            for key in "ab":
+                journal.record(key, {"fitness": 0.5, "scores": {"acc": 0.5}})
+        lines = (folder / "journal.jsonl").read_text().splitlines()
+        written(folder / "journal.jsonl", f"{line or lines[0]}\n{lines[1]}\n")
+        return Journal(folder, {})
+
+    with kept("") as journal:
+        assert journal.entries["a"]["fitness"] == 0.5
+    first = json.dumps({"key": "a", "fitness": 9.0, "scores": {"acc": 0.5}})
+    for line in (first, '{"key": "a"}', '{"key": "a", "fitness": 0.5}', "{}", "[]", "5", '{"key": []}'):
+        refused(kept(line).__enter__, says="line 1: damaged")
+    cache = FitnessCache(tmp_path / "cache")
+    cache.put("c", "n", {"examples": {"acc": [1.0]}})
+    [entry] = (tmp_path / "cache").rglob("*.json")
+    assert cache.get("c", "n")["examples"] == {"acc": [1.0]}
+    text = entry.read_text()
+    for damaged in (text.replace("1.0", "0.0"), text.replace('"examples"', '"other"'), "{}", "[]", "[" * 10**5):
+        written(entry, damaged)
+        assert cache.get("c", "n") is None
+
+
+def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):
+    from lpes_eval.files import seal
+    from search import config, ga
+
+    planted = {**vars(config.defaults()), "tasks": ["x"], "include_path": str(tmp_path), "output": None, "resume": None}
+    code, vllm = {"trust_remote_code": True}, {"engine_args": {"worker_cls": "planted.Worker"}}
+    joins = {"ray_address": "127.0.0.1:6379"}
+    planted_names = {"include_path": str(tmp_path), "model_args": code, "tasks": ["a.yaml"]} | vllm | joins
+    for name, value in planted_names.items():
+        kept = planted | {"include_path": None, "metadata": {}, "gen_kwargs": {}} | {name: value}
+        written(tmp_path / "arguments.json", json.dumps(seal(kept)))
+        said = command("--resume", tmp_path, status=2, main=ga.main)
+        assert "runs code" in said
+        assert f"--{name}" in said
+    written(tmp_path / "arguments.json", json.dumps(kept))
+    assert "damaged" in command("--resume", tmp_path, status=2, main=ga.main)
+
+
+def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path):
+    run = write_run(tmp_path / "run", {None: [1.0, 0.0] * 20}, metric=ESCAPES)
+    command("regress", run, "--baseline", tmp_path / "b.json", "--update", status=0)
+    outputs = ("--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md")
+    shown = command("regress", run, "--baseline", tmp_path / "b.json", "--no-strict", *outputs, status=0)
+    ElementTree.fromstring((tmp_path / "j.xml").read_text())
+    assert "\x1b" not in shown
+    assert not any(line.startswith("# heading") for line in (tmp_path / "m.md").read_text().splitlines())
+    assert not any(markup in (tmp_path / "m.md").read_text() for markup in ("![](", "<img", "\x1b"))
+    origin = {"format": "lpes-factors", "version": 1, "factors": [1.5], "origin": {"note": ESCAPES}}
+    assert "\x1b" not in command("factors", written(tmp_path / "f.json", json.dumps(origin)), status=0)
+    assert "\x1b" not in command("factors", tmp_path / ESCAPES.replace("/", "").replace("\x00", ""), status=2)
+
+
+def test_underscores_in_numbers_long_values_and_warnings_as_errors(tmp_path):
+    from lpes_eval import factors, flags
+    from lpes_eval.methods import base, tables
+
+    refused(base.real, "factor", "1_5")
+    refused(tables.parse_bases, "bases", "1_0000:2")
+    with pytest.raises(argparse.ArgumentTypeError):
+        flags.whole("1_5")
+    refused(factors.parse, "x" * 100_000)
+    refused(factors.Factors.from_dict, {"x" * 100_000: 1})
+    broken = "import lpes_eval.harness.plugin as p; p.EXTENSIONS.clear(); import lm_eval.api.registry; print('here')"
+    ended = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", broken], capture_output=True, text=True)
+    assert ended.stdout == "here\n", ended.stderr
+    assert "could not extend lm_eval.api.registry: KeyError" in ended.stderr
+    assert "LPES_EVAL_PLUGIN=0" in ended.stderr

@@ -11,6 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import lpes_eval
+from lpes_eval import reference
+from lpes_eval.data import kv
+from lpes_eval.errors import UnsupportedModel
+from lpes_eval.vllm import scaled
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -58,36 +66,29 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def run(program, *arguments):
-    """A program in a process of its own: what it prints behind its last mark, or its error."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True)
+def run(*command, **environment):
+    """A command in a process of its own, with a cache of 1 GiB."""
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def made(config):
-    """vLLM's rotary module, and transformers' for the same configuration."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.rotary_embedding import get_rope
-
-    with set_current_vllm_config(VllmConfig()):
-        length = int(config.rope_parameters.get("original_max_position_embeddings", config.max_position_embeddings))
-        rope = get_rope(16, max_position=length, rope_parameters=config.rope_parameters, dtype=torch.float32)
-    return rope, LlamaRotaryEmbedding(config)
+def run_program(program, *arguments):
+    return run(sys.executable, "-c", program, *arguments, VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layers_table_is_that_of_divided_positions(kind):
-    from transformers import LlamaConfig
-
-    from lpes_eval.vllm import scaled
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
 
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
     config = LlamaConfig(**sizes, rope_parameters=KINDS[kind] | {"rope_theta": 1e4})
-    ours, theirs = made(config)
+    with set_current_vllm_config(VllmConfig()):
+        length = int(config.rope_parameters.get("original_max_position_embeddings", config.max_position_embeddings))
+        ours = get_rope(16, max_position=length, rope_parameters=config.rope_parameters, dtype=torch.float32)
     before = ours.cos_sin_cache.clone()
     own = scaled(ours, 1.7).cos_sin_cache[:64]
-    cos, sin = theirs(torch.empty(1), torch.arange(64)[None] / 1.7)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.empty(1), torch.arange(64)[None] / 1.7)
     assert torch.allclose(own, torch.cat((cos[0, :, :8], sin[0, :, :8]), -1), atol=1e-5)  # float32 angles of up to 64
     assert not torch.allclose(own, before[:64], atol=1e-2)
     assert torch.equal(ours.cos_sin_cache, before)  # it is shared
@@ -95,17 +96,13 @@ def test_a_layers_table_is_that_of_divided_positions(kind):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layers_table_is_the_one_that_apply_makes(family, tmp_path):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    import lpes_eval
-
     kind, options = FAMILIES[family]
     sizes = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 32}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **options)).eval()
     model.save_pretrained(tmp_path)
     factors = [1.0, 1.3, 1.7, 1.1]
-    found = run(TABLES, str(tmp_path), json.dumps(factors))
+    found = run_program(TABLES, tmp_path, json.dumps(factors))
     if kind == "phi3":
         assert "Phi3LongRoPEScaledRotaryEmbedding: layer factors were not tried with it in vLLM" in found.stderr
         return
@@ -124,9 +121,6 @@ def test_every_layers_table_is_the_one_that_apply_makes(family, tmp_path):
 
 
 def test_a_kind_that_was_not_tried_is_refused():
-    from lpes_eval.errors import UnsupportedModel
-    from lpes_eval.vllm import scaled
-
     with pytest.raises(UnsupportedModel, match="Linear: layer factors were not tried"):
         scaled(torch.nn.Linear(2, 2), 1.5)
 
@@ -134,20 +128,8 @@ def test_a_kind_that_was_not_tried_is_refused():
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The reference model's folder, plain and with factors, and what transformers answers to some prompts in each."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import lpes_eval
-    from lpes_eval import reference
-    from lpes_eval.rng import stream
-
-    tokenizer, random = AutoTokenizer.from_pretrained(reference.path()), stream("vllm")
-    found = {}
-    texts = []
-    for k in range(12):
-        pairs = [(f"{random.getrandbits(64):016x}", f"{random.getrandbits(64):016x}") for _ in range(40)]
-        records = ",\n".join(f'"{key}": "{value}"' for key, value in pairs)
-        texts.append(f'Extract the value.\n{{{records}}}\nKey: "{pairs[3 * k][0]}"\nCorresponding value:')
-    prompts = [tokenizer(text).input_ids for text in texts]
+    tokenizer, found = AutoTokenizer.from_pretrained(reference.path()), {}
+    prompts = [tokenizer(kv.generate(k, 50).prompt(8 * k)).input_ids for k in range(12)]
     for name in ("plain", "factors"):
         folder = tmp_path_factory.mktemp(name)
         model = AutoModelForCausalLM.from_pretrained(reference.path())
@@ -177,11 +159,9 @@ def folders(tmp_path_factory):
     ],
 )
 def test_greedy_answers_are_those_of_transformers(folders, folder, expected, options):
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    command = [sys.executable, "-c", PROGRAM, str(folders[folder][0]), json.dumps(options)]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    answers = json.loads(out.partition("ANSWERS ")[2])
-    assert answers == folders[expected][1]
+    done = run_program(PROGRAM, folders[folder][0], json.dumps(options))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.partition("ANSWERS ")[2]) == folders[expected][1]
 
 
 @pytest.mark.parametrize("factors", [[1.0] * 6, [1.0, 1.5, 1.0, 1.0, 1.0, 1.0]], ids=["plain", "factors"])
@@ -227,17 +207,13 @@ def searched():
 
 def lm_eval(folder, model, **model_args):
     """The answers that ``lm_eval`` keeps, and the last line that it prints as an error."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [Path(sys.executable).with_name("lm_eval"), "--model", model, "--tasks", "kv_retrieval", "--limit", "5"]
-    command += ["--model_args", json.dumps(model_args), "--log_samples", "--output_path", folder]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run(*command, "--model_args", json.dumps(model_args), "--log_samples", "--output_path", folder)
     lines = [json.loads(line) for file in folder.rglob("samples_*") for line in file.read_text().splitlines()]
     return [(one["doc_id"], one["resps"]) for one in lines], done.stderr
 
 
 def test_lm_eval_measures_through_vllm_what_it_measures_through_transformers_and_cuts_nothing(tmp_path):
-    from lpes_eval import reference
-
     served = {"pretrained": str(reference.path()), "dtype": "float32", "enforce_eager": True}
     factors = {"hf_overrides": {"lpes_factors": "reference"}}
     answers, error = lm_eval(tmp_path / "vllm", "vllm", **served, **factors)
@@ -252,15 +228,10 @@ def search(model, folder):
     command = [sys.executable, "-m", "search.ga", "--engine", "vllm", "--engine_args", "enforce_eager=True"]
     command += ["--model_args", f"pretrained={model}", "--metadata", '{"num_keys": 6}', "--examples", "4"]
     command += ["--budget", "100prompts", "--held_out_examples", "4", "--output", folder]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return run(*command)
 
 
 def test_a_search_with_vllm_stops_where_logits_are_no_numbers(tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from lpes_eval import reference
-
     for kind in (AutoTokenizer, AutoModelForCausalLM):
         part = kind.from_pretrained(reference.path("kv"))
         part.save_pretrained(tmp_path / "model")

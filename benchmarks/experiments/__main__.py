@@ -1,7 +1,5 @@
 """The command: ``python -m benchmarks.experiments``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -13,16 +11,14 @@ from benchmarks.experiments.bench import KEPT, open_bench
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least
 
-EPILOG = """\
-A result that is there already, of the same model with the same settings and factors, is not measured again. An
-experiment that fails does not stop the others.
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 1 if an experiment has no result."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.experiments", description="Measure what docs/results.md shows.", epilog=EPILOG
+        prog="python -m benchmarks.experiments",
+        description="Measure what docs/results.md shows.",
+        epilog="A result that is there already, of the same model with the same settings and factors, is not measured "
+        "again. An experiment that fails does not stop the others.",
     )
     add = parser.add_argument
     add("--preset", choices=("full", "headline"), default="full",

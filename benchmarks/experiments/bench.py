@@ -1,7 +1,5 @@
 """The experiments with the models they run on and the results so far: what is missing, and how to get it."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -9,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.experiments import measure, plan, store
 from benchmarks.experiments.plan import Source
@@ -20,12 +17,10 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 
 KEPT = Path("benchmarks/results")
-Model = dict[str, Any]
-"""``name`` (``reference``, or a folder from the repository's root), ``sha256`` of the weights file, and ``layers``."""
 
 
-def shipped_model(name: str, folder: Path) -> Model:
-    """A shipped model, as a result names it."""
+def shipped_model(name: str, folder: Path) -> Row:
+    """``name`` (``reference``, or a folder from the repository's root), ``sha256`` of the weights, and ``layers``."""
     layers = int(json.loads((folder / "config.json").read_text())["num_hidden_layers"])
     return {"name": name, "sha256": files.sha256(folder / "model.safetensors"), "layers": layers}
 
@@ -37,7 +32,7 @@ def needs(source: Source | None) -> str | None:
     return None if source is None or source[0] == "shipped" else source[-1]
 
 
-def layer_factors(source: Source, model: Model, result: Callable[[str], Row]) -> list[float]:
+def layer_factors(source: Source, model: Row, result: Callable[[str], Row]) -> list[float]:
     """The factors that a source gives a model, one a layer; ``result`` gives an experiment's result by its name."""
     kind, *how, of = source
     depth = model["layers"]
@@ -48,9 +43,8 @@ def layer_factors(source: Source, model: Model, result: Callable[[str], Row]) ->
     if kind == "mean":
         return [round(math.fsum(layer_factors(of, model, result)) / depth, 4)] * depth
     if kind == "half":
-        values, half = layer_factors(of, model, result), depth // 2
-        ones = [1.0] * depth
-        return values[:half] + ones[half:] if how == ["first"] else ones[:half] + values[half:]
+        values, first = layer_factors(of, model, result), how == ["first"]
+        return [value if (h < depth // 2) == first else 1.0 for h, value in enumerate(values)]
     found = Factors.from_dict({key: value for key, value in result(of)["found"].items() if key != "origin"})
     if found.curve is None or found.curve[0] == "free":
         return (found.per_layer() + [1.0] * depth)[:depth]  # they stay with their layers, counted from the first
@@ -77,7 +71,7 @@ def model_args(source: Source | None, row: Row) -> Row:
 class Bench:
     """The experiments, the models that they run on, and the results so far."""
 
-    def __init__(self, results: store.Results, model: Model, second: Model) -> None:
+    def __init__(self, results: store.Results, model: Row, second: Row) -> None:
         self.results, self.model, self.second, self.listed = results, model, second, plan.experiments()
 
     def wanted(self, name: str) -> Row:
@@ -109,12 +103,9 @@ class Bench:
         return row
 
     def with_needs(self, names: Sequence[str]) -> list[str]:
-        """These experiments, and before them those from whose results their factors follow."""
+        """These experiments and those from whose results their factors follow, which come before them."""
         wanted = {*names, *(needs(self.listed[name].source) for name in names)}
-        return sorted((name for name in self.listed if name in wanted), key=self._needs_another)
-
-    def _needs_another(self, name: str) -> bool:
-        return needs(self.listed[name].source) is not None
+        return [name for name in self.listed if name in wanted]
 
     def run(self, chosen: Sequence[str], jobs: int) -> int:
         """Measure what is not there yet, ``jobs`` at a time; returns how many experiments failed."""
@@ -127,9 +118,10 @@ class Bench:
             row, (kind, _, source, _) = self.wanted(name), self.listed[name]
             return measure.in_its_own_process(kind, row, model_args(source, row))
 
-        for needing in (False, True):  # what others need comes first, and needs nothing itself
+        needing = [name for name in chosen if needs(self.listed[name].source)]
+        for names in ([name for name in chosen if name not in needing], needing):
             pool = ThreadPoolExecutor(jobs)
-            futures = {pool.submit(measured, name): name for name in chosen if self._needs_another(name) == needing}
+            futures = {pool.submit(measured, name): name for name in names}
             try:
                 for future in as_completed(futures):
                     name, said = futures[future], "there already"

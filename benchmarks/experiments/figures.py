@@ -3,8 +3,6 @@
 An experiment without a result of this model is a row that says so.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ model arguments, and returns what the row holds beyond them and the circumstance
 is kept beside them: by the search's evaluator, which tests hold against lm-eval example by example, or by lm-eval.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -7,8 +7,6 @@ A document's numbers stand between ``<!-- numbers: NAME -->`` and ``<!-- /number
 NAME of ``templates/numbers.md.j2``. Words are in the templates, and what they say is computed from the results.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics

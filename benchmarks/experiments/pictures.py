@@ -1,7 +1,5 @@
 """The pictures of ``docs/results.md``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

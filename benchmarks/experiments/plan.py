@@ -4,8 +4,6 @@ An experiment equals a command of the product, which is kept with its result. Na
 last slash says which table it belongs to.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping
@@ -117,15 +115,16 @@ def experiments() -> dict[str, Experiment]:
         evaluate(f"{at}/lpes", task, shipped)
         add(f"{at}/uniform-choice", "choose", task=task, examples=CHOICE_EXAMPLES, grid=list(UNIFORM))
         evaluate(f"{at}/uniform", task, ("chosen", f"{at}/uniform-choice"))
-    for task in SHORT:
+        evaluate(f"all/{short}/plain", task, questions=ALL_QUESTIONS)
+        evaluate(f"all/{short}/lpes", task, shipped, questions=ALL_QUESTIONS)
+        for name, (model, arguments) in METHODS.items():
+            n = SLOW_QUESTIONS if model in SLOW else PEER_QUESTIONS
+            evaluate(f"{at}/{name}", task, questions=n, model=model, model_args=arguments)
         for seed, name in SEARCHES[task].items():
             found = ("found", name)
             search(name, task, seed)
             evaluate(f"{name}-held-out", task, found)
             evaluate(f"{name}-pi", task, ("mean", found))
-    for task, short in SHORT.items():
-        evaluate(f"all/{short}/plain", task, questions=ALL_QUESTIONS)
-        evaluate(f"all/{short}/lpes", task, ("shipped", task), questions=ALL_QUESTIONS)
     for rope in ("plain", "linear", "dynamic", "yarn"):
         settings = {"rope": rope, "texts": TEXTS, "lengths": list(PPL_LENGTHS)}
         add(f"perplexity/{rope}", "perplexity", **settings)
@@ -134,44 +133,34 @@ def experiments() -> dict[str, Experiment]:
         for seed, name in seeded(variant).items():
             search(name, KV, seed, **changed)
             evaluate(f"{name}-held-out", KV, ("found", name))
-    for task, short in SHORT.items():
-        for name, (model, arguments) in METHODS.items():
-            n = SLOW_QUESTIONS if model in SLOW else PEER_QUESTIONS
-            evaluate(f"main/{short}/{name}", task, questions=n, model=model, model_args=arguments)
 
     first = {task: ("found", SEARCHES[task][1]) for task in SHORT}
-    for task, other in ((KV, MDQA), (MDQA, KV)):
-        evaluate(f"transfer/{SHORT[other]}-on-{SHORT[task]}", task, first[other])
-    for task, lengths in LENGTHS.items():
-        for length in lengths:
+    other = {"questions": OTHER_QUESTIONS}
+    for task, trained in ((KV, MDQA), (MDQA, KV)):
+        evaluate(f"transfer/{SHORT[trained]}-on-{SHORT[task]}", task, first[trained])
+        for length in LENGTHS[task]:
             for name, source in {"plain": None, "lpes": first[task], "shipped": ("shipped", task)}.items():
-                size = {SIZE_OF[task]: length}
-                evaluate(
-                    f"transfer/{SHORT[task]}-{length}-{name}", task, source, questions=OTHER_QUESTIONS, metadata=size
-                )
+                at = f"transfer/{SHORT[task]}-{length}-{name}"
+                evaluate(at, task, source, metadata={SIZE_OF[task]: length}, **other)
+        for length in SHORT_LENGTHS[task]:
+            evaluate(f"short/{SHORT[task]}-{length}", task, metadata={SIZE_OF[task]: length})
+        for half in ("first", "last"):
+            evaluate(f"ablation/{SHORT[task]}-{half}-half", task, ("half", half, ("shipped", task)), **other)
     for name, source in {"plain": None, "own": ("shipped", KV), "transferred": first[KV]}.items():
         evaluate(f"second/{name}", KV, source, second=True)
-    for task, lengths in SHORT_LENGTHS.items():
-        for length in lengths:
-            evaluate(f"short/{SHORT[task]}-{length}", task, metadata={SIZE_OF[task]: length})
 
     tenths = {"positions": list(range(0, 101, 10))}  # Table 16
     for curve in ("linear", "bezier"):
         search(f"steps/{curve}", MDQA, 1, curve=curve)
     curves: dict[str, Source] = {curve: ("found", f"steps/{curve}") for curve in ("linear", "bezier")}
     for name, source in {"plain": None, "free": first[MDQA], **curves}.items():
-        evaluate(f"steps/{name}-held-out", MDQA, source, questions=OTHER_QUESTIONS, metadata=tenths)
+        evaluate(f"steps/{name}-held-out", MDQA, source, metadata=tenths, **other)
 
-    for task, short in SHORT.items():
-        for half in ("first", "last"):
-            evaluate(
-                f"ablation/{short}-{half}-half", task, ("half", half, ("shipped", task)), questions=OTHER_QUESTIONS
-            )
-    evaluate("ablation/as-found", MDQA, ("found", "steps/bezier"), questions=OTHER_QUESTIONS)
+    evaluate("ablation/as-found", MDQA, curves["bezier"], **other)
     for point in (None, 0, 1, 2, 3):
         for way, by in (("down", -0.3), ("up", 0.3)):
             name = f"ablation/{'all' if point is None else f'point-{point}'}-{way}"
-            evaluate(name, MDQA, ("moved", point, by, "steps/bezier"), questions=OTHER_QUESTIONS)
+            evaluate(name, MDQA, ("moved", point, by, "steps/bezier"), **other)
     return listed
 
 
@@ -185,8 +174,8 @@ def search_flags(task: str, seed: int, optimizer: str = "ga", **changed: Any) ->
     size: dict[str, Any] = dict(DESCENT if optimizer == "gradient" else SEARCH)
     if optimizer == "bands":  # sets out from the plain model, tries band after band of layers, and ends by itself
         size = {"examples": size["examples"]}
-    if optimizer == "random" or (optimizer == "cma-es" and size.get("start") == "diverse"):
-        size.pop("start", None)  # which there is none for
+    if optimizer == "random":
+        del size["start"]
     flags = {"tasks": task, "seed": seed, "search_seed": seed, "optimizer": optimizer, **size, **changed}
     flags["held_out_examples"] = 0
     if optimizer in ("ga", "random"):

@@ -6,8 +6,6 @@ again: right or wrong as a string of 1 and 0 a position, in the order of ``quest
 a task for every position, also keep what was typed then where that has another form today (``ran``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

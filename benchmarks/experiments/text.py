@@ -5,8 +5,6 @@ what is scored. The gold record stands near the end, inside the shortest window 
 holds what is needed and a longer one only has more before it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draw a training log: ``python -m benchmarks.reference.curve LOG.jsonl OUT.png``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from itertools import groupby

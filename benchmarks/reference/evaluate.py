@@ -7,27 +7,24 @@ stricter than ``kv_retrieval``, which asks for the value and not for the quote a
 more than that.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import LlamaForCausalLM
 
 import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import Asked, draw, draw_documents, hidden
+from benchmarks.reference.recipe import Recipe, build, stage_of
+from benchmarks.reference.train import CHECKPOINT
 from lpes_eval import checkpoint, rng
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, positive
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 POSITIONS = (0, 20, 40, 60, 80, 100)
 DOCUMENT_POSITIONS = (0, 25, 50, 75, 100)
@@ -82,11 +79,6 @@ def right_documents(
 
 def load(folder: Path) -> LlamaForCausalLM:
     """The model in ``folder``: a finished one, or the last checkpoint of a run that goes on."""
-    from transformers import LlamaForCausalLM
-
-    from benchmarks.reference.recipe import Recipe, build, stage_of
-    from benchmarks.reference.train import CHECKPOINT
-
     if (folder / "config.json").exists():
         return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     file = folder / CHECKPOINT

@@ -8,24 +8,20 @@ floating-point noise, at the price of one context.
 Shapes: B contexts, C context tokens, Q queries a context, W tokens a query, so T = C + Q*W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+from transformers import AttentionInterface, LlamaForCausalLM
 
 from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import fiction
 from lpes_eval.data.mdqa import TEMPLATE, format_document
 from lpes_eval.rng import below, choice, shuffled
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 IGNORE = -100
 ATTENTION = "lpes_queries"
@@ -75,13 +71,8 @@ def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray 
 
     rows = np.arange(contexts)[:, None]
     gold_keys, gold_values = keys[rows, golds], values[rows, golds]
-    fixed = [
-        piece[vocabulary.KEY],
-        piece[vocabulary.ASK],
-        piece[vocabulary.ANSWER],
-        vocabulary.QUOTE_ID,
-        vocabulary.END_ID,
-    ]
+    fixed = [*(piece[each] for each in (vocabulary.KEY, vocabulary.ASK, vocabulary.ANSWER))]
+    fixed += [vocabulary.QUOTE_ID, vocabulary.END_ID]
     key, ask, answer, quote, end = (np.full((*golds.shape, 1), identifier) for identifier in fixed)
     queries = np.concatenate([key, gold_keys, ask, answer, gold_values, quote], axis=2)
     targets = np.concatenate([queries[:, :, 1:], end], axis=2)
@@ -163,11 +154,11 @@ def _attend(
     return torch.cat([first, second], dim=2).transpose(1, 2).contiguous(), None
 
 
+AttentionInterface.register(ATTENTION, _attend)
+
+
 def hidden(model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
     """(B, T, width of the model) last hidden states for ``context`` (B, C) and ``queries`` (B, Q, W), Q may be 0."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, _attend)
     model.config._attn_implementation = ATTENTION
     inner = model.model
     (_, size), (_, asked, width) = context.shape, queries.shape

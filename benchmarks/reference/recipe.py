@@ -1,18 +1,13 @@
 """The recipes of the reference models: what decides their weights, and the models that they start from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import fiction
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 WINDOW = 8192
 
@@ -90,8 +85,6 @@ def levels(recipe: Recipe) -> list[tuple[int, int]]:
 
 def build(recipe: Recipe) -> LlamaForCausalLM:
     """The untrained model."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
         vocab_size=recipe.vocabulary,

@@ -16,17 +16,14 @@ There is no beginning-of-text token, so nothing is put before a prompt; ``<|end|
 Text that happens to spell these two is split into bytes like any other text (``split_special_tokens``).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lpes_eval.data import fiction
 from lpes_eval.files import write_atomically
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 PAD, END = "<|pad|>", "<|end|>"
 PAD_ID, END_ID = 0, 1
@@ -69,9 +66,6 @@ VOCAB_SIZE = 2 + 256 + len(pieces())
 
 def build(size: int = VOCAB_SIZE) -> Tokenizer:
     """The tokenizer as an object of the ``tokenizers`` library, with the first ``size`` entries of the vocabulary."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     symbols = bytes_to_unicode()  # one printable character for each byte
     texts = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in pieces()]
     # Whole numbers add without rounding, so equal counts of pieces score exactly equal at any length. The two special

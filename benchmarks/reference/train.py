@@ -16,8 +16,6 @@ the same weights, and the same command on the same processor ends with the same 
 Records are random UUIDs of a stream that no evaluation set uses; that a 122-bit UUID is drawn twice does not happen.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -27,12 +25,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 from tqdm import tqdm
+from transformers import LlamaForCausalLM
 
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
@@ -42,9 +41,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 from lpes_eval.rng import below, stream
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 CHECKPOINT = "checkpoint.safetensors"
 STREAM = 0x7EA1
@@ -109,10 +105,8 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
         answers = torch.tensor(batch.answers, device=model.device)
         right.append((correct & answers).sum() / answers.sum())
         whole.append((correct | ~answers).all(2).float().mean())
-    shares = {
-        "documents_right": torch.stack(right).mean().item(),
-        "documents_answers": torch.stack(whole).mean().item(),
-    }
+    seen = {"documents_right": right, "documents_answers": whole}
+    shares = {name: torch.stack(values).mean().item() for name, values in seen.items()}
     return torch.stack(losses).mean(), {"documents": documents, **shares}
 
 

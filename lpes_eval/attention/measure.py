@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,15 +85,14 @@ def decay(model: Any, furthest: int) -> dict[str, Any] | None:
     distances = torch.linspace(0, furthest, POINTS).round().long().unique()
     tables: dict[int, Tensor] = {}
 
-    def note(h: int) -> Any:
-        def hook(layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, tuple) and len(value) == 2 and all(map(torch.is_tensor, value)):
-                    tables[h] = value[0].float()
+    def note(h: int, layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, tuple) and len(value) == 2 and all(map(torch.is_tensor, value)):
+                tables[h] = value[0].float()
 
-        return hook
-
-    handles = [layer.register_forward_pre_hook(note(h), with_kwargs=True) for h, layer in enumerate(decoder.layers)]
+    handles = [
+        layer.register_forward_pre_hook(partial(note, h), with_kwargs=True) for h, layer in enumerate(decoder.layers)
+    ]
     try:
         ids = torch.zeros_like(distances)[None].to(next(model.parameters()).device)
         model(input_ids=ids, position_ids=distances[None].to(ids.device), use_cache=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import PromptTooLong, UserError
@@ -64,29 +66,21 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
             target = task.target(doc, position)
-            answer = target if isinstance(target, str) else target[0]
-            made = _tokens(lm, task.segments(doc, position), task.config.target_delimiter + answer, chat)
-            if len(made.tokens) > lm.max_length:
+            answer = task.config.target_delimiter + (target if isinstance(target, str) else target[0])
+            prompt = _prompt(lm, position, task.segments(doc, position), answer, chat)
+            if len(prompt.tokens) > lm.max_length:
                 raise PromptTooLong(
-                    f"{task.config.task}: a prompt and its answer of {len(made.tokens)} tokens; the model's window is "
-                    f"{lm.max_length}. Take a shorter one (--metadata), or a longer window (--model_args max_length=)"
+                    f"{task.config.task}: a prompt and its answer of {len(prompt.tokens)} tokens; the model's window "
+                    f"is {lm.max_length}. Take a shorter one (--metadata), or a longer window (--model_args "
+                    "max_length=)"
                 )
-            yield Prompt(position, **vars(made))
+            yield prompt
 
 
-@dataclass
-class _Tokens:
-    tokens: list[int]
-    answer: int
-    parts: list[int]
-    items: list[int]
-    gold: int
-
-
-def _tokens(lm: Any, segments: list[Segment], answer: str, chat: bool) -> _Tokens:
+def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat: bool) -> Prompt:
+    """The prompt of an instruction, items and a question, in this order."""
     text = join(segments)
     whole = lm.apply_chat_template([{"role": "user", "content": text}]) if chat else text
-    before, _, _ = whole.partition(text)
     if not lm.tokenizer.is_fast:
         raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
     ids = lm.tok_encode(whole + answer, add_special_tokens=False if chat else None)
@@ -95,20 +89,15 @@ def _tokens(lm: Any, segments: list[Segment], answer: str, chat: bool) -> _Token
     if ids[added:] != plain["input_ids"]:
         raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
     starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
-    items = [one for one in segments if one.label not in ("instruction", "question")]
-    ends, at = [], len(before) + len(segments[0].text)
-    for item in items:
-        at += len(item.text)
-        ends.append(at)
-    first = len(before) + len(segments[0].text)
-    of_item = [next((i for i, end in enumerate(ends) if start < end), -1) if start >= first else -1 for start in starts]
-    within = [number for number, item in enumerate(of_item) if item >= 0]
-    third = {number: PARTS.index("beginning") + 3 * k // len(within) for k, number in enumerate(within)}
+    before, _, _ = whole.partition(text)
+    _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=len(before))  # of the items
+    numbers = [bisect_right(bounds, start) - 1 for start in starts]
+    items = [number if number < len(bounds) - 1 else -1 for number in numbers]
+    within = [k for k, item in enumerate(items) if item >= 0]
     parts = [
-        third[number]
-        if number in third
-        else PARTS.index("before" if start < first else "answer" if start >= len(whole) else "after")
-        for number, start in enumerate(starts)
+        PARTS.index("before" if start < bounds[0] else "answer" if start >= len(whole) else "after") for start in starts
     ]
-    gold = next(i for i, item in enumerate(items) if item.label == "gold")
-    return _Tokens(ids, parts.count(PARTS.index("answer")), parts, of_item, gold)
+    for k, number in enumerate(within):
+        parts[number] = PARTS.index("beginning") + 3 * k // len(within)
+    gold = next(i for i, item in enumerate(segments[1:]) if item.label == "gold")
+    return Prompt(position, ids, parts.count(PARTS.index("answer")), parts, items, gold)

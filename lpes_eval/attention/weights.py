@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,18 +47,15 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
             output = model(input_ids=ids[:, last : last + 1], **given)
         cache = rope.cache_of(output)
         if not seen:
-            raise _unsupported(model, "it does not hand out its attention weights")
+            raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
         found = {}
         for h, parts in seen.items():
             weight = torch.cat(parts, dim=1)[0, :, 0]
             if weight.shape[-1] > last + 1:
-                raise _unsupported(model, f"the keys of layer {h} are not those of single tokens")
+                reason = f"the keys of layer {h} are not those of single tokens"
+                raise UnsupportedModel(f"{model.config.model_type}: {reason}")
             found[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
         yield found
-
-
-def _unsupported(model: Any, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{model.config.model_type}: {reason}")
 
 
 @contextmanager
@@ -65,18 +63,15 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
     """By layer, the attention weights of one query, (1, heads, 1, keys), that modules in it hand out meanwhile."""
     seen: dict[int, list[Tensor]] = {}
 
-    def hook(h: int) -> Any:
-        def note(module: nn.Module, args: Any, output: Any) -> None:
-            for x in output[1:] if isinstance(output, tuple) else ():
-                found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
-                if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
-                    seen.setdefault(h, []).append(x)
-
-        return note
+    def note(h: int, module: nn.Module, args: Any, output: Any) -> None:
+        for x in output[1:] if isinstance(output, tuple) else ():
+            found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
+            if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
+                seen.setdefault(h, []).append(x)
 
     attentions = re.compile("Attention|MLA")
     handles = [
-        module.register_forward_hook(hook(h))
+        module.register_forward_hook(partial(note, h))
         for h, layer in enumerate(layers)
         for module in layer.modules()
         if attentions.search(type(module).__name__)

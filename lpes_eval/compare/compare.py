@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.compare import tables
+from lpes_eval.compare import results, tables
+from lpes_eval.compare.results import Results, mismatch
 from lpes_eval.errors import UserError
 from lpes_eval.flags import share
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Results
     from lpes_eval.compare.statistics import Difference
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -40,10 +40,8 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     notes: list[str] = []
     found: list[tuple[str, str, str, int, dict[str, Difference]]] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
-        pair = {"A": a, letter: b}
         said: list[str] = []
-        rows = list(_differences(pair, confidence, prompts_may_differ, said))
-        found += [(letter, *row) for row in rows]
+        found += [(letter, *one) for one in _differences(a, letter, b, confidence, prompts_may_differ, said)]
         notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in said]
     if few := sorted({questions for *_, questions, _ in found if questions < FEW_QUESTIONS}):
         notes.append(
@@ -67,22 +65,27 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
 
 
 def _differences(
-    pair: Mapping[str, Results], confidence: float, prompts_may_differ: bool, notes: list[str]
+    a: Results, letter: str, b: Results, confidence: float, prompts_may_differ: bool, notes: list[str]
 ) -> Iterator[tuple[str, str, int, dict[str, Difference]]]:
     """Of each metric that two runs have: its task and name, how many questions, and a difference for each row."""
     from lpes_eval.compare.statistics import compare_paired, smallest_effect
 
-    a, b = pair.values()
     common = [name for name in a.tasks if name in b.tasks]
     if not common:
         raise UserError(
             f"{a.path} and {b.path} have no task in common ({tables.some([*a.tasks])}; {tables.some([*b.tasks])}); "
             "give runs of the same tasks"
         )
-    notes += _only_in_one(pair)
+    notes += _only_in_one({"A": a, letter: b})
     compared = False
     for name in common:
-        _check_comparable(a, b, name, prompts_may_differ)
+        for unlogged in (one for one in (a, b) if one.tasks[name].documents is None):
+            raise UserError(
+                f"{unlogged.path}: no samples of {name} beside it; run lm_eval with --log_samples and --output_path, "
+                "and keep the files together"
+            )
+        if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
+            raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]
@@ -91,12 +94,12 @@ def _differences(
             if metric.by_question is None or other.by_question is None:
                 notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
                 continue
-            scores, better = (metric.matrix(labels), other.matrix(labels)), metric.higher_is_better
+            scores = metric.matrix(labels), other.matrix(labels)
             if (least := smallest_effect(*scores)) > 0:
                 notes.append(
                     f"{name}, {shown}: a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5."
                 )
-            rows = compare_paired(*scores, higher_is_better=better, confidence=confidence)
+            rows = compare_paired(*scores, higher_is_better=metric.higher_is_better, confidence=confidence)
             of_all = {"mean": rows.mean, "worst": rows.worst, "spread": rows.spread} if len(labels) > 1 else {}
             compared = True
             yield name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all
@@ -137,7 +140,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    from lpes_eval.compare import flips, results
+    from lpes_eval.compare import flips
 
     if len(arguments.others) >= len(LETTERS):
         raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
@@ -162,28 +165,15 @@ def _only_in_one(pair: Mapping[str, Results]) -> list[str]:
     places = {
         letter: {
             name if label == "all" else f"{name} at {label}"
-            for name, task in results.tasks.items()
+            for name, task in one.tasks.items()
             for metric in task.metrics.values()
             for label in metric.values
         }
-        for letter, results in pair.items()
+        for letter, one in pair.items()
     }
     both = set.intersection(*places.values())
     alone = {letter: sorted(names - both) for letter, names in places.items()}
     return [f"Only in {letter}, not compared: {tables.some(names)}." for letter, names in alone.items() if names]
-
-
-def _check_comparable(a: Results, b: Results, name: str, prompts_may_differ: bool) -> None:
-    from lpes_eval.compare.results import mismatch
-
-    for results in (a, b):
-        if results.tasks[name].documents is None:
-            raise UserError(
-                f"{results.path}: no samples of {name} beside it; run lm_eval with --log_samples and --output_path, "
-                "and keep the files together"
-            )
-    if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
-        raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
 
 
 def _row(label: str, d: Difference, p_holm: float) -> tables.Row:

@@ -17,8 +17,11 @@ SHOWN, CELL = 20, 60
 
 def first_metrics(report: tables.Report, side: str = "") -> dict[str, str]:
     """Of each task in a report of `compare`, the first metric; of more than two runs, of those that ``side`` has."""
-    sections = [one for one in reversed(report.sections) if not side or side in one.sides]
-    return {section.task: section.metric for section in sections}
+    found: dict[str, str] = {}
+    for section in report.sections:
+        if not side or side in section.sides:
+            found.setdefault(section.task, section.metric)
+    return found
 
 
 def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = False) -> Iterator[dict[str, Any]]:
@@ -41,11 +44,11 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
                 yield {"better": better, "scores": scores, **_shown(line_a, line_b, label)}
 
 
-def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str, most: int = SHOWN) -> tables.Section:
-    """The flips of one score as a table, the worse ones first, and of many the first ``most``."""
+def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str) -> tables.Section:
+    """The flips of one score as a table, the worse ones first, and of many the first ``SHOWN``."""
     found = sorted(samples, key=lambda one: one["better"])
     better = sum(one["better"] for one in found)
-    rest = f", the first {most} of them" if len(found) > most else ""
+    rest = f", the first {SHOWN} of them" if len(found) > SHOWN else ""
     rows = tuple(
         tables.Row(
             (
@@ -55,7 +58,7 @@ def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str, most: 
             ),
             {name: one[name] for name in ("better", "position", "scores", "question", "expected", "answers")},
         )
-        for one in found[:most]
+        for one in found[:SHOWN]
     )
     title = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}"
     return tables.Section(task, title, None, ("flip", "position", "question", "expected", "before", "after"), rows)

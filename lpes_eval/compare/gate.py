@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.compare import tables
+from lpes_eval.compare import results, tables
+from lpes_eval.compare.baseline import is_baseline, load, save
+from lpes_eval.compare.results import Metric, Results, differing, mismatch
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, share
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Metric, Results
     from lpes_eval.compare.statistics import Change
 
 ALPHA = 0.01
@@ -69,13 +70,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
         NotComparable: another model; a task or metric that is missing, or a task of another version or other examples;
             nothing at all that could be tested, or too few questions for any test to fail.
     """
-    _check_comparable(baseline, now, options)
-    scores = [
-        _Score(name, key, metric, new.metrics[key], logged=None not in (task.documents, new.documents))
-        for name, task in baseline.tasks.items()
-        for new in [now.tasks[name]]
-        for key, metric in task.metrics.items()
-    ]
+    scores = list(_comparable(baseline, now, options))
     levels = _levels([(score.tests, score.questions) for score in scores], options.alpha)
     if not any(levels) and options.max_drop is None:
         tests = sum(score.tests for score in scores)
@@ -88,10 +83,9 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             f"{asked} questions are too few: at alpha {options.alpha:g} over {tests} tests not even the loss of every "
             f"answer could be told from chance; evaluate at least {least}"
         )
-    tested = {score.task for score in scores if score.tests}
+    tested = {score.task for score in scores if score.tests and score.logged}
     sections = tuple(
-        _section(score, level, options, has_parts=score.logged and score.task in tested)
-        for score, level in zip(scores, levels, strict=True)
+        _section(score, level, options, score.task in tested) for score, level in zip(scores, levels, strict=True)
     )
     notes = (*_least_losses(scores, levels), *_differences(baseline, now))
     sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
@@ -132,8 +126,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
-    from lpes_eval.compare import baseline, results
-
     path, given = arguments.baseline, vars(arguments)
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
     try:
@@ -142,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _update(now, path, options)
         if not path.exists():
             raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
-        committed = baseline.load(path)
+        committed = load(path)
         try:
             report = regress(committed, now, options)
         except NotComparable as error:
@@ -166,25 +158,23 @@ def _flips(report: tables.Report, baseline: Results, now: Results) -> Iterator[t
 
     for section in report.sections:
         task = now.tasks[section.task]
-        key = next(key for key in task.metrics if key.removesuffix(",none") == section.metric)
-        sign = 1 if task.metrics[key].higher_is_better else -1
+        metric = next(one for key, one in task.metrics.items() if key.removesuffix(",none") == section.metric)
+        sign = 1 if metric.higher_is_better else -1
         fell = [row.cells[0] for row in section.rows if row.facts["change"] * sign < 0]
         labels = {"" if label == "all" else label for label in fell if label not in ("mean", "spread")}
-        if labels and section.questions and task.documents is not None:
+        if labels and section.questions:
             found = flips.flipped(baseline, now, section.task, section.metric, baseline=True)
             yield flips.section((one for one in found if one["position"] in labels), section.task, section.metric)
 
 
 def _update(now: Results, path: Path, options: Options) -> int:
-    from lpes_eval.compare import baseline
-
-    if path.exists() and not baseline.is_baseline(path):
+    if path.exists() and not is_baseline(path):
         raise UserError(f"{path}: is there and is not a baseline, so --update does not overwrite it; name another file")
     try:
         report = regress(now, now, options)
     except NotComparable as error:
         raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
-    baseline.save(now, path)
+    save(now, path)
     untested = sum(row.cells[-1] == NOT_TESTABLE for row in report.rows)
     hint = f"; {untested} of its scores and spreads are not testable (lm_eval --log_samples)" if untested else ""
     print(f"{path}: baseline of {len(now.tasks)} tasks written from {now.path}{hint}")
@@ -230,29 +220,29 @@ class _Score:
         was, is_now = ([metric.values[label] for label in self.old.values] for metric in (self.old, self.new))
         for values in (was, is_now):
             values += [math.fsum(values) / len(values), max(values) - min(values)]
-        moved = [(a, b, (b - a) * self.sign(label)) for label, a, b in zip(self.labels, was, is_now, strict=False)]
-        return [Change(a, b, worsening, math.inf, math.nan) for a, b, worsening in moved]
+        moved = zip(self.labels, was, is_now, strict=False)
+        return [Change(a, b, (b - a) * self.sign(label), math.inf, math.nan) for label, a, b in moved]
 
 
-def _check_comparable(baseline: Results, now: Results, options: Options) -> None:
-    from lpes_eval.compare.results import mismatch
-
+def _comparable(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
     if not (options.other_model or baseline.model.is_same(now.model)):
         raise NotComparable(
             f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
             "--other-model compares them on purpose, --update starts anew"
         )
     for name, task in baseline.tasks.items():
-        if name not in now.tasks:
+        if not (again := now.tasks.get(name)):
             raise NotComparable(f"the baseline has {name}, the run has not; run the same tasks, or --update")
-        if reason := mismatch(task, now.tasks[name], prompts_may_differ=options.other_prompts):
+        if reason := mismatch(task, again, prompts_may_differ=options.other_prompts):
             raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
         for key, metric in task.metrics.items():
-            new = now.tasks[name].metrics.get(key)
-            if lost := [label for label in metric.values if new is None or label not in new.values]:
+            new = again.metrics.get(key)
+            lost = [label for label in metric.values if new is None or label not in new.values]
+            if new is None or lost:
                 raise NotComparable(
                     f"the baseline has {key} of {name} ({lost[0]}), the run has not; --update starts anew"
                 )
+            yield _Score(name, key, metric, new, logged=None not in (task.documents, again.documents))
 
 
 def _fewest_lost(level: float) -> int:
@@ -333,8 +323,6 @@ def _least_losses(scores: Sequence[_Score], levels: Sequence[float]) -> Iterator
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
-    from lpes_eval.compare.results import differing
-
     if new := [name for name in now.tasks if name not in baseline.tasks]:
         yield f"Not in the baseline, not tested: {tables.some(new)}."
     if baseline.model != now.model:

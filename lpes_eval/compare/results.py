@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,7 @@ class Task:
 @dataclass(frozen=True)
 class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
-    came from (date, command, packages, dtype, hashes), and the tasks by name.
+    came from (date, command, packages, dtype, hashes), the tasks by name, and the results JSON itself, if it is one.
     """
 
     path: Path
@@ -106,6 +106,7 @@ class Results:
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def side(self) -> tuple[str, str]:
@@ -185,7 +186,7 @@ def read(path: str | Path) -> Results:
         if not tasks:
             raise ValueError("no scores of any task")
         given = _factors(raw).get("given")
-        return Results(path, _model(raw), None if given is None else str(given), _provenance(raw), tasks)
+        return Results(path, _model(raw), None if given is None else str(given), _provenance(raw), tasks, raw)
 
 
 @contextmanager

@@ -10,11 +10,10 @@ a file or knows a model; ``docs/statistics.md`` says the same in words.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -152,9 +151,10 @@ def compare_paired(
         replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
 
     Returns:
-        For scores that are all 0 or 1, a position gets McNemar's exact test and the interval of
-        `paired_proportions_interval`. Everything else gets the symmetric interval of the paired bootstrap over
-        questions, ``d ± c`` with c the quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
+        For scores that are all 0 or 1, a position gets McNemar's exact test (Psychometrika 12, 1947), under which each
+        question that one model alone had right is a fair coin, and the interval of `paired_proportions_interval`.
+        Everything else gets the symmetric interval of the paired bootstrap over questions, ``d ± c`` with c the
+        quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
 
         If the models are equally good on each question, it does not matter which of them is called A there. So p of
         the mean, and of a position with other scores, is the share of all such exchanges whose difference reaches
@@ -187,10 +187,13 @@ def compare_paired(
     def differ_at(column: int) -> Difference:
         if not np.isin([first[:, column], second[:, column]], (0, 1)).all():
             return differ(partial(np.take, indices=column), average=True)
+        from scipy.stats import binomtest
+
         losses, gains = (int((changes[:, column] * sign > 0).sum()) for sign in (-1, 1))
         interval = paired_proportions_interval(losses, gains, questions, confidence)
+        p = float(binomtest(losses, losses + gains).pvalue) if losses + gains else 1.0
         value_a, value_b = float(means_a[column]), float(means_b[column])
-        return Difference(value_a, value_b, value_b - value_a, *interval, mcnemar(losses, gains), "mcnemar")
+        return Difference(value_a, value_b, value_b - value_a, *interval, p, "mcnemar")
 
     return PairedComparison(
         positions=tuple(map(differ_at, range(columns))),
@@ -211,16 +214,6 @@ def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
     questions = len(first)
     changes = (second - first).mean(axis=1)
     return 2.80 * float(changes.std(ddof=1)) / math.sqrt(questions) if questions > 1 else math.nan
-
-
-def mcnemar(losses: int, gains: int) -> float:
-    """The two-sided exact p-value of McNemar's test (Psychometrika 12, 1947).
-
-    Under "no difference" each question that A alone had right (``losses``) or B alone (``gains``) is a fair coin.
-    """
-    from scipy.stats import binomtest
-
-    return float(binomtest(losses, losses + gains).pvalue) if losses + gains else 1.0
 
 
 def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -285,7 +278,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     questions, columns = first.shape
     sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
 
-    @functools.cache
+    @cache
     def exchanged() -> tuple[Array, Array]:
         """The position means of both runs after each exchange, shape (exchanges, positions)."""
         draws = max(20_000, math.ceil(20 / level))  # at least twenty beyond the threshold
@@ -294,8 +287,8 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
 
     def change_of(quantity: Callable[..., Array], sign: float) -> Change:
         was, now = (float(quantity(scores.mean(axis=0), axis=-1)) for scores in (first, second))
-        old_drawn, new_drawn = exchanged()
-        null = sign * (quantity(new_drawn, axis=-1) - quantity(old_drawn, axis=-1))
+        old_drawn, new_drawn = (quantity(drawn, axis=-1) for drawn in exchanged())
+        null = sign * (new_drawn - old_drawn)
         worsening = sign * (now - was)
         most = len(null) - 1 - math.floor(level * len(null))
         return Change(was, now, worsening, float(np.partition(null, most)[most]), _share_reaching(null, worsening))
@@ -308,7 +301,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
 
         worse, better = int((sign * (at_new - at_old) > 0).sum()), int((sign * (at_old - at_new) > 0).sum())
         coin = binom(worse + better, 0.5)
-        allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions if worse + better else 0.0
+        allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
         return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, float(coin.sf(worse - 1)))
 

@@ -101,7 +101,7 @@ class Report:
             parts.append(f"### {markdown(section.title)}\n\n{table}")
         parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
         for section in self.flips:
-            table = markdown_table(section.header, [[*map(markdown, row.cells)] for row in section.rows], escape=False)
+            table = markdown_table(section.header, [[*map(markdown, row.cells)] for row in section.rows])
             parts.append(f"<details><summary>{markdown(section.title)}</summary>\n\n{table}\n\n</details>")
         return "\n\n".join(filter(None, parts))
 
@@ -180,11 +180,10 @@ def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def markdown_table(header: Sequence[str], rows: Rows, escape: bool = True) -> str:
-    """Write the same table in Markdown; the cells may hold markup, and bars unless these are escaped already."""
+def markdown_table(header: Sequence[str], rows: Rows) -> str:
+    """Write the same table in Markdown; the cells may hold markup, and bars, escaped or not."""
     lines = (header, [":--", *["--:"] * (len(header) - 1)], *rows)
-    bar = "\\|" if escape else "|"
-    return "\n".join("| " + " | ".join(cell.replace("|", bar) for cell in cells) + " |" for cells in lines)
+    return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells) + " |" for cells in lines)
 
 
 def some(names: Sequence[str]) -> str:

@@ -219,28 +219,21 @@ def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
     return drawn.union(*(re.findall("[A-Za-z]+", re.sub(r"\{\w+\}", "", sentence)) for sentence in sentences))
 
 
-def words() -> list[str]:
-    """Every word that is not a name, as it is written: those of facts and questions, then those that only remarks have.
-
-    Both parts are in alphabetical order.
-    """
-    told = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}
-    for kind in KINDS:
-        wordings = [wording for fact in kind.facts for wording in (*fact.statements, *fact.questions)]
-        told |= _words(kind, [kind.opening, *wordings])
-    remarked = set().union(*(_words(kind, kind.remarks) for kind in KINDS))
-    return [*sorted(told), *sorted(remarked - told)]
-
-
 def vocabulary() -> list[str]:
     """Pieces of which every prompt of this set and every answer can be put together; for building a tokenizer.
 
     A word, a number's first two digits and a name's first syllable carry the space before them. The longest pieces are
-    the fixed parts of the prompt; other digits stand alone.
+    the fixed parts of the prompt; other digits stand alone. Words that only remarks have come last.
     """
+    told, remarked = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}, set()
+    for kind in KINDS:
+        wordings = [wording for fact in kind.facts for wording in (*fact.statements, *fact.questions)]
+        told |= _words(kind, [kind.opening, *wordings])
+        remarked |= _words(kind, kind.remarks)
+    words = [f" {word}" for word in (*sorted(told), *sorted(remarked - told))]
     head, between, tail = re.split(r"\{\w+\}", TEMPLATE)
     prompt = [f"{head}Document [", "\nDocument [", "](Title:", ")", between.rstrip(" "), tail]
     names = [f" {syllable.capitalize()}" for syllable in SYLLABLES] + list(SYLLABLES)
     names += [ending for endings in ENDINGS.values() for ending in endings]
     marks = [".", ",", "?", " (now", "\n", *"0123456789", *(f" {number}" for number in range(100))]
-    return list(dict.fromkeys([*prompt, *marks, *names, *(f" {word}" for word in words())]))
+    return list(dict.fromkeys([*prompt, *marks, *names, *words]))

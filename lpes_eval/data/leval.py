@@ -22,7 +22,6 @@ from lpes_eval import files
 from lpes_eval.data import splits, squad
 from lpes_eval.data.source import Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
-from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import ExamTask
 
@@ -289,10 +288,7 @@ class Task(ExamTask):
 
     def _fitted(self, number: int, sent: Callable[[str, str], str]) -> str:
         """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
-        document = self.documents[number]
-        if current_lm() is None:  # nothing is sent, so nothing has to fit
-            return document["input"]
-        limits = self.budget()
+        document, limits = self.documents[number], self.budget()
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
         if key not in self._cut:
             questions = sorted(document["instructions"], key=limits.count, reverse=True)

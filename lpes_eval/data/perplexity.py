@@ -132,12 +132,8 @@ def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
     The first ends at ``longest``, so that a window of any length up to that lies in the text; the last at ``total``.
     Empty if the text is too short for even one.
     """
-    if total < longest:
-        return []
     count = min(count, 1 + (total - longest) // stride)
-    if count == 1:
-        return [longest]
-    return [longest + i * (total - longest) // (count - 1) for i in range(count)]
+    return [longest + i * (total - longest) // max(count - 1, 1) for i in range(count)]
 
 
 def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> Window:

@@ -24,7 +24,6 @@ from lpes_eval.data import squad
 from lpes_eval.data.source import Asked, Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
-from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import ExamTask
 
@@ -284,9 +283,7 @@ class Task(ExamTask):
         example = self.examples[doc["question_id"]]
         if self.config.metadata.get("chat_prompt"):
             example = for_chat(example, self.subset)
-        # outside an evaluation nothing is sent, so nothing has to fit
-        fitted = example.segments() if current_lm() is None else fit(example, self.budget(), render)
-        return render(join(fitted))
+        return render(join(fit(example, self.budget(), render)))
 
 
 if __name__ == "__main__":  # the command of the submission file, by the name that it has had

@@ -81,6 +81,10 @@ class Budget:
         return document[: ends[kept - 1]]
 
 
+NO_LIMIT = Budget(0, "", encode=lambda prompt: ())
+"""The budget outside an evaluation: nothing is sent, so nothing has to fit."""
+
+
 def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = None, cap: int | None = None) -> Budget:
     """The budget of a prompt for ``lm``, one of lm-eval's model objects.
 
@@ -163,11 +167,9 @@ def render(
     """
     if chat_template is None:
         return "\n\n".join(part for part in (system_instruction, system + user) if part)
-    messages = [{"role": "user", "content": user}]
     first = "\n\n".join(part for part in (system_instruction, system) if part)
-    if not first:
-        return chat_template(messages)
-    text = chat_template([{"role": "system", "content": first}, *messages])
+    before = [{"role": "system", "content": first}] if first else []
+    text = chat_template([*before, {"role": "user", "content": user}])
     if isinstance(text, str) and first.strip() not in text:
         text = chat_template([{"role": "user", "content": f"{first.rstrip()}\n\n{user}"}])
     return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -33,6 +34,10 @@ SPLIT = "test"
 class BenchmarkTask(ConfigurableTask):
     """A task that loads its own examples, keeps their source in the results, and refuses prompts that do not fit."""
 
+    load: Callable[..., tuple[list[dict[str, Any]], Source]]
+    """The examples, and where they came from."""
+    scores: Callable[[dict, list[Any]], dict[str, Any]]
+    """Metric -> score of one example."""
     _budget: tuple[Any, int, budget.Budget] | None = None
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any] | None = None, **own: Any) -> None:
@@ -43,10 +48,6 @@ class BenchmarkTask(ConfigurableTask):
         # where a function is named, lm-eval looks for no implementation of the metrics
         own = {"test_split": SPLIT, "process_results": scored_by_its_class, **own}
         super().__init__(config={key: value for key, value in {**own, **config}.items() if key != "class"})
-
-    def load(self, **settings: Any) -> tuple[list[dict[str, Any]], Source]:
-        """The examples, and where they came from."""
-        raise NotImplementedError
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples."""
@@ -88,13 +89,9 @@ class BenchmarkTask(ConfigurableTask):
             for number, request in enumerate(requests):
                 request.idx = number
             return requests
-        if self.OUTPUT_TYPE == "generate_until" and isinstance(ctx, str) and current_lm() is not None:
+        if self.OUTPUT_TYPE == "generate_until":
             self.budget().check(ctx, f"{self.config.task}, question {doc.get('question_id')}")
         return super().construct_requests(doc, ctx, **kwargs)
-
-    def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
-        """Metric -> score of one example."""
-        raise NotImplementedError
 
     def process_results(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The scores of one example; none where only the answers are wanted (``--predict_only``)."""
@@ -107,7 +104,9 @@ class BenchmarkTask(ConfigurableTask):
 
     def budget(self) -> budget.Budget:
         """What a prompt may measure for the model that is being evaluated, by its window and the task's protocol."""
-        lm, new_tokens = current_lm(), self.config.generation_kwargs["max_gen_toks"]
+        if (lm := current_lm()) is None:
+            return budget.NO_LIMIT
+        new_tokens = self.config.generation_kwargs["max_gen_toks"]
         if self._budget is None or self._budget[:2] != (lm, new_tokens):
             found = budget.for_model(lm, new_tokens, self.config.metadata, self.prompt_tokens)
             self._budget = (lm, new_tokens, found)
@@ -235,9 +234,6 @@ class ExamTask(BenchmarkTask):
         if num_fewshot:
             raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
         chat = bool(options.get("apply_chat_template"))
-
-        def render(user: str, system: str = "") -> str:
-            template = options.get("chat_template") if chat else None
-            return budget.render(user, system, options.get("system_instruction"), template)
-
-        return self.prompts(doc, render, chat)
+        template = options.get("chat_template") if chat else None
+        around = partial(budget.render, system_instruction=options.get("system_instruction"), chat_template=template)
+        return self.prompts(doc, around, chat)

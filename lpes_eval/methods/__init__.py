@@ -16,6 +16,8 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
+from lpes_eval.errors import UserError
+
 SHARED = ("attention", "base", "interception", "prompt", "tables")
 """Modules in this package that are no methods: what several methods use."""
 
@@ -37,8 +39,5 @@ def load(name: str) -> Any:
         UserError: there is no method of this name.
     """
     if name not in names():
-        from lpes_eval.errors import UserError
-
         raise UserError(f"{name}: no such method; expected one of {', '.join(names())}")
-    module, _, attribute = target(name).partition(":")
-    return getattr(import_module(module), attribute)
+    return import_module(f"{__name__}.{name}").Method

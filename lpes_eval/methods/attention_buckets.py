@@ -3,10 +3,8 @@
 lm_eval --model attention_buckets --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 Each base gives a distribution p_j over the next token; the prediction is ``sum_j a_j p_j`` with weights by confidence,
-``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. That is how the
-authors' code computes the weights (github.com/AlibabaResearch/DAMO-ConvAI, ``attention-buckets/modeling_llama.py``);
-it then adds up the *logits* with them, where the paper's Figure 2 adds up the distributions. ``combine`` says which;
-the paper's is the default.
+``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. The authors' code adds
+up the *logits* with these weights (``combine=logits``); docs/methods.md says what comes from where.
 
 The N bases are N rows of one batch for every row of the input, each with cosines and sines of its own, and N rows of
 the cache. A first pass that does not fit into the GPU's memory is done again in parts, with as few bases a part as it
@@ -30,7 +28,7 @@ from lpes_eval import rope
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 from lpes_eval.methods.interception import claim
-from lpes_eval.methods.tables import Table, bases_for, own_base, parse_bases
+from lpes_eval.methods.tables import Table, own_base, parse_bases, published_bases
 
 NAME = "Attention Buckets"
 
@@ -69,7 +67,7 @@ class Buckets(InModel):
         self._theta = own_base(model, NAME)
         self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
-        self.bases = bases_for(self._theta, self.bases)
+        self.bases = self.bases or published_bases(self._theta)
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")

@@ -160,7 +160,7 @@ def _check_device(device: Any) -> None:
     except RuntimeError:
         raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type != "cuda" or (there and (found.index or 0) < there):
+    if found.type != "cuda" or (found.index or 0) < there:
         return
     if there:
         raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")

@@ -5,17 +5,10 @@ lm_eval --model ms_poe --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_r
 In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
 least ``threshold`` times its mean, in the attention of the prompt's last token. It is computed from *un-rotated*
 queries and keys. The factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least
-factor, the least aware one the greatest (section 3.3). Heads with the same share keep their order. The choice stands
-until the answer is complete; the first ``skip`` layers stay as they are.
+factor, the least aware one the greatest (section 3.3). Keys are rotated once for every query head.
 
-The authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``) assigns factors in another way, which
-``order=authors`` follows: head i gets the factor whose number is the head at rank i (``cos[head_order]``), the inverse
-of the permutation of section 3.3; the factors are ``min + (max - min) i / H``, so that ``max`` is never reached; and
-attention counts above the threshold, not from it on.
-
-Keys are rotated once for every query head. (The authors' code lets the query heads of a group share a key of another
-rotation than theirs, which is no rotation by a distance any more.) So the key cache of a model with grouped queries is
-as large as that of one without. The ranking looks at one query a layer; the keys in the cache are rotated and stay so.
+docs/methods.md says what was decided here, and where the authors' code (github.com/VITA-Group/Ms-PoE,
+``utils/modify_arch/llama.py``), which ``order=authors`` follows, differs.
 """
 
 from __future__ import annotations

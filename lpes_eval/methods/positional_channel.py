@@ -9,8 +9,7 @@ authors' code does (github.com/PositionalHidden/PositionalHidden, ``modeling_lla
 
 The channel is searched as there (``seach_dim_by_statistic.py``): hidden states of each layer are averaged over random
 prompts; a channel is monotone in a layer if a cubic fitted to it is; those that are so in more than a quarter of the
-layers are candidates; the smoothest one is taken. (The authors then choose among the ten smoothest by the loss on
-questions about records; ``candidates`` gives these ten, and ``channel=`` takes whichever is best.)
+layers are candidates; the smoothest one is taken.
 """
 
 from __future__ import annotations
@@ -115,29 +114,27 @@ class ScaledChannel(PromptInterception):
 
 
 @torch.no_grad()
-def candidates(model: Any, samples: int = 200, seed: int = 0, most: int = 10) -> list[int]:
-    """The smoothest hidden channels that are monotone in the position, the smoothest first.
+def candidates(model: Any, samples: int = 200) -> list[int]:
+    """The ten smoothest hidden channels that are monotone in the position, the smoothest first.
 
     Args:
         model: a transformers causal language model, without factors or a method in it.
         samples: random prompts of ``LENGTH`` tokens (or as many as the model takes) that hidden states are averaged
             over.
-        seed: of the prompts.
-        most: no more channels than these.
     """
     config = model.config.get_text_config(decoder=True)
     length = min(LENGTH, config.max_position_embeddings)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     total: Any = 0.0
     for _ in range(samples):
         ids = torch.randint(config.vocab_size, (1, length), generator=generator).to(model.device)
         states = model(input_ids=ids, output_hidden_states=True, use_cache=False, logits_to_keep=1).hidden_states
         total = total + torch.stack([state[0].float().cpu() for state in states[1:]])  # without the embeddings
-    return ranked((total / samples).numpy(), most)
+    return ranked((total / samples).numpy())[:10]
 
 
-def ranked(states: np.ndarray, most: int) -> list[int]:
-    """``candidates``, from mean hidden states (layers, positions, channels)."""
+def ranked(states: np.ndarray) -> list[int]:
+    """All channels that are monotone, the smoothest first, from mean hidden states (layers, positions, channels)."""
     depth, length, channels = states.shape
     direction = np.zeros((depth, channels), dtype=int)  # 1: rises, -1: falls
     roughness = np.full((depth, channels), np.inf)
@@ -151,7 +148,7 @@ def ranked(states: np.ndarray, most: int) -> list[int]:
     rises, falls = (direction == 1).sum(0), (direction == -1).sum(0)
     monotone = direction == np.where(rises > falls, 1, -1)
     found = np.where(np.maximum(rises, falls) > depth // 4, np.where(monotone, roughness, np.inf).min(0), np.inf)
-    return [int(channel) for channel in np.argsort(found, kind="stable")[:most] if np.isfinite(found[channel])]
+    return [int(channel) for channel in np.argsort(found, kind="stable") if np.isfinite(found[channel])]
 
 
 def _unit(values: np.ndarray) -> np.ndarray:

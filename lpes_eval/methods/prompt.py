@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,8 +82,7 @@ class PromptLM(MethodLM):
         answers: dict[int, tuple[float, bool]] = {}
         while len(answers) < len(requests):
             self._ends, now = {}, []
-            for number in range(len(requests)):
-                _, context, continuation = requests[number]
+            for number, (_, context, continuation) in enumerate(requests):
                 tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
                 end = len(tokens) - len(continuation)
                 if number not in answers and self._ends.setdefault(_without_zeros(tokens), end) == end:
@@ -100,7 +100,4 @@ class PromptLM(MethodLM):
 
 def _without_zeros(tokens: list[int]) -> tuple[int, ...]:
     """The tokens without the zeros at the end, which cannot be told from padding."""
-    end = len(tokens)
-    while end and tokens[end - 1] == 0:
-        end -= 1
-    return tuple(tokens[:end])
+    return tuple(np.trim_zeros(tokens, "b"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel, UserError
+from lpes_eval.methods.base import real
 
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
@@ -51,10 +52,10 @@ class Table(tuple[Tensor, Tensor]):
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
-        ids = self.call["position_ids"]
 
         def make() -> Pair:
-            positions = rope.divided(ids, _divisors(tuple(factors), ids.device))
+            ids = self.call["position_ids"]
+            positions = rope.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
             return tuple(t.unflatten(0, (len(factors), -1)) for t in rope.ask(self.rotary, self.call, positions))
 
         return self._once(("factors", *factors), make)
@@ -82,12 +83,6 @@ class Table(tuple[Tensor, Tensor]):
         if key not in made:
             made[key] = make()
         return made[key]
-
-
-@functools.lru_cache(maxsize=64)
-def _divisors(factors: tuple[float, ...], device: torch.device) -> Tensor:
-    """Factors on a device, (U,); kept, for a copy to a GPU at every token would wait for it."""
-    return torch.tensor(factors, dtype=torch.float32, device=device)
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:
@@ -136,11 +131,9 @@ def own_base(model: nn.Module, method: str) -> float:
     return float(theta)
 
 
-def bases_for(theta: float, bases: Sequence[float] | None) -> tuple[float, ...]:
-    """The given bases, or the published ones times ``theta / 10000``, so that the first is always the model's own."""
-    if bases is None:
-        return tuple(base * theta / PUBLISHED_BASES[0] for base in PUBLISHED_BASES)
-    return tuple(float(base) for base in bases)
+def published_bases(theta: float) -> tuple[float, ...]:
+    """The published bases times ``theta / 10000``, so that the first is always the model's own."""
+    return tuple(base * theta / PUBLISHED_BASES[0] for base in PUBLISHED_BASES)
 
 
 def parse_bases(name: str, given: Any) -> tuple[float, ...]:
@@ -150,10 +143,9 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
         UserError: something else.
     """
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
-    try:
-        bases = () if "_" in str(given) else tuple(float(part) for part in parts)  # Python reads 1_5 as 15
-    except (TypeError, ValueError, OverflowError):
-        bases = ()
+    bases: tuple[float, ...] = ()
+    with suppress(UserError):
+        bases = tuple(real(name, part) for part in parts)
     if not bases or not all(1 < base < float("inf") for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
     return bases

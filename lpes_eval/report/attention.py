@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lpes_eval.report.figures import COLORS, INK, Drawing, Picture, short
 from lpes_eval.report.sources import Attention
@@ -27,16 +29,15 @@ def by_layer(one: Attention) -> Picture:
         tips = [f"{name}, layer {h}: factor {s:.3f}" for h, s in zip(layers, factors, strict=True)]
         drawing.marks(label, layers, factors, tips, place, markersize=4)
         for panel, part in enumerate(shown, 1):
-            of_heads = [[100 * x for x in heads] for heads in _of_heads(one, data, part)]
-            means = [_mean(heads) for heads in of_heads]
+            heads = _of_heads(one, data, part)
+            low, mean, high = heads.min(axis=1), heads.mean(axis=1), heads.max(axis=1)
             tips = [
-                f"{name}, layer {h}, {part}: {mean:.1f} % on average; heads {min(heads):.1f} to {max(heads):.1f} %, "
-                f"most head {heads.index(max(heads))}"
-                for h, mean, heads in zip(layers, means, of_heads, strict=True)
+                f"{name}, layer {h}, {part}: {mean[i]:.1f} % on average; heads {low[i]:.1f} to {high[i]:.1f} %, "
+                f"most head {heads[i].argmax()}"
+                for i, h in enumerate(layers)
             ]
-            ends = [min(heads) for heads in of_heads], [max(heads) for heads in of_heads]
-            drawing.panels[panel].fill_between(layers, *ends, color=COLORS[place % 6], alpha=0.12, linewidth=0)
-            drawing.marks("", layers, means, tips, place, panel=panel, markersize=4)
+            drawing.panels[panel].fill_between(layers, low, high, color=COLORS[place % 6], alpha=0.12, linewidth=0)
+            drawing.marks("", layers, mean, tips, place, panel=panel, markersize=4)
     drawing.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title = f"{_asked(one)}\nlines: mean over heads; bands: all heads"
     caption = f"{one.name}: factor of each layer, and the attention that its answers pay to parts of the context"
@@ -47,13 +48,12 @@ def by_head(one: Attention) -> Picture:
     """The attention of each head of each layer to the gold item, a panel for each set of factors."""
     sets = one.data["sets"]
     drawing = Drawing("layer", *("head" for _ in sets), height=0.6 + 1.7 * len(sets))
-    grids = [list(zip(*_of_heads(one, data, "gold"), strict=True)) for data in sets.values()]
-    most = max(value for grid in grids for row in grid for value in row)
+    grids = [_of_heads(one, data, "gold").T for data in sets.values()]
+    most = max(grid.max() for grid in grids)
     for axes, (name, data), grid in zip(drawing.panels, sets.items(), grids, strict=True):
-        image = axes.pcolormesh(
-            *_edges(data["layers"], len(grid)), [[100 * x for x in row] for row in grid],
-            cmap="cividis", vmin=0, vmax=100 * most, rasterized=True,
-        )  # fmt: skip
+        layers = data["layers"]  # those without attention leave no gap, as a cell reaches to the next
+        edges = np.array([*layers, layers[-1] + 1]) - 0.5, np.arange(len(grid) + 1) - 0.5
+        image = axes.pcolormesh(*edges, grid, cmap="cividis", vmin=0, vmax=most, rasterized=True)
         axes.set_title(short(name), loc="right", fontsize=8)
     bar = drawing.axes.figure.colorbar(image, ax=drawing.panels)
     bar.set_label("attention to the gold item (%)", fontsize=8, color=INK)
@@ -69,11 +69,9 @@ def by_item(one: Attention) -> Picture:
     drawing = Drawing(what, *(f"gold at {p:g} % (%)" for p in positions), height=0.8 + 1.6 * len(positions))
     for place, (name, data) in enumerate(one.data["sets"].items()):
         for panel, p in enumerate(positions):
-            layers = data["items"][f"{p:g}"]
-            heads = [head for layer in layers for head in layer]
-            means = [100 * _mean(of_item) for of_item in zip(*heads, strict=True)]
+            means = 100 * np.mean(data["items"][f"{p:g}"], axis=(0, 1))
             tips = [f"{name}, gold at {p:g} %, {what} {i}: {mean:.2f} %" for i, mean in enumerate(means, 1)]
-            numbers = list(range(1, len(means) + 1))
+            numbers = range(1, len(means) + 1)
             drawing.marks("" if panel else short(name), numbers, means, tips, place, panel=panel, markersize=3)
     caption = f"{one.name}: attention to each {what}, mean over layers and heads"
     return drawing.picture(f"{one.name} {what}s", caption, _asked(one))
@@ -86,31 +84,18 @@ def decay(one: Attention) -> Picture:
         at, curves, color = data["decay"]["distances"], data["decay"]["curves"], COLORS[place % 6]
         for curve in dict.fromkeys(map(tuple, curves)):
             drawing.axes.plot(at, curve, color=color, alpha=0.25, linewidth=0.8)
-        mean = [_mean(values) for values in zip(*curves, strict=True)]
-        drawing.axes.plot(at, mean, color=color, label=short(name))
+        drawing.axes.plot(at, np.mean(curves, axis=0), color=color, label=short(name))
     drawing.axes.axhline(0, color="0.5", linewidth=0.6)
     caption = f"{one.name}: long-range decay by rotation alone, for a query and a key of equal entries"
     return drawing.picture(f"{one.name} decay", caption, "thin: the layers; thick: their mean")
 
 
-def _of_heads(one: Attention, data: Any, part: str) -> Sequence[Sequence[float]]:
-    """By layer, what each head pays to a part."""
-    if part == "gold":
-        gold: Sequence[Sequence[float]] = data["gold"]
-        return gold
-    number = one.data["parts"].index(part)
-    return [[head[number] for head in heads] for heads in data["parts"]]
-
-
-def _edges(layers: Sequence[int], heads: int) -> tuple[list[float], list[float]]:
-    """The borders of a grid's cells; layers without attention leave no gap, as a cell reaches to the next."""
-    return [*(h - 0.5 for h in layers), layers[-1] + 0.5], [k - 0.5 for k in range(heads + 1)]
+def _of_heads(one: Attention, data: Any, part: str) -> NDArray[np.float64]:
+    """What each head pays to a part, in percent, shape (layers, heads)."""
+    found = data["gold"] if part == "gold" else np.array(data["parts"])[:, :, one.data["parts"].index(part)]
+    return 100 * np.array(found)
 
 
 def _asked(one: Attention) -> str:
     found = one.data
     return f"{short(found['model'])}, {found['task']}: {found['questions']} questions, up to {found['tokens']:,} tokens"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
 INK = "#1a1a1b"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -42,6 +42,7 @@ STYLE = {
     "savefig.transparent": True,
 }
 SVG = "{http://www.w3.org/2000/svg}"
+Line = tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -56,27 +57,25 @@ class Picture:
     def save(self, folder: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
         """Write it in these formats."""
         for kind in kinds:
-            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, dpi=300, transparent=kind != "png"))
 
     def in_notebook(self) -> Any:
         """The matplotlib figure, which a notebook shows as it stands in the page."""
-        self.figure._repr_png_ = lambda: self._file("png", 100)
+        self.figure._repr_png_ = lambda: self._file("png", dpi=100, transparent=False)
         return self.figure
 
-    def _file(self, kind: str, dpi: int) -> bytes:
+    def _file(self, kind: str, style: Mapping[Any, Any] = {}, **how: Any) -> bytes:
         file = BytesIO()
-        with _style():
-            self.figure.savefig(file, format=kind, dpi=dpi, transparent=kind != "png")
+        with _style(style):
+            self.figure.savefig(file, format=kind, **how)
         return file.getvalue()
 
     def inline(self) -> str:
         """The figure as an SVG element of a page: its colours follow the page, and markers carry their titles."""
-        file = BytesIO()
-        with _style({"svg.fonttype": "none"}):
-            self.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         ElementTree.register_namespace("", SVG[1:-1])
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-        root = ElementTree.fromstring(file.getvalue())
+        root = ElementTree.fromstring(self._file("svg", {"svg.fonttype": "none"}, metadata=no_metadata))
         for group in root.iter(f"{SVG}g"):
             name = group.get("id", "")
             for marker, tip in zip(group.iter(f"{SVG}use"), self.tips.get(name, ()), strict=False):
@@ -109,9 +108,7 @@ class Drawing:
                 axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
-    def marks(
-        self, name: str, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], place: int, **how: Any
-    ) -> None:
+    def marks(self, name: str, xs: Any, ys: Any, tips: Sequence[str], place: int, **how: Any) -> None:
         """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
         axes = self.panels[how.pop("panel", 0)]
         if xs:
@@ -171,9 +168,8 @@ def positions(panel: Panel) -> Picture:
         ]
         name, line = (f"{short(run.name)} (published)", "--") if run.is_published else (short(run.name), "-")
         drawing.marks(name, at, values, tips, run.place, linestyle=line)
-        known = [end for end in ends if end]
-        if len(known) == len(values):
-            low, high = zip(*known, strict=True)
+        if all(ends):
+            low, high = zip(*filter(None, ends), strict=True)
             drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
             counts.update(map(len, (metric.by_question or {}).values()))
         scores += values
@@ -216,14 +212,14 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines = [(run.name, run.per_layer, run.place, points_of(None)) for run in runs if run.per_layer]
+    lines: list[Line] = [(run.name, run.per_layer, run.place, ()) for run in runs if run.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
             lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))
     return factors(lines) if lines else None
 
 
-def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[float, float]]]]) -> Picture:
+def factors(lines: Sequence[Line]) -> Picture:
     """One factor a layer, of each line's name, values, place among the colours, and control points."""
     from matplotlib.ticker import MaxNLocator
 
@@ -239,10 +235,9 @@ def factors(lines: Sequence[tuple[str, Sequence[float], int, Sequence[tuple[floa
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def points_of(found: Factors | None) -> list[tuple[float, float]]:
+def points_of(found: Factors) -> Sequence[tuple[float, float]]:
     """The control points of a curve, unless it is one free factor a layer."""
-    curve = found.curve if found else None
-    return [] if curve is None or curve[0] == "free" else [(x, y) for x, y in curve[1]]
+    return () if found.curve is None or found.curve[0] == "free" else found.curve[1]
 
 
 def progress(search: Search, cost: str = "prompts") -> Picture | None:
@@ -297,14 +292,13 @@ def tradeoff(search: Search) -> Picture | None:
     fine = [entry for entry in full if entry not in harmful]
     drawing = Drawing("mean over tasks and positions", "worst of them")
     for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
-        points = [(math.fsum(found) / len(found), min(found)) for e in entries for found in [e["scores"].values()]]
+        points = [(fmean(entry["scores"].values()), min(entry["scores"].values())) for entry in entries]
         tips = [
             f"{name}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
             for (mean, worst), entry in zip(points, entries, strict=True)
         ]
-        drawing.marks(
-            name, [x for x, _ in points], [y for _, y in points], tips, place, linestyle="", hollow=place == 2
-        )
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=place == 2)
     if front := sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}):
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
@@ -316,15 +310,13 @@ def interval(metric: Metric, label: str) -> tuple[float, float] | None:
     from scipy.stats import binomtest, norm
 
     scores = (metric.by_question or {}).get(label, ())
-    n = len(scores)
-    if n < 2:
+    if (n := len(scores)) < 2:
         return None
     if set(scores) <= {0.0, 1.0}:
-        found = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
-        return float(found.low), float(found.high)
-    mean = math.fsum(scores) / n
-    half = float(norm.ppf(0.975)) * math.sqrt(math.fsum((x - mean) ** 2 for x in scores) / (n * (n - 1)))
-    return mean - half, mean + half
+        low, high = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
+    else:
+        low, high = norm.interval(0.95, fmean(scores), stdev(scores) / math.sqrt(n))
+    return float(low), float(high)
 
 
 def _factors(entry: Mapping[str, Any]) -> str:
@@ -340,10 +332,7 @@ def short(name: str, most: int = 60) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
 
 
-@contextmanager
-def _style(more: Mapping[str, Any] = {}) -> Iterator[None]:
+def _style(more: Mapping[Any, Any] = {}) -> Any:
     from matplotlib import rc_context
 
-    style: dict[Any, Any] = {**STYLE, **more}
-    with rc_context(style):
-        yield
+    return rc_context({**STYLE, **more})

@@ -24,9 +24,8 @@ class Flips:
 
     def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
-        self.texts: list[str] = []
         self.left_out = 0
-        self._known: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # text -> its number
         self._context = self._spent = 0
 
     def add(self, pair: Pair) -> None:
@@ -38,7 +37,7 @@ class Flips:
 
     def data(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        return {"samples": self.samples, "texts": self.texts, "kinds": KINDS}
+        return {"samples": self.samples, "texts": [*self._known], "kinds": KINDS}
 
     def _packed(self, segments: Sequence[Segment]) -> list[list[int]]:
         new = [segment for segment in segments if segment.text not in self._known]
@@ -50,10 +49,8 @@ class Flips:
         self._spent, self._context = self._spent + size, self._context + context
         spans: list[list[int]] = []
         for segment in segments:
-            kind = KINDS.index(segment.label) if segment.label in KINDS else KINDS.index("context")
-            at = self._known.setdefault(segment.text, len(self.texts))
-            if at == len(self.texts):
-                self.texts.append(segment.text)
+            kind = KINDS.index(segment.label if segment.label in KINDS else "context")
+            at = self._known.setdefault(segment.text, len(self._known))
             if spans and spans[-1][0] == kind and sum(spans[-1][1:]) == at:
                 spans[-1][2] += 1
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def write(
         searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
-        pairs=[_pair(pair, flips) for pair in pairs],
+        pairs=[_pair(pair, flips.samples) for pair in pairs],
         notes=notes + ([f"{flips.left_out} prompts were left out to keep the page small."] if flips.left_out else []),
         flips=flips.data(),
         provenance=[_provenance(run) for run in runs],
@@ -141,16 +141,15 @@ def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, st
     return {"value": "" if value is None else f"{value:.3f}", "interval": shown}
 
 
-def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
+def _pair(pair: Pair, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What `compare` says, and beside the first metric of each task how many answers flipped."""
     sections: list[dict[str, Any]] = []
     for section in pair.report.sections:
         rows = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
         flipped = None
         if section.task not in [one["section"].task for one in sections]:
-            samples = [one for one in flips.samples if (one["pair"], one["task"]) == (pair.title, section.task)]
-            better = sum(one["better"] for one in samples)
-            flipped = (better, len(samples) - better)
+            found = [one["better"] for one in samples if (one["pair"], one["task"]) == (pair.title, section.task)]
+            flipped = found.count(True), found.count(False)
         sections.append({"section": section, "rows": rows, "flipped": flipped})
     return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
 
@@ -158,8 +157,7 @@ def _pair(pair: Pair, flips: Any) -> dict[str, Any]:
 def _provenance(run: Run) -> dict[str, Any]:
     """Where a run's scores came from, and what they cost."""
     known = {"packages": {}, "model": {}, **run.results.provenance}
-    seconds = float(run.raw.get("total_evaluation_time_seconds") or math.nan)
-    packages = {name: version for name, version in known["packages"].items() if version}
+    seconds = run.results.raw.get("total_evaluation_time_seconds")
     return {
         "run": run,
         "facts": {
@@ -167,10 +165,10 @@ def _provenance(run: Run) -> dict[str, Any]:
             "factors": run.results.factors,
             "results": run.results.path,
             "date": known.get("date"),
-            "time": None if math.isnan(seconds) else f"{seconds:,.0f} s",
+            "time": seconds and f"{float(seconds):,.0f} s",
             "questions": ", ".join(f"{name} {task.examples}" for name, task in run.results.tasks.items()),
             "dtype": known["model"].get("dtype"),
-            "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
+            "packages": ", ".join(f"{name} {version}" for name, version in known["packages"].items() if version),
             "command": known.get("command"),
         },
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,17 +33,10 @@ class Run:
         """Whether it is a curve of other people's, of other questions than one's own."""
         return self.results.model.kind == published.KIND
 
-    @cached_property
-    def raw(self) -> Mapping[str, Any]:
-        """The results JSON itself; empty of what was published in another form."""
-        text = "{}" if self.is_published else self.results.path.read_text(encoding="utf-8")
-        data: Mapping[str, Any] = json.loads(text)
-        return data
-
     @property
     def per_layer(self) -> list[float]:
         """One factor a layer; empty where the model has none, or does not say."""
-        given = (self.raw.get("config") or {}).get("factors")
+        given = (self.results.raw.get("config") or {}).get("factors")
         return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
 
 
@@ -66,7 +58,7 @@ class Panel:
     @property
     def by_position(self) -> bool:
         """Whether it has a score at each position."""
-        return all("all" not in metric.values for metric in self.runs.values())
+        return "all" not in next(iter(self.runs.values())).values
 
 
 @dataclass(frozen=True)
@@ -169,14 +161,9 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     """
     groups: list[tuple[str, list[Run]]] = []
     for run in runs:
-        for name, task in run.results.tasks.items():
+        for name in run.results.tasks:
             for known, members in groups:
-                first = members[0].results.tasks.get(name)
-                if (
-                    known == name
-                    and first
-                    and _stand_together(first, task, run.is_published or members[0].is_published)
-                ):
+                if known == name and _stand_together(members[0], run, name):
                     members.append(run)
                     break
             else:
@@ -185,16 +172,19 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for name, members in groups:
         tasks = {run: run.results.tasks[name] for run in members}
         for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            having: dict[Run | Measured, Metric] = {
-                run: task.metrics[key] for run, task in tasks.items() if key in task.metrics
-            }
             title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
-            found.append(Panel(title, having))
+            having = [(run, task.metrics[key]) for run, task in tasks.items() if key in task.metrics]
+            for whole in (False, True):  # with a score at each position, and with one alone
+                of_form = {run: metric for run, metric in having if ("all" in metric.values) == whole}
+                found += [Panel(title, of_form)] if of_form else []
     return found
 
 
-def _stand_together(a: results.Task, b: results.Task, published: bool) -> bool:
-    return _size(a) == _size(b) if published else mismatch(a, b, prompts_may_differ=True) is None
+def _stand_together(a: Run, b: Run, name: str) -> bool:
+    tasks = a.results.tasks[name], b.results.tasks[name]
+    if a.is_published or b.is_published:
+        return _size(tasks[0]) == _size(tasks[1])
+    return mismatch(*tasks, prompts_may_differ=True) is None
 
 
 def _size(task: results.Task) -> list[str]:
@@ -209,12 +199,16 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
     for i, b in enumerate(runs[1:], 1):
         why = []
         for a in runs[:i]:
-            in_both = [name for name in a.results.tasks if name in b.results.tasks]
-            reasons = {
-                name: _reason(a.results.tasks[name], b.results.tasks[name], prompts_may_differ) for name in in_both
-            }
-            asked = {name: task for name, task in a.results.tasks.items() if reasons.get(name, "absent") is None}
-            why += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
+            asked = {}
+            for name in (name for name in a.results.tasks if name in b.results.tasks):
+                tasks = a.results.tasks[name], b.results.tasks[name]
+                reason = mismatch(*tasks, prompts_may_differ=prompts_may_differ)
+                if None in [task.documents for task in tasks]:
+                    reason = "no samples were logged (lm_eval --log_samples)"
+                if reason:
+                    why.append(f"{a.name} and {b.name}, {name}: {reason}.")
+                else:
+                    asked[name] = tasks[0]
             if asked:
                 try:
                     own = replace(a.results, tasks=asked)
@@ -227,15 +221,6 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
     return found, notes
 
 
-def _reason(a: results.Task, b: results.Task, prompts_may_differ: bool) -> str | None:
-    unlogged = None in (a.documents, b.documents)
-    return (
-        "no samples were logged (lm_eval --log_samples)"
-        if unlogged
-        else mismatch(a, b, prompts_may_differ=prompts_may_differ)
-    )
-
-
 def search(name: str, folder: Path) -> Search:
     """A search, read from its folder as far as it went; ``DataError`` where it is none."""
     way_out = "take the folder of a search, as python -m search.ga writes it"
@@ -244,7 +229,8 @@ def search(name: str, folder: Path) -> Search:
         settings = dict(json.loads((folder / "settings.json").read_text(encoding="utf-8"))["search"])
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
-        found = {entry["key"]: entry for entry in map(json.loads, _whole_lines(journal))}
+        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        found = {entry["key"]: entry for entry in (json.loads(line) for line in lines if line.endswith("\n"))}
         by_key = {key: entry for key, entry in found.items() if "failed" not in entry}  # whose workers died
         for entry in by_key.values():
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
@@ -255,10 +241,6 @@ def search(name: str, folder: Path) -> Search:
         with well_formed(report, "not the report of a search", way_out):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
     return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)
-
-
-def _whole_lines(path: Path) -> Iterator[str]:
-    return (line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
 
 
 def _attention(name: str, path: Path) -> Attention:

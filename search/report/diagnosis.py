@@ -46,17 +46,13 @@ def facts(found: Diagnosis) -> dict[str, Any]:
 
     adjusted = holm([position_bias(length.rows) for length in found.lengths])
     lengths = [_length(length, p) for length, p in zip(found.lengths, adjusted, strict=True)]
-    scans = []
-    for scan in found.scans:
-        said = _scan(scan, len(STEPS) * len(bands_of(scan.evaluator.num_layers)))
-        scans.append(
-            said | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.asked)}
-        )
-    model = {
-        "name": found.args.pretrained,
-        "layers": found.scans[0].evaluator.num_layers,
-        "window": found.lm.max_length,
-    }
+    layers = found.scans[0].evaluator.num_layers
+    scans = [
+        _scan(scan, len(STEPS) * len(bands_of(layers)))
+        | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.asked)}
+        for scan in found.scans
+    ]
+    model = {"name": found.args.pretrained, "layers": layers, "window": found.lm.max_length}
     return {"model": model, "lengths": lengths, "does_not_fit": found.refused, "scans": scans, "cut": found.cut}
 
 

@@ -47,34 +47,14 @@ def suite_of(report):
     return ElementTree.fromstring(report.to_junit().split("?>", 1)[1])[0]
 
 
-def run_of(rng, chance):
-    return (rng.random(chance.shape) < chance).astype(float)
-
-
-def rerun(rng, scores, flips):
-    """The same answers, but for a share of them that hardware noise turns over."""
-    return np.where(rng.random(scores.shape) < flips, 1 - scores, scores)
-
-
 # --- what it catches, and what it does not ---
-
-
-def test_a_planted_loss_of_five_points_at_every_position_is_caught():
-    """500 questions at five positions; 25 answers lost at each, among twice as many that changed by noise."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        old = run_of(rng, np.full((500, 5), 0.8))
-        new = rerun(rng, old, 0.02)
-        for column in new.T:
-            column[rng.choice(np.flatnonzero(column == 1), 25, replace=False)] = 0
-        assert regress(old, new).failed
 
 
 def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
     """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
     rng = np.random.default_rng(2)
     old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
-    assert sum(regress(run_of(rng, old), run_of(rng, new)).failed for _ in range(20)) >= 19
+    assert sum(regress(simulated.draw(rng, old), simulated.draw(rng, new)).failed for _ in range(20)) >= 19
 
 
 def test_a_wider_spread_is_caught_where_no_score_fell():
@@ -87,8 +67,8 @@ def test_a_wider_spread_is_caught_where_no_score_fell():
 
 def test_a_better_run_passes():
     rng = np.random.default_rng(3)
-    old = run_of(rng, np.full((500, 5), 0.7))
-    assert not regress(old, np.maximum(old, run_of(rng, np.full((500, 1), 0.3)))).failed
+    old = simulated.draw(rng, np.full((500, 5), 0.7))
+    assert not regress(old, np.maximum(old, simulated.draw(rng, np.full((500, 1), 0.3)))).failed
 
 
 def test_where_lower_is_better_a_rise_fails():
@@ -247,22 +227,24 @@ def test_a_task_of_which_nothing_can_be_tested_fails_under_strict():
 # --- false alarms ---
 
 
-@pytest.mark.parametrize("sizes", [(8, 24), (6, 7, 9, 40), (12, 200), (80,) * 6])
-def test_false_alarms_stay_below_alpha_over_tasks_of_any_size(sizes):
-    """At alpha 0.1, reruns with all answers drawn anew: of 100, 10 may fail; 18 would be beyond chance (p = 0.01)."""
+@pytest.mark.parametrize(
+    ("sizes", "noise"),
+    [
+        *((sizes, None) for sizes in ((8, 24), (6, 7, 9, 40), (12, 200), (80,) * 6)),
+        *(((120,), share) for share in (0.002, 0.02, 0.2)),
+    ],
+)
+def test_false_alarms_stay_below_alpha_over_tasks_of_any_size_and_any_noise(sizes, noise):
+    """At alpha 0.1, reruns of which answers flip, or all are drawn anew: of 100, 10 may fail; 18 would be p = 0.01."""
     rng = np.random.default_rng(sum(sizes))
-    chances = [1 / (1 + np.exp(-rng.normal(1, 1.5, (n, 1)) - np.zeros(2))) for n in sizes]
+    chances = [simulated.chances(rng, np.array([0.9, 0.6, 0.8]), n) for n in sizes]
+    truths = [simulated.draw(rng, chance) for chance in chances]
 
     def run():
-        return run_with(**{f"task{i}": run_of(rng, chance) for i, chance in enumerate(chances)})
+        if noise is None:
+            drawn = [simulated.draw(rng, chance) for chance in chances]
+        else:
+            drawn = [simulated.flipped(rng, truth, noise) for truth in truths]
+        return run_with(**{f"task{i}": scores for i, scores in enumerate(drawn)})
 
     assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(100)) <= 17
-
-
-@pytest.mark.parametrize("flips", [0.002, 0.02, 0.2])
-def test_false_alarms_of_noisy_reruns_stay_below_alpha(flips):
-    """At alpha = 0.1: 300 reruns, of which 30 may fail; 43 would be beyond chance (p = 0.01)."""
-    rng = np.random.default_rng(int(flips * 1000))
-    truth = run_of(rng, np.tile([0.9, 0.6, 0.8], (120, 1)))
-    pairs = ((rerun(rng, truth, flips), rerun(rng, truth, flips)) for _ in range(300))
-    assert sum(regress(old, new, alpha=0.1).failed for old, new in pairs) <= 43

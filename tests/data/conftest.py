@@ -1,4 +1,4 @@
-"""What the benchmarks' tests share: lines in a file, a toy model, and an evaluation with it."""
+"""What the benchmarks' tests share: files, a toy model made on the spot, and an evaluation with it."""
 
 import gzip
 import json
@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-import tiny_llama
-
 
 @pytest.fixture(autouse=True)
 def no_folder_in_the_environment(monkeypatch):
     monkeypatch.delenv("LPES_EVAL_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """Finds one of the benchmarks' own files where there are such beside the repository."""
+
+    def find(name: str) -> Path:
+        path = Path(__file__).resolve().parents[3] / "shared" / "data" / name
+        return path if path.exists() else pytest.skip(f"{name} is not beside the repository (../shared/data)")
+
+    return find
 
 
 @pytest.fixture(scope="session")
@@ -29,20 +38,48 @@ def write():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return tiny_llama.tokenizer()
+    """A byte-level BPE with merges over English, and ``<s>`` in front of every text."""
+    from tokenizers import ByteLevelBPETokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = ByteLevelBPETokenizer()
+    texts = ["the question is what the answer of the document should be, and the story goes on"] * 9
+    inner.train_from_iterator(texts, vocab_size=400, special_tokens=["<s>", "</s>"], show_progress=False)
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner._tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    made.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}</{{ m['role'] }}>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return made
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory):
-    """lm-eval's model of a toy Llama that was trained on ``window`` tokens."""
+def toy(tmp_path_factory, tokenizer):
+    """lm-eval's model of a toy Llama of a few thousand weights that was trained on ``window`` tokens."""
+    import torch
     from lm_eval.models.huggingface import HFLM
-
-    folders = {}
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     def model(window: int, **arguments):
-        if window not in folders:
-            folders[window] = tiny_llama.save(tmp_path_factory.mktemp("model"), window)
-        return HFLM(str(folders[window]), device="cpu", batch_size=2, **arguments)
+        folder = tmp_path_factory.mktemp("model")
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=window,
+            initializer_range=0.5,  # or attention would be the same everywhere, whatever the positions
+            bos_token_id=0,
+            eos_token_id=1,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return HFLM(str(folder), device="cpu", batch_size=2, **arguments)
 
     return model
 

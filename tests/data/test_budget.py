@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import tiny_llama
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
 
@@ -89,9 +88,11 @@ def test_a_cut_document_is_the_longest_that_fits(tokenizer, window, offsets):
     assert limits.count(compose(best)) - limits.count(compose(found)) <= 1
 
 
-def test_a_prompt_is_rendered_with_a_template_and_without(tokenizer):
+def test_a_prompt_is_rendered_with_a_template_and_without(tokenizer, monkeypatch):
+    from lm_eval.models.huggingface import HFLM
+
     def template(messages):
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return HFLM.apply_chat_template(SimpleNamespace(tokenizer=tokenizer, chat_template_args={}), messages)
 
     assert budget.render("Q") == "Q"
     assert budget.render("Q", "S. ") == "S. Q"
@@ -99,15 +100,8 @@ def test_a_prompt_is_rendered_with_a_template_and_without(tokenizer):
     assert budget.render("Q", chat_template=template) == "<user>Q</user><assistant>"
     assert budget.render("Q", "S. ", "I", template) == "<system>I\n\nS.</system><user>Q</user><assistant>"
 
-
-def test_a_system_message_is_not_lost_where_the_template_has_none(tmp_path):
-    """lm-eval answers a template's refusal by dropping the system message, and with it half of the prompt."""
-    from lm_eval.models.huggingface import HFLM
-
-    lm = SimpleNamespace(tokenizer=tiny_llama.tokenizer(tiny_llama.NO_SYSTEM), chat_template_args={})
-
-    def template(messages):
-        return HFLM.apply_chat_template(lm, messages)
-
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    monkeypatch.setattr(tokenizer, "chat_template", refusing + tokenizer.chat_template)
+    # lm-eval answers the refusal by dropping the system message, and with it half of the prompt
     assert "S." not in template([{"role": "system", "content": "S."}, {"role": "user", "content": "Q"}])
     assert budget.render("Q", "S. ", None, template) == "<user>S.\n\nQ</user><assistant>"

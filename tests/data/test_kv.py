@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import re
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -12,10 +11,6 @@ import pytest
 from lpes_eval.data import kv, splits
 from lpes_eval.data.kv import accuracy
 from lpes_eval.errors import DataError
-from lpes_eval.rng import below, shuffled, stream
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "kv-retrieval-75_keys.jsonl.gz"
-needs_sample = pytest.mark.skipif(not SHARED.is_file(), reason="the sample of the official files is not here")
 
 
 def prompt_by_protocol(records, key):
@@ -83,17 +78,6 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
         splits.indices(total, "test")
 
 
-def test_drawing_is_even_and_repeatable():
-    counts = [0] * 6
-    rng = stream("dice")
-    for _ in range(6000):
-        counts[below(6, rng)] += 1
-    assert all(850 < count < 1150 for count in counts)
-    assert shuffled("abc", stream(1)) == shuffled("abc", stream(1))
-    firsts = {tuple(shuffled("abc", stream("order", i))) for i in range(60)}
-    assert len(firsts) == 6
-
-
 # -- official files --------------------------------------------------------------------------------------------------
 
 
@@ -107,11 +91,11 @@ def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_ord
     assert {question.target(p) for p in (0, 50, 100)} == {"2"}
 
 
-@needs_sample
-def test_the_official_sample_of_75_pairs_is_read_whole():
-    questions = kv.read(SHARED, 75)
+def test_the_official_sample_of_75_pairs_is_read_whole(shared):
+    path = shared("kv-retrieval-75_keys.jsonl.gz")
+    questions = kv.read(path, 75)
     assert len(questions) == 500
-    with gzip.open(SHARED, "rt") as file:
+    with gzip.open(path, "rt") as file:
         first = json.loads(file.readline())
     records = [r for r in first["ordered_kv_records"] if r[0] != first["key"]]
     records.insert(44, [first["key"], first["value"]])

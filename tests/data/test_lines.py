@@ -28,13 +28,9 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
     read, good = READERS[benchmark]
     assert len(read(write(tmp_path / "f.jsonl", good))) == 1
     without = {key: value for key, value in good.items() if key != next(iter(good))}
-    for line, message in (
-        ("{broken", "not JSON"),
-        ("[1]", "found list, expected a JSON object"),
-        (without, f"the field '{next(iter(good))}' is missing; found .*expected a line like {{"),
-    ):
-        with pytest.raises(DataError, match=rf"^{tmp_path}/f.jsonl, line 2: {message}"):
-            read(write(tmp_path / "f.jsonl", good, line))
+    message = f"the field '{next(iter(good))}' is missing; found .*expected a line like {{"
+    with pytest.raises(DataError, match=rf"^{tmp_path}/f.jsonl, line 2: {message}"):
+        read(write(tmp_path / "f.jsonl", good, without))
 
 
 @pytest.mark.parametrize(
@@ -46,22 +42,17 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("kv", {"key": "z"}, "example 2: the asked record .* is not in"),
         ("kv", {"ordered_kv_records": [["KEY", "VALUE"], ["KEY", "2"]]}, "example 2: key 'KEY' stands 2 times"),
         ("kv", {"ordered_kv_records": [["KEY", ""], ["b", "2"]], "value": ""}, "example 2: the asked value is empty"),
-        ("mdqa", {"question": 7}, "line 2: 'question' is int"),
         ("mdqa", {"question": " "}, "example 2: 'question' or 'answers' is empty"),
-        ("mdqa", {"answers": "x"}, "line 2: 'answers' is str"),
         ("mdqa", {"answers": []}, "example 2: 'question' or 'answers' is empty"),
         ("mdqa", {"answers": ["x", " "]}, "example 2: 'answers' holds an empty text"),
         ("mdqa", {"ctxs": [{"title": "t", "text": None}]}, "line 2: 'text' is NoneType"),
         ("mdqa", {"ctxs": CONTEXTS * 10}, "example 2: 20 documents in 'ctxs', expected 2"),
         ("mdqa", {"ctxs": [CONTEXTS[1]] * 2}, "example 2: 0 documents .* expected one"),
         ("mdqa", {"ctxs": [CONTEXTS[0]] * 2}, "example 2: 2 documents .* expected one"),
-        ("leval", {"input": None}, "line 2: 'input' is NoneType"),
         ("leval", {"instructions": ["q", 3]}, "line 2: 'instructions'"),
         ("leval", {"instructions": ["q", "r"]}, "example 2: 2 instructions but 1 outputs"),
         ("leval", {"outputs": [" "]}, "example 2: 'outputs' holds an empty text"),
         ("leval", {"outputs": ["True"]}, "example 2: the reference 'True' has no"),
-        ("zeroscrolls", {"input": 3}, "line 2: 'input' is int"),
-        ("zeroscrolls", {"truncation_seperator": None}, "line 2: 'truncation_seperator' is NoneType"),
         ("zeroscrolls", {"query_start_index": "5"}, "line 2: 'query_start_index' is str"),
         ("zeroscrolls", {"query_start_index": 10**6}, "example 2: .* do not follow each other"),
         ("zeroscrolls", {"document_start_index": 1}, "example 2: .* do not follow each other"),
@@ -95,12 +86,7 @@ KV, MDQA = "kv-retrieval-{}_keys.jsonl", "nq-open-{}_total_documents_gold_at_0.j
 @pytest.mark.parametrize(
     ("load", "there", "said"),
     [
-        (kv.load, [KV.format(8)], f"(there: {KV.format(8)}; choose with num_keys=N"),
-        (
-            kv.load,
-            [f"{KV.format(75)}.gz", f"kv_retrieval_data/{KV.format(8)}.gz"],
-            f"(there: {KV.format(75)}.gz, {KV.format(8)}.gz; choose",
-        ),
+        (kv.load, [KV.format(8), f"{KV.format(75)}.gz"], f"(there: {KV.format(75)}.gz, {KV.format(8)}; choose"),
         (kv.load, [f"{KV.format(8)}.bz2", "mine.jsonl"], "is not there; no official file has num_keys=50; expected"),
         (partial(kv.load, num_keys=75), [], f"{KV.format(75)}.gz is not there; get it from https://"),
         *(

@@ -3,8 +3,8 @@
 import gzip
 import json
 import re
-import unicodedata
-from pathlib import Path
+from itertools import groupby
+from unicodedata import category
 
 import pytest
 from hypothesis import given
@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
+from lpes_eval.harness.segments import join
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED = REPOSITORY.parent / "shared" / "data"
 NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
-needs_oracle = pytest.mark.skipif(
-    not (SHARED / mdqa.ORACLE).is_file(), reason=f"{mdqa.ORACLE} is not beside the repository (../shared/data)"
-)
 
 
 def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
@@ -37,20 +33,29 @@ def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
 # -- the prompt ------------------------------------------------------------------------------------------------------
 
 
-def test_prompt_is_the_benchmarks_to_the_byte():
+def test_prompts_are_the_benchmarks_to_the_byte_and_the_gold_document_alone_moves():
     documents = [mdqa.Document(f"T{i}", f"text {i}.") for i in range(3)]
     example = mdqa.Example(7, "who wrote {it}", ("x",), documents[0], tuple(documents[1:]))
-    assert example.prompt(50).encode() == (
-        b"Write a high-quality answer for the given question using only the provided search results "
-        b"(some of which might be irrelevant).\n"
-        b"\n"
-        b"Document [1](Title: T1) text 1.\n"
-        b"Document [2](Title: T0) text 0.\n"
-        b"Document [3](Title: T2) text 2.\n"
-        b"\n"
-        b"Question: who wrote {it}\n"
-        b"Answer:"
-    )
+    for position, order in ((0, (0, 1, 2)), (50, (1, 0, 2)), (100, (1, 2, 0))):
+        first, second, third = order
+        segments = example.segments(position)
+        assert (
+            join(segments)
+            == example.prompt(position)
+            == (
+                "Write a high-quality answer for the given question using only the provided search results "
+                "(some of which might be irrelevant).\n"
+                "\n"
+                f"Document [1](Title: T{first}) text {first}.\n"
+                f"Document [2](Title: T{second}) text {second}.\n"
+                f"Document [3](Title: T{third}) text {third}.\n"
+                "\n"
+                "Question: who wrote {it}\n"
+                "Answer:"
+            )
+        )
+        labels = [segment.label for segment in segments]
+        assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + order.index(0), "question")
 
 
 @pytest.mark.parametrize(
@@ -61,31 +66,11 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
     example = fiction.generate(0, num_documents)
     assert [example.gold_index(position) for position in POSITIONS] == indices
     for position, index in zip(POSITIONS, indices, strict=True):
-        assert example.documents(position)[index] == example.gold
+        documents = example.documents(position)
+        assert documents.pop(index) == example.gold
+        assert documents == list(example.distractors)
     with pytest.raises(DataError, match="101"):
         example.gold_index(101)
-
-
-@pytest.mark.parametrize("num_documents", [10, 20, 30])
-def test_a_questions_prompts_differ_in_nothing_but_the_order_of_documents(num_documents):
-    for question_id in range(5):
-        example = fiction.generate(question_id, num_documents)
-        gold = f"](Title: {example.gold.title}) {example.gold.text}"
-        frames, distractors = set(), set()
-        for position in range(0, 101, 10):
-            index = position * (num_documents - 1) // 100
-            head, body, tail = example.prompt(position).split("\n\n", 2)
-            lines = body.split("\n")
-            assert [one.split("]")[0] for one in lines] == [f"Document [{i}" for i in range(1, num_documents + 1)]
-            texts = [one[one.index("](") :] for one in lines]
-            assert texts.pop(index) == gold
-            frames.add((head, tail))
-            distractors.add(tuple(texts))
-            segments = example.segments(position)
-            assert "".join(segment.text for segment in segments) == example.prompt(position)
-            labels = [segment.label for segment in segments]
-            assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + index, "question")
-        assert len(frames) == len(distractors) == 1
 
 
 # -- official files --------------------------------------------------------------------------------------------------
@@ -106,11 +91,11 @@ def test_official_file_gives_its_documents_in_their_order_wherever_the_gold_one_
 # -- distractors from other questions --------------------------------------------------------------------------------
 
 
-@needs_oracle
-def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_answer():
-    oracle = mdqa.read(SHARED / mdqa.ORACLE, 1)
+def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_answer(shared):
+    path = shared(mdqa.ORACLE)
+    oracle = mdqa.read(path, 1)
     assert len(oracle) == 2655
-    with gzip.open(SHARED / mdqa.ORACLE, "rt", encoding="utf-8") as file:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         raw = [json.loads(one) for one in file]
     paragraphs = {(c["title"], c["text"]) for one in raw for c in one["ctxs"]}
     example = mdqa.drawn_distractors(oracle, 30)
@@ -150,40 +135,13 @@ PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 def reference_normalize(text: str) -> str:
     """SQuAD's four steps, character by character."""
     kept = "".join(c for c in text.lower() if c not in PUNCTUATION)
-    runs: list[tuple[bool, str]] = []
-    for c in kept:
-        is_word = unicodedata.category(c)[0] in "LM" or unicodedata.category(c) in ("Nd", "Nl", "Pc")
-        if runs and runs[-1][0] == is_word:
-            runs[-1] = (is_word, runs[-1][1] + c)
-        else:
-            runs.append((is_word, c))
-    return " ".join("".join(" " if run in ("a", "an", "the") else run for _, run in runs).split())
+    runs = ["".join(run) for _, run in groupby(kept, lambda c: category(c)[0] in "LM" or category(c) in "Nd Nl Pc")]
+    return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
 
-def reference_score(prediction: str, answers: list[str]) -> float:
-    line = prediction[: prediction.index("\n")] if "\n" in prediction else prediction
-    score = 0.0
-    for answer in answers:
-        if reference_normalize(line).find(reference_normalize(answer)) >= 0:
-            score = 1.0
-    return score
-
-
-ADVERSARIAL = st.text(
-    alphabet=st.sampled_from([*"aAtThHeEnN .,'-_*()\n\t19Éßİ\u0301\u00a0\u2019\u4e2dσΣ"]), max_size=20
-) | st.sampled_from(
-    ["the", "a", "An", "The The", "***", "", "\nParis", "Paris\nLondon", "the U.S.", "U. S.", "Röntgen"]
-)
-
-
-@given(ADVERSARIAL)
+@given(st.text(alphabet=st.sampled_from([*"aAtThHeEnN .,'-_*()\n\t19Éßİ\u0301\u00a0\u2019\u4e2dσΣ"]), max_size=20))
 def test_normalisation_equals_a_second_implementation(text):
     assert mdqa.normalize(text) == reference_normalize(text)
-
-
-@given(ADVERSARIAL, st.lists(ADVERSARIAL, min_size=1, max_size=4))
-def test_score_equals_a_second_implementation(prediction, answers):
-    assert mdqa.best_subspan_em(prediction, answers) == reference_score(prediction, answers)
 
 
 WORKED = [  # prediction, accepted answers, score
@@ -195,11 +153,9 @@ WORKED = [  # prediction, accepted answers, score
     ("the answer is the beatles", ["Beatles"], 1.0),
     ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
     ("", ["*"], 1.0),  # so is punctuation alone
-    ("", ["Paris"], 0.0),
     ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
     ("London\r\nParis", ["Paris"], 0.0),
     ("parish", ["Paris"], 1.0),  # contained is enough
-    ("U.S.", ["US"], 1.0),
     ("41,200 people", ["41200"], 1.0),
     ("1 41 200", ["41,200"], 0.0),
     ("b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
@@ -236,10 +192,9 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
         assert (source.location, source.total, source.examples) == (str(path), 50, 30)
 
 
-@needs_oracle
-def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size():
-    ten, thirty = (mdqa.load(num_documents=n, data_dir=str(SHARED)) for n in (10, 30))
-    rows, source = ten
+def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size(shared):
+    folder = str(shared(mdqa.ORACLE).parent)
+    (rows, source), thirty = (mdqa.load(num_documents=n, data_dir=folder) for n in (10, 30))
     assert len(rows) == 500
     assert source.version(1) == "1 folder: nq-open-oracle+drawn"
     assert source.sha256 == "6a7f72b846f663a133ef952244e5a4e43f06bcf190afe34e8fbe687ce0d1653e"

@@ -24,16 +24,13 @@ def cut(tokenizer, length, content=BOOK, longest=900, stride=32, count=3):
 @pytest.fixture(scope="module")
 def metaspace():
     """As Llama-2's SentencePiece: spaces are letters, one is put in front of every text, and so is ``<s>``."""
-    from tokenizers import Tokenizer, models, normalizers, processors, trainers
+    from tokenizers import SentencePieceBPETokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    special = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
-    inner.train_from_iterator(BOOK.split(), trainer)
+    inner = SentencePieceBPETokenizer()
+    inner.train_from_iterator([BOOK], vocab_size=80, special_tokens=["<unk>", "<s>"], show_progress=False)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer, bos_token="<s>")
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "metaspace"])
@@ -189,12 +186,7 @@ def test_windows_that_lm_eval_would_cut_and_texts_that_are_too_short_are_refused
         (256, "lpes_ppl_001k", {}, r"windows of 1024 tokens, but max_length is 256 .* add max_length=1024"),
         # in a group the first length that is refused also says what the last one will need
         (256, "lpes_ppl", {"longest": 16384}, r"--model_args \(max_length=16384 for every length"),
-        (
-            2048,
-            "lpes_ppl_001k",
-            {"texts": ("short",)},
-            "1 texts have fewer than longest=2048 tokens, and none",
-        ),
+        (2048, "lpes_ppl_001k", {"texts": ("short",)}, "1 texts have fewer than longest=2048 tokens, and none"),
     ):
         with pytest.raises(PromptTooLong, match=message):
             run(toy(256, max_length=window), [task], **options)

@@ -13,18 +13,9 @@ REFERENCES = [["exact match example"], ["hello", "hi there"], ["commander kenobi
 """The example in the documentation of the benchmark's metric."""
 
 
-@pytest.fixture
-def no_network(monkeypatch):
-    import socket
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("a scorer touched the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-def test_published_scores_and_none_needs_the_network(no_network):
+def test_published_scores_and_none_needs_the_network(monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", None)
+    monkeypatch.setattr("socket.getaddrinfo", None)
     pairs = list(zip(PREDICTIONS, REFERENCES, strict=True))
     rows = [tuple(zeroscrolls.rouge(*pair).values()) for pair in pairs]
     means = [100 * sum(column) / 3 for column in zip(*rows, strict=True)]

@@ -38,11 +38,6 @@ def built(family):
     return tiny_model(tiny_config(family))
 
 
-@pytest.fixture
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
 def marks(model):
     """The attributes of every module, and how many entries its dictionaries (hooks among them) have."""
     return [

@@ -30,11 +30,6 @@ class Plain(Interception):
         return call.compute(query, *call.cached(key, call.value))
 
 
-@pytest.fixture
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rotating_for_oneself_is_what_the_family_does(family):
     model = tiny_model(tiny_config(family))
@@ -73,24 +68,6 @@ def test_attention_is_computed_by_the_implementation_that_was_asked_for(llama):
     assert not torch.equal(expected["sdpa"], expected["eager"])
 
 
-@pytest.mark.parametrize("values_too", [True, False])
-def test_values_that_heads_share_are_read_as_if_every_head_had_a_copy(values_too):
-    model = tiny_model(tiny_config("qwen2"))
-    groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    assert groups > 1
-
-    class Copied(Plain):
-        def attend(self, call):
-            keys = call.key.repeat_interleave(groups, dim=1)
-            query, key = call.rotate(call.query, keys, *call.table)
-            value = call.value.repeat_interleave(groups, dim=1) if values_too else call.value
-            return call.compute(query, *call.cached(key, value))
-
-    expected = generated(model)
-    Copied.into(model)
-    assert apart(generated(model), expected) < 1e-4
-
-
 def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(llama):
     ids = inputs()["input_ids"]
     filled, ours = DynamicCache(), DynamicCache()
@@ -108,58 +85,23 @@ def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(lla
 
 
 @pytest.mark.parametrize(
-    ("family", "reason", "without_weights"),
+    ("family", "reason", "without_weights", "changes"),
     [
-        ("gpt2", "no decoder layers with rotary position embeddings", True),
-        ("deepseek_v3", "latent attention", True),
-        ("gemma3n_text", "keys of another layer", True),
-        ("llama4_text", "complex numbers", False),
-        ("diffllama", "call the attention function more than once", False),
-        ("doge", "uses what is cached in a way of its own", False),
+        ("gpt2", "no decoder layers with rotary position embeddings", True, {}),
+        ("deepseek_v3", "latent attention", True, {}),
+        ("gemma3n_text", "keys of another layer", True, {}),
+        ("llama4_text", "complex numbers", False, {}),
+        ("diffllama", "call the attention function more than once", False, {}),
+        ("doge", "uses what is cached in a way of its own", False, {}),
+        ("exaone4", "none of the layers", False, {"layer_types": ["full_attention"] * 4}),  # none has positions
     ],
 )
-def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason, without_weights):
-    config = tiny_config(family)
+def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason, without_weights, changes):
+    config = tiny_config(family, **changes)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     with pytest.raises(UnsupportedModel, match=reason):
         find_attention(skeleton, "Test") if without_weights else Plain.into(tiny_model(config))
-
-
-def test_layers_without_positions_alone_are_no_place_for_a_method():
-    model = tiny_model(tiny_config("exaone4", layer_types=["full_attention"] * 4))  # none has positions
-    with pytest.raises(UnsupportedModel, match="exaone4: none of the layers"):
-        Plain.into(model)
-
-
-def test_tables_by_factor_and_by_base_are_those_of_the_closed_form(llama):
-    theta, width = own_base(llama, "test"), llama.config.head_dim
-    found = {}
-
-    class Noting(Plain):
-        def attend(self, call):
-            found["factors"] = call.table.by_factors([1.0, 1.3, 1.8])
-            found["bases"] = call.table.by_bases([theta, 2 * theta], theta)
-            found["own"] = tuple(call.table)
-            return super().attend(call)
-
-    Noting.into(llama)
-    position_ids = torch.tensor([[0, 3, 7], [100, 250, 500]])
-    llama(torch.tensor([[5, 6, 7], [8, 9, 10]]), position_ids=position_ids)
-
-    def angles(base, factor):
-        exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-        half = position_ids.double()[..., None] / factor * base**-exponents
-        return torch.cat((half, half), dim=-1)
-
-    for (cos, sin), settings in (
-        (found["factors"], [(theta, 1.0), (theta, 1.3), (theta, 1.8)]),
-        (found["bases"], [(theta, 1.0), (2 * theta, 1.0)]),
-    ):
-        expected = torch.stack([angles(*setting) for setting in settings])
-        torch.testing.assert_close(cos.double(), expected.cos(), atol=1e-4, rtol=0)
-        torch.testing.assert_close(sin.double(), expected.sin(), atol=1e-4, rtol=0)
-    assert torch.equal(found["bases"][0][0], found["own"][0])  # its own base: the model's numbers, not like them
 
 
 def test_a_table_moves_to_another_device_with_the_call_that_made_it(llama):

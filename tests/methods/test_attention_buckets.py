@@ -3,10 +3,9 @@
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, answers, apart, evaluate, generated, inputs, likelihoods, logits
+from checks import LENGTH, answers, apart, evaluate, generated, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
@@ -20,12 +19,7 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-@pytest.fixture
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
-def by_models_of_these_bases(model, bases, combine="probabilities", given=None):
+def by_models_of_these_bases(model, bases, combine):
     """The combined prediction from models that are built with each base in their configuration, in float64."""
     each = []
     for base in bases:
@@ -33,7 +27,7 @@ def by_models_of_these_bases(model, bases, combine="probabilities", given=None):
         config.rope_parameters = config.rope_parameters | {"rope_theta": base}
         other = type(model)(config).eval()
         other.load_state_dict(model.state_dict())
-        each.append(logits(other, **(given or {})).double())
+        each.append(logits(other).double())
     confidence = torch.stack([x.amax(-1) for x in each]).exp()
     weights = (confidence / confidence.sum(0)).unsqueeze(-1)
     if combine == "logits":
@@ -128,15 +122,6 @@ def test_one_bucket_answers_as_hf_and_others_do_not(task_manager):
     assert answers(one) == answers(plain)
     assert answers(other) != answers(plain)
     assert other["config"]["method"]["bases"] == (100.0, 1000.0, 1000000.0)
-
-
-def test_buckets_are_scored_by_combined_probabilities():
-    context, continuation = list(range(20, 80)), [101, 102, 103]
-    model = AutoModelForCausalLM.from_pretrained(reference.path())
-    given = {"input_ids": torch.tensor([context + continuation[:-1]])}
-    expected = by_models_of_these_bases(model, (10000, 25000), given=given)[0, range(-3, 0), continuation].sum().item()
-    lm = AttentionBuckets(bases=[10000, 25000], batch_size=2)
-    assert likelihoods(lm, [(context, continuation)]) == pytest.approx([expected], abs=1e-4)
 
 
 def test_beam_search_is_refused_where_rows_are_bases():

@@ -11,24 +11,10 @@ from checks import spread
 from lpes_eval.errors import UserError
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
-from slow import slow_weights
 
 
 def config(**changes):
     return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
-
-
-@pytest.mark.parametrize("k", [1, 2, 5, 7])
-def test_the_router_equals_the_definition_number_by_number(k):
-    router = spread(Router(config(top_k=k), seed=3)).double()
-    queries = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for layer in range(3):
-        fast = router(layer, queries)
-        for row, query in zip(fast.tolist(), queries.tolist(), strict=True):
-            w1, w2, w3 = (w[layer].tolist() for w in (router.w1, router.w2, router.w3))
-            assert row == pytest.approx(slow_weights(query, w1, w2, w3, k), abs=1e-12)
-            assert sum(weight > 0 for weight in row) == k
-    assert fast.max() > 0.5  # the weights differ, so this is no comparison of averages
 
 
 def test_a_half_precision_query_is_routed_in_float32():
@@ -117,13 +103,8 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors,
     assert "\n" not in str(caught.value)
 
 
-def test_a_router_for_another_model_is_refused_with_both_names_and_settings_that_cannot_be():
-    mine = config(model="org/small")
-    routers.check(mine, "r.safetensors", config(model="org/other-name-same-shape"))
-    with pytest.raises(UserError, match=r"org/small with 3 layers of 2 heads.*org/large has 5 layers of 2 heads"):
-        routers.check(mine, "r.safetensors", config(layers=5, model="org/large"))
-    with pytest.raises(UserError, match=r"with weights aaaa, but kv has weights bbbb"):
-        routers.check(config(weights_sha256="aaaa"), "r", config(model="kv", weights_sha256="bbbb"))
+def test_a_router_serves_a_model_of_the_same_sizes_and_settings_that_cannot_be_are_refused():
+    routers.check(config(model="org/small"), "r.safetensors", config(model="org/other-name-same-shape"))
     routers.check(config(weights_sha256="aaaa"), "r", config(model="kv"))
     for changes, words in (({"top_k": 0}, "top_k=0"), ({"bases": ()}, "bases"), ({"heads": 0}, "0 heads")):
         with pytest.raises(UserError, match=words):

@@ -33,11 +33,6 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def no_weights(monkeypatch):
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
-
-
 def command(folder, out, *more):
     data = () if "--task" in more else ("--text", str(folder / "texts.jsonl"))
     small = ("--length", "40", "--batch", "3", "--steps", "6", "--rate", "0.05")
@@ -79,7 +74,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, o
 
     model = load(folder)
     weights = {name: weight.clone() for name, weight in model.named_parameters()}
-    train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again", quiet=True)
+    train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again")
     assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
@@ -114,10 +109,10 @@ def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, t
         return one(number)
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(load(folder), made, SMALL, killed, tmp_path / "killed", save_every=2, quiet=True)
+        train.train(load(folder), made, SMALL, killed, tmp_path / "killed", save_every=2)
     assert not (tmp_path / "killed" / routers.FILE).exists()
     for out in ("whole", "killed"):
-        train.train(load(folder), made, SMALL, one, tmp_path / out, save_every=2, quiet=True)
+        train.train(load(folder), made, SMALL, one, tmp_path / out, save_every=2)
     for name in (routers.FILE, train.LOG):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
 
@@ -164,7 +159,7 @@ def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
     assert "cannot be read as a checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_weights")
+@pytest.mark.usefixtures("nothing_is_loaded")
 def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
     assert command(folder, tmp_path / "out", "--dry_run") == 0
     shown = capsys.readouterr().out

@@ -60,8 +60,8 @@ def test_the_search_finds_the_channels_that_rise_or_fall_smoothly_in_most_layers
     states[:, :, 3] = -place  # falls, and is the smoothest
     states[:, :, 4] = np.sin(9 * place)  # smooth, and neither
     states[:3, :, 5] = place  # rises in one of the layers that count
-    assert ranked(states, most=2) == [3, 1]
-    assert ranked(rng.normal(size=(3, 50, 4)), most=5) == []
+    assert ranked(states) == [3, 1]
+    assert ranked(rng.normal(size=(3, 50, 4))) == []
 
 
 def test_a_channel_is_searched_where_none_is_given_and_the_same_prompts_give_the_same():

@@ -1,18 +1,13 @@
 """The picture of a training: what is drawn is what the log says."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
+from matplotlib import pyplot
 
-pyplot = pytest.importorskip("matplotlib.pyplot")
-
-from benchmarks.reference import curve  # noqa: E402
-from lpes_eval.reference import path as shipped  # noqa: E402
+from benchmarks.reference import curve
+from lpes_eval.reference import path as shipped
 
 
-def test_the_shipped_picture_is_of_the_shipped_log(tmp_path: Path) -> None:
+def test_the_shipped_picture_is_of_the_shipped_log(tmp_path):
     """An .svg has its words as text."""
     log, out = shipped() / "training.jsonl", tmp_path / "new" / "training.svg"
     with pyplot.rc_context({"svg.fonttype": "none"}):
@@ -32,9 +27,7 @@ def test_the_shipped_picture_is_of_the_shipped_log(tmp_path: Path) -> None:
         ('{"step": 1, "level": "copy", "loss": 1}', "log.jsonl/a.png", "File exists"),
     ],
 )
-def test_what_cannot_be_drawn_is_named_in_one_line(
-    log: str, out: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_drawn_is_named_in_one_line(log, out, words, tmp_path, capsys):
     (tmp_path / "log.jsonl").write_text(log)
     assert curve.main([str(tmp_path / "log.jsonl"), str(tmp_path / out)]) == 2
     error = capsys.readouterr().err

@@ -1,40 +1,36 @@
 """Many queries on one context, against one plain forward pass of transformers for each prompt."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from random import Random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lpes_eval
+from benchmarks.reference import tokenizer as vocabulary
+from benchmarks.reference.evaluate import HELD_OUT_STREAM
+from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden
+from benchmarks.reference.recipe import SMOKE, build
+from benchmarks.reference.train import STREAM
 from lpes_eval import rng
-
-torch = pytest.importorskip("torch")
-
-from benchmarks.reference import tokenizer as vocabulary  # noqa: E402
-from benchmarks.reference.evaluate import HELD_OUT_STREAM  # noqa: E402
-from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden  # noqa: E402
-from benchmarks.reference.recipe import SMOKE, build  # noqa: E402
-from benchmarks.reference.train import STREAM  # noqa: E402
-from lpes_eval.data import fiction  # noqa: E402
-from lpes_eval.data.mdqa import TEMPLATE  # noqa: E402
+from lpes_eval.data import fiction
+from lpes_eval.data.mdqa import TEMPLATE
 
 TOKENIZER = vocabulary.build()
 
 
 @pytest.fixture(scope="module")
-def model() -> object:
+def model():
     return build(SMOKE[0]).eval()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("factors", [[1.0, 1.0], [1.3, 1.7]], ids=["plain", "with factors"])
-def test_each_query_gives_what_its_own_prompt_gives(model: object, factors: list[float]) -> None:
+def test_each_query_gives_what_its_own_prompt_gives(model, factors):
     lpes_eval.apply(model, factors)
     asked = draw(np.random.default_rng(0), 2, 5, 3)
     states = hidden(model, torch.tensor(asked.context), torch.tensor(asked.queries))
@@ -50,7 +46,7 @@ def test_each_query_gives_what_its_own_prompt_gives(model: object, factors: list
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), pairs=st.integers(1, 12))
-def test_drawn_ids_are_the_tokenizer_s_own(seed: int, pairs: int) -> None:
+def test_drawn_ids_are_the_tokenizer_s_own(seed, pairs):
     asked = draw(np.random.default_rng(seed), 1, pairs, min(pairs, 2))
     for query in asked.queries[0]:
         ids = [*asked.context[0], *query]
@@ -65,9 +61,7 @@ def test_drawn_ids_are_the_tokenizer_s_own(seed: int, pairs: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), documents=st.integers(1, 6), data=st.data())
-def test_drawn_documents_are_prompts_of_the_task_with_the_answers_they_state(
-    seed: int, documents: int, data: st.DataObject
-) -> None:
+def test_drawn_documents_are_prompts_of_the_task_with_the_answers_they_state(seed, documents, data):
     golds = data.draw(st.lists(st.integers(0, documents - 1), min_size=1, max_size=3))
     asked = draw_documents(Random(seed), documents, golds)
     context = TOKENIZER.decode(asked.context[0].tolist(), skip_special_tokens=False)
@@ -84,7 +78,7 @@ def test_drawn_documents_are_prompts_of_the_task_with_the_answers_they_state(
         assert [int(token) for token in targets[answers]] == [*ids[-answers.sum() + 1 :], vocabulary.END_ID]
 
 
-def test_training_articles_are_not_those_of_the_task() -> None:
+def test_training_articles_are_not_those_of_the_task():
     shelves = [fiction.shelf(10, rng.stream("reference", 0, step))[1] for step in range(100)]
     trained = {article.document() for shelf in shelves for article in shelf}
     asked = {document for i in range(100) for document in fiction.generate(i, 10).documents(0)}
@@ -93,7 +87,7 @@ def test_training_articles_are_not_those_of_the_task() -> None:
 
 
 @torch.no_grad()
-def test_padding_of_shorter_questions_changes_nothing() -> None:
+def test_padding_of_shorter_questions_changes_nothing():
     model = build(SMOKE[-1]).eval()
     asked = draw_documents(Random(1), 3, 6)
     lengths = (asked.queries[0] != vocabulary.PAD_ID).sum(1)
@@ -105,7 +99,7 @@ def test_padding_of_shorter_questions_changes_nothing() -> None:
         torch.testing.assert_close(together[query, :length], alone[0, context.shape[1] :], atol=1e-5, rtol=1e-4)
 
 
-def test_a_target_is_the_next_token_or_left_out() -> None:
+def test_a_target_is_the_next_token_or_left_out():
     asked = draw(np.random.default_rng(3), 4, 6, 3, size=4)
     follows = asked.targets[..., :-1]
     known = follows != IGNORE
@@ -114,7 +108,7 @@ def test_a_target_is_the_next_token_or_left_out() -> None:
     assert known[asked.answers[..., :-1]].all()
 
 
-def test_key_bytes_are_targets_only_once_they_name_one_record() -> None:
+def test_key_bytes_are_targets_only_once_they_name_one_record():
     rng = np.random.default_rng(4)
     while True:
         asked = draw(rng, 1, 40, 40)
@@ -126,5 +120,5 @@ def test_key_bytes_are_targets_only_once_they_name_one_record() -> None:
     assert ((asked.targets[0, :, 1] == IGNORE) == shared).all()
 
 
-def test_training_and_held_out_examples_come_from_different_streams() -> None:
+def test_training_and_held_out_examples_come_from_different_streams():
     assert STREAM != HELD_OUT_STREAM

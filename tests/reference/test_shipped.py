@@ -2,9 +2,8 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 
-import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -27,10 +26,6 @@ def model():
 @pytest.fixture(scope="module")
 def factors(model):
     return lpes_eval.load(reference.path() / "factors.json").per_layer(model.config.num_hidden_layers)
-
-
-def accuracy(answers: np.ndarray) -> float:
-    return float(answers.mean())
 
 
 def test_they_are_small_enough_for_a_package_and_hold_no_code():
@@ -60,7 +55,7 @@ def test_prompts_of_records_are_the_same_tokens_for_both():
 
 def answers(name, examples, position):
     """What each prompt is answered with by greedy decoding, which stops by itself."""
-    folder = Path(reference.path(name))
+    folder = reference.path(name)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for example in examples:
         prompt = tokenizer(example.prompt(position), return_tensors="pt")
@@ -103,16 +98,8 @@ def test_a_model_without_a_layer_is_measured_beside_the_plain_one(capsys):
 
 
 def test_it_is_right_at_half_the_length_it_was_trained_on(model):
-    assert accuracy(right(model, 26, 12)) >= 0.9
-    assert accuracy(right_documents(model, 5, 20)) >= 0.9
-
-
-def test_fifty_records_are_read_with_a_bias_that_the_shipped_factors_lessen(model, factors):
-    plain, scaled = right(model, 50, 20, values=True), right(model, 50, 20, factors, values=True)
-    by_position = plain.mean(0)
-    assert by_position.max() - by_position.min() >= 0.15
-    assert accuracy(scaled) - accuracy(plain) > 0.112
-    assert scaled.mean(0).min() > by_position.min()
+    assert right(model, 26, 12).mean() >= 0.9
+    assert right_documents(model, 5, 20).mean() >= 0.9
 
 
 def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_shipped_factors(model, factors):
@@ -121,9 +108,16 @@ def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_
     assert (right(model, 50, 10, factors, values=True) >= whole).all()
 
 
-def test_ten_articles_are_read_with_a_bias_that_the_shipped_factors_lessen(model, factors):
-    plain, scaled = right_documents(model, 10, 40), right_documents(model, 10, 40, factors)
+@pytest.mark.parametrize(
+    ("measure", "size", "contexts", "gain"),
+    [(partial(right, values=True), 50, 20, 0.112), (right_documents, 10, 40, 0.037)],
+    ids=["fifty records", "ten articles"],
+)
+def test_what_is_read_with_a_bias_is_read_with_less_under_the_shipped_factors(
+    model, factors, measure, size, contexts, gain
+):
+    plain, scaled = measure(model, size, contexts), measure(model, size, contexts, factors)
     by_position = plain.mean(0)
     assert by_position.max() - by_position.min() >= 0.15
-    assert accuracy(scaled) - accuracy(plain) > 0.037
+    assert scaled.mean() - plain.mean() > gain
     assert scaled.mean(0).min() > by_position.min()

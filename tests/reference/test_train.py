@@ -1,51 +1,42 @@
 """Training is a function of its recipe: the same weights twice, and across a kill."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from benchmarks.reference import recipe
+from benchmarks.reference import train as training
+from benchmarks.reference.evaluate import load
 
-from benchmarks.reference import recipe  # noqa: E402
-from benchmarks.reference import train as training  # noqa: E402
-from benchmarks.reference.evaluate import load  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def threads() -> object:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     assert training.main(["--smoke", "--out", str(folder)]) == 0
     return folder
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder):
     return json.loads((folder / "run.json").read_text())["weights_sha256"]
 
 
 @pytest.mark.parametrize("seed", ["0", "1"])
-def test_only_the_same_recipe_gives_the_same_weights(undisturbed: Path, tmp_path: Path, seed: str) -> None:
+def test_only_the_same_recipe_gives_the_same_weights(undisturbed, tmp_path, seed):
     training.main(["--smoke", "--seed", seed, "--out", str(tmp_path)])
     assert (fingerprint(tmp_path) == fingerprint(undisturbed)) == (seed == "0")
 
 
 @pytest.mark.parametrize("killed_at", [3, 11, 17, 23])
 def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
-    undisturbed: Path, tmp_path: Path, killed_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    undisturbed, tmp_path, killed_at, monkeypatch
+):
     """Killed within a step: in the first batches, right behind a checkpoint, and before and after the model grew."""
     clipped, clip = [], torch.nn.utils.clip_grad_norm_
 
-    def kill(*args: object) -> object:
+    def kill(*args):
         clipped.append(clip(*args))
         if len(clipped) == killed_at:
             raise KeyboardInterrupt
@@ -65,7 +56,7 @@ def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
 
 
 @torch.no_grad()
-def test_a_grown_model_computes_what_the_smaller_one_did() -> None:
+def test_a_grown_model_computes_what_the_smaller_one_did():
     small, last = recipe.build(recipe.SMOKE[0]), recipe.SMOKE[-1]
     large = recipe.grow(small, last)
     assert large.config.num_hidden_layers == last.layers > small.config.num_hidden_layers
@@ -74,7 +65,7 @@ def test_a_grown_model_computes_what_the_smaller_one_did() -> None:
     torch.testing.assert_close(large(ids).logits[..., :known], small(ids).logits)
 
 
-def test_what_a_grown_model_gained_is_trained_and_written(undisturbed: Path) -> None:
+def test_what_a_grown_model_gained_is_trained_and_written(undisturbed):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(undisturbed)
@@ -92,9 +83,7 @@ def test_what_a_grown_model_gained_is_trained_and_written(undisturbed: Path) -> 
         ("a file", "File exists"),
     ],
 )
-def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(
-    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, words: str
-) -> None:
+def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(undisturbed, tmp_path, capsys, out, words):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / training.CHECKPOINT).write_bytes(b"broken")
     (tmp_path / "a file").touch()
@@ -107,7 +96,7 @@ def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_levels_grow_from_two_bytes_to_whole_uuids_and_to_the_longest_context() -> None:
+def test_levels_grow_from_two_bytes_to_whole_uuids_and_to_the_longest_context():
     stages = recipe.levels(recipe.Recipe(pairs=30))
     assert stages[0] == (2, 8)
     assert stages[-1] == (16, 30)

@@ -171,6 +171,9 @@ def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
     assert alone.data["samples"] == []
     assert "0.750" in alone.text
     assert "by position" not in alone.text.lower()
+    both = report(write_run(tmp_path / "x", {None: [0.5, 1.0, 0.0, 0.0]}), write_run(tmp_path / "y", BEFORE))
+    assert "Scores without positions" in both.text
+    assert "by position" in both.text.lower()
     unlogged = report(*(write_run(tmp_path / n, BEFORE, samples=False) for n in "bc"))
     assert "no samples were logged (lm_eval --log_samples)" in unlogged.text
 

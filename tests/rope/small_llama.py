@@ -32,13 +32,19 @@ def generate(model, ids, **options):
     return model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, **options)
 
 
-def by_hand(model, ids, factors):
+def interpolated(factor) -> LlamaForCausalLM:
+    """The same model under transformers' own interpolation."""
+    return llama(rope_parameters={"rope_type": "linear", "factor": factor, "rope_theta": 10_000.0})
+
+
+@torch.no_grad()
+def by_hand(model, ids, factors, frequencies=None, scale=1.0):
     """The reference: each layer is called with cosines and sines of positions that are divided here."""
     base, (batch, length) = model.model, ids.shape
+    frequencies = base.rotary_emb.inv_freq if frequencies is None else frequencies
     hidden = base.embed_tokens(ids)
     mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None].expand(batch, 1, -1, -1)
     for layer, factor in zip(base.layers, factors, strict=True):
-        angles = torch.arange(length)[:, None] / factor * base.rotary_emb.inv_freq[None]
-        table = torch.cat((angles, angles), -1)[None]
-        hidden = layer(hidden, attention_mask=mask, position_embeddings=(table.cos(), table.sin()))
+        angles = (torch.arange(length)[:, None] / factor * frequencies).repeat(1, 2)[None]
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=(angles.cos() * scale, angles.sin() * scale))
     return model.lm_head(base.norm(hidden))

@@ -18,22 +18,13 @@ from small_llama import FACTORS, generate, llama, logits
 
 def test_a_cache_filled_under_other_factors_is_refused(model, ids):
     with torch.no_grad():
-        plain = model(ids, use_cache=True).past_key_values
         lpes_eval.apply(model, FACTORS)
-        with pytest.raises(CacheError, match="40 positions"):
-            model(ids[:, :1], past_key_values=plain)
         scaled = model(ids, use_cache=True).past_key_values
         copied = copy.deepcopy(scaled)
         model(ids[:, :1], past_key_values=copied)  # under the same factors a copy is as good as the cache
         lpes_eval.apply(model, [1.5] * 4)
         for cache in (scaled, copied):
             with pytest.raises(CacheError):
-                model(ids[:, :1], past_key_values=cache)
-        last = model(ids, use_cache=True).past_key_values
-        copied = copy.deepcopy(copy.deepcopy(last))
-        lpes_eval.remove(model)
-        for cache in (last, copied):
-            with pytest.raises(CacheError, match="which this model has not"):
                 model(ids[:, :1], past_key_values=cache)
 
 
@@ -43,8 +34,8 @@ def test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors(mod
     with torch.no_grad():
         filled = model(ids, use_cache=True).past_key_values
         model(ids[:, :1], past_key_values=filled)
-        for cache in (filled, copy.deepcopy(filled)):
-            with pytest.raises(CacheError, match="41 positions"):
+        for cache in (filled, copy.deepcopy(copy.deepcopy(filled)), pickle.loads(pickle.dumps(filled))):
+            with pytest.raises(CacheError, match=r"41 positions whose keys were .* which this model has not"):
                 other(ids[:, :1], past_key_values=cache)
         model(ids[:, :1], past_key_values=filled)  # whose it is, it serves on
 
@@ -76,16 +67,6 @@ def test_a_cache_is_freed_with_its_last_reference(model, ids):
         assert [ref() for ref in seen] == [None] * 3
     finally:
         gc.enable()
-
-
-def test_a_cache_that_was_emptied_serves_other_factors(model, ids):
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    with torch.no_grad():
-        lpes_eval.apply(model, [1.5] * 4)
-        model(ids, past_key_values=cache)
-        lpes_eval.apply(model, FACTORS)
-        cache.reset()
-        assert torch.allclose(model(ids, past_key_values=cache).logits, logits(model, ids), atol=1e-4)
 
 
 def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
@@ -161,8 +142,10 @@ def test_compiled_steps_go_on_under_other_factors_without_compiling_anew(small, 
             assert len(graphs) == 1
 
 
-def test_a_static_cache_that_compiled_code_has_filled_and_that_was_emptied_serves_other_factors(small, ids):
-    cache, fast = StaticCache(config=small.config, max_cache_len=64), compiled(small, fullgraph=True)
+@pytest.mark.parametrize("how", ["compiled", "uncompiled"])
+def test_a_static_cache_that_was_emptied_serves_other_factors(small, ids, how):
+    cache = StaticCache(config=small.config, max_cache_len=64)
+    fast = compiled(small, fullgraph=True) if how == "compiled" else small
     with torch.no_grad():
         fast(ids, past_key_values=cache)
         lpes_eval.apply(small, [1.7, 1.3])

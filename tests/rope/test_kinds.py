@@ -1,19 +1,15 @@
 """Factors on top of every kind of RoPE that a model may have itself, against the kinds' own frequencies."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import lpes_eval
-from small_llama import llama, logits
+from small_llama import by_hand, llama, logits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}  # logits are of the order of 10
 TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED},
@@ -32,51 +28,23 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def llama_of_kind(kind: str) -> Any:
-    parameters = {"rope_type": kind, "rope_theta": 10000.0} | KINDS[kind]
-    window = TRAINED if kind in ("linear", "dynamic") else 4 * TRAINED
-    return llama(rope_parameters=parameters, max_position_embeddings=window)
-
-
-@contextmanager
-def rotated_by_hand(model: Any, factors: Sequence[float], length: int) -> Iterator[None]:
-    """Give each attention cosines and sines of positions / s_h, at the kind's frequencies for ``length`` tokens."""
-    frequencies, scale = ROPE_INIT_FUNCTIONS[model.config.rope_parameters["rope_type"]](
-        model.config, torch.device("cpu"), seq_len=length
-    )
-
-    def rotate(factor: float) -> Callable:
-        def hook(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            angles = (torch.arange(length)[:, None] / factor * frequencies).repeat(1, 2)[None]
-            return args, kwargs | {"position_embeddings": (angles.cos() * scale, angles.sin() * scale)}
-
-        return hook
-
-    handles = [
-        layer.self_attn.register_forward_pre_hook(rotate(factor), with_kwargs=True)
-        for layer, factor in zip(model.model.layers, factors, strict=True)
-    ]
-    yield
-    for handle in handles:
-        handle.remove()
-
-
 @pytest.mark.parametrize(
     "factors", [[1.6] * 4, [1.3, 1.0, 2.0, 1.7], [0.6, 1.0, 0.8, 1.7]], ids=["uniform", "per layer", "below 1"]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind: str, factors: list[float]) -> None:
-    model = llama_of_kind(kind)
+def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind, factors):
+    model = llama(
+        rope_parameters={"rope_type": kind, "rope_theta": 10_000.0} | KINDS[kind],
+        max_position_embeddings=TRAINED if kind in ("linear", "dynamic") else 4 * TRAINED,
+    )
     # below the trained length, above it (there 1.6 and 2 would bring positions back below it), and below it again
     for length in (24, 48, 24):
+        rotation = ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), seq_len=length)
         ids = torch.randint(1, 61, (2, length), generator=torch.Generator().manual_seed(1))
         plain = logits(model, ids)
-        with rotated_by_hand(model, [1.0] * 4, length):
-            torch.testing.assert_close(logits(model, ids), plain, **TOLERANCE)
-        with rotated_by_hand(model, factors, length):
-            expected = logits(model, ids)
+        torch.testing.assert_close(by_hand(model, ids, [1.0] * 4, *rotation), plain, **TOLERANCE)
         lpes_eval.apply(model, factors)
         found = logits(model, ids)
         lpes_eval.remove(model)
-        torch.testing.assert_close(found, expected, **TOLERANCE)
+        torch.testing.assert_close(found, by_hand(model, ids, factors, *rotation), **TOLERANCE)
         assert (found - plain).abs().max() > 0.1

@@ -1,31 +1,40 @@
 """Layer factors in one family (Llama): each layer is rotated as it says; tests/test_families.py takes all families."""
 
 import inspect
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
-from small_llama import FACTORS, by_hand, generate, llama, logits
+from small_llama import FACTORS, by_hand, generate, interpolated, llama, logits
 
 
 def test_each_layer_rotates_at_its_own_scale(model, ids):
     lpes_eval.apply(model, FACTORS)
-    with torch.no_grad():
-        lpes = logits(model, ids)
-        lpes_eval.remove(model)
-        assert torch.allclose(lpes, by_hand(model, ids, FACTORS), atol=1e-4)
-        assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
+    lpes = logits(model, ids)
+    lpes_eval.remove(model)
+    assert torch.allclose(lpes, by_hand(model, ids, FACTORS), atol=1e-4)
+    assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
+
+
+def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
+    lpes_eval.apply(model, FACTORS)
+    found = logits(model, ids)
+    lpes_eval.remove(model)
+    assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
 
 
 def test_uniform_factor_equals_linear_interpolation(model, ids):
-    linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.7, "rope_theta": 10_000.0})
     lpes_eval.apply(model, 1.7)
-    assert torch.allclose(logits(model, ids), logits(linear, ids), atol=1e-3)
+    assert torch.allclose(logits(model, ids), logits(interpolated(1.7), ids), atol=1e-3)
 
 
 def test_other_factors_replace_the_first(model, ids):
@@ -40,13 +49,8 @@ def test_other_factors_replace_the_first(model, ids):
         assert rope.applied(model) is None
 
 
-def test_factors_from_a_file_or_an_array(model, tmp_path):
+def test_factors_for_another_depth_are_refused_with_their_file(model, tmp_path):
     path = tmp_path / "f.json"
-    Factors.from_list(FACTORS).save(path)
-    for given in (path, str(path), np.array(FACTORS)):
-        lpes_eval.apply(model, given)
-        assert rope.applied(model) == FACTORS
-        lpes_eval.remove(model)
     Factors.from_list([1.5] * 5).save(path)
     for given, named in ((path, f"{path}: "), (str(path), f"{path}: "), (np.ones(5), "")):
         with pytest.raises(FactorsError, match=rf"^{named}the factors are for 5 layers, the model has 4"):
@@ -60,22 +64,27 @@ def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch
     assert torch.equal(logits(model, ids), batched)
 
 
-def counted_calls(rotary, monkeypatch):
-    """The shapes of the positions that a rotary module's own code is called with."""
-    calls, original = [], inspect.unwrap(type(rotary).forward)
+@pytest.fixture
+def watch(monkeypatch):
+    """Have every call of Llama's rotary module told to a function: its positions, and the cosines that it answers."""
+    original = inspect.unwrap(LlamaRotaryEmbedding.forward)
 
-    def counted(self, x, position_ids):
-        calls.append(tuple(position_ids.shape))
-        return original(self, x, position_ids)
+    def set_up(tell):
+        def forward(self, x, position_ids):
+            cos, sin = original(self, x, position_ids)
+            tell(position_ids, cos)
+            return cos, sin
 
-    monkeypatch.setattr(type(rotary), "forward", counted)
-    return calls
+        monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
+
+    return set_up
 
 
 @pytest.mark.parametrize("length", [1, 40])
-def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, ids, length, monkeypatch):
+def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, ids, length, watch):
     lpes_eval.apply(model, FACTORS)
-    calls = counted_calls(model.model.rotary_emb, monkeypatch)
+    calls = []
+    watch(lambda positions, cos: calls.append(tuple(positions.shape)))
     logits(model, ids[:1, :length])
     assert calls == [(1, length), (1 + 4, length)]  # the true positions and four layers'
 
@@ -83,11 +92,9 @@ def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, id
 @pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
 def test_positions_in_any_order_are_divided_one_by_one(model, positions):
     """Against transformers' own linear interpolation."""
-    linear = llama(rope_parameters={"rope_type": "linear", "factor": 1.5, "rope_theta": 10_000.0})
-    linear.load_state_dict(model.state_dict())
     lpes_eval.apply(model, 1.5)
     ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
-    expected = logits(linear, ids, position_ids=positions)
+    expected = logits(interpolated(1.5), ids, position_ids=positions)
     assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-5)
 
 
@@ -99,26 +106,21 @@ def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(mod
     assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
 
 
-def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(monkeypatch):
+def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, monkeypatch):
     """Beyond the limit one table is alive at a time; counted by the tables that the rotary module was asked for."""
     model = llama(num_hidden_layers=8, max_position_embeddings=4096)
     lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
     monkeypatch.setattr(rope, "BATCHED_LIMIT", 1000)
-    alive, peak = set(), 0
-    rotary = model.model.rotary_emb
-    original = inspect.unwrap(type(rotary).forward)
+    alive, counts = set(), []
 
-    def watched(self, x, position_ids):
-        nonlocal peak
-        cos, sin = original(self, x, position_ids)
+    def count(positions, cos):
         alive.add(id(cos))
-        torch.utils.weak.weakref.finalize(cos, alive.discard, id(cos))
-        peak = max(peak, len(alive))
-        return cos, sin
+        weakref.finalize(cos, alive.discard, id(cos))
+        counts.append(len(alive))
 
-    monkeypatch.setattr(type(rotary), "forward", watched)
+    watch(count)
     logits(model, torch.ones(1, 600, dtype=torch.long))
-    assert peak <= 3  # the model's own, a layer's, and the next one's while it is made
+    assert max(counts) <= 3  # the model's own, a layer's, and the next one's while it is made
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -37,6 +37,14 @@ def toy_lm(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def load(toy_lm, task_folder):
+    """Loads tasks of ``task_folder``."""
+    from search.tasks import load_tasks
+
+    return lambda *names, **options: load_tasks(toy_lm, names, include_path=task_folder, **options)
+
+
+@pytest.fixture(scope="session")
 def task_folder(tmp_path_factory):
     """Tasks as somebody else would write them: generated text by position, multiple choice, and an error rate."""
     folder = tmp_path_factory.mktemp("tasks")

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from benchmarks.families import tiny_config, tiny_model
 from benchmarks.reference import tokenizer
 from lpes_eval import rope
+from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
 from search.engines import exact, reason_against
 from search.engines.exact import ExactEngine
@@ -68,18 +69,22 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
 }
 
 
+def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
+    """A model of this family, with factors."""
+    tokenizer.save(folder, 1024)
+    config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
+    config._attn_implementation = attention
+    model, reads = tiny_model(config).to(getattr(torch, dtype)), AutoTokenizer.from_pretrained(folder)
+    lm = LPES(pretrained=model, tokenizer=reads, batch_size=1, device="cpu")
+    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(config.num_hidden_layers)])
+    return lm
+
+
 @pytest.mark.parametrize(("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("llama", "eager")])
 def test_prompts_that_share_a_row_are_answered_as_each_alone(family, attention, tmp_path, watched):
-    tokenizer.save(tmp_path, 1024)
-    special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID}
-    config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **special, **FAMILIES[family])
-    config._attn_implementation = attention
-    lm = LPES(
-        pretrained=tiny_model(config), tokenizer=AutoTokenizer.from_pretrained(tmp_path), batch_size=1, device="cpu"
-    )
-    requests = questions()
+    special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID, **FAMILIES[family]}
+    lm, requests = tiny_lm(tmp_path, family, attention=attention, **special), questions()
     assert reason_against(lm, requests) is None
-    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(config.num_hidden_layers)])
     expected = lm.generate_until(requests, disable_tqdm=True)
     assert len(set(expected)) > len(requests) / 3
     for budget in (10_000, 400):
@@ -91,12 +96,7 @@ def test_prompts_that_share_a_row_are_answered_as_each_alone(family, attention, 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_so_they_are_in_half_precision(dtype, tmp_path):
-    tokenizer.save(tmp_path, 1024)
-    config = tiny_config("llama", vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, eos_token_id=[1])
-    model = tiny_model(config).to(getattr(torch, dtype))
-    lm = LPES(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tmp_path), batch_size=1, device="cpu")
-    requests = questions()
-    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(config.num_hidden_layers)])
+    lm, requests = tiny_lm(tmp_path, "llama", dtype, eos_token_id=[1]), questions()
     same = [
         ours == theirs
         for ours, theirs in zip(texts(ExactEngine(lm, requests)), lm.generate_until(requests, True), strict=True)
@@ -114,6 +114,28 @@ def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, 
     expected = toy_lm.generate_until(requests, disable_tqdm=True)
     assert texts(ExactEngine(toy_lm, requests)) == expected
     assert texts(ExactEngine(toy_lm, requests[-3:])) == expected[-3:]
+
+
+def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
+    requests = questions()
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    expected = texts(ExactEngine(toy_lm, requests))
+    answerer = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    forward, refused, most = toy_lm.model.forward, [], 2
+
+    def small_memory(*args, **kwargs):
+        if len(kwargs["input_ids"]) > most:
+            refused.append(len(kwargs["input_ids"]))
+            raise torch.OutOfMemoryError("toy")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(toy_lm.model, "forward", small_memory)
+    assert texts(answerer) == expected
+    assert refused
+    assert answerer.tokens_per_batch < 10_000
+    most = 0
+    with pytest.raises(UserError, match="not even one prompt"):
+        texts(answerer)
 
 
 def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):

@@ -1,6 +1,5 @@
 """The fitness against ``lm_eval.simple_evaluate``, example by example; answers against ``HFLM.generate_until``."""
 
-import logging
 import random
 import shutil
 
@@ -10,14 +9,12 @@ from lpes_eval.data import splits
 
 pytest.importorskip("torch")
 import lm_eval
-import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
-from search import evaluator as evaluator_module
 from search.cache import FitnessCache
 from search.engines import reason_against
 from search.engines.exact import ExactEngine
@@ -35,23 +32,26 @@ def individuals(count, layers=3, seed=0):
         yield factors
 
 
-def by_the_harness(lm, factors, name, folder, metric, **options):
+@pytest.fixture
+def harness(toy_lm, task_folder):
     """Every search example's score by ``simple_evaluate``, in the order of the task's examples."""
-    rope.apply(lm.model, factors)
-    manager = TaskManager(include_path=folder, include_defaults=False, metadata={"split": "search"})
-    ours = name.startswith("toy_") and name != "toy_luck"  # its split is its own otherwise
-    samples = {name: sorted(splits.indices(12, "search"))} if ours else None
-    results = lm_eval.simple_evaluate(
-        model=lm, tasks=[name], task_manager=manager, samples=samples, bootstrap_iters=0, **options
-    )
-    return [sample[metric] for sample in sorted(results["samples"][name], key=lambda sample: sample["doc_id"])]
+    manager = TaskManager(include_path=task_folder, include_defaults=False, metadata={"split": "search"})
+
+    def scores(factors, name, metric, **options):
+        rope.apply(toy_lm.model, factors)
+        samples = None if name == "toy" else {name: sorted(splits.indices(12, "search"))}  # toy divides its own
+        options |= {"task_manager": manager, "samples": samples, "bootstrap_iters": 0}
+        results = lm_eval.simple_evaluate(model=toy_lm, tasks=[name], **options)
+        return [sample[metric] for sample in sorted(results["samples"][name], key=lambda sample: sample["doc_id"])]
+
+    return scores
 
 
 COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 
-def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
-    tasks = load_tasks(toy_lm, ["toy"], include_path=task_folder)
+def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
+    tasks = load("toy")
     switches = [
         {"share_prefixes": share, "tokens_per_batch": budget} for share in (True, False) for budget in (40, 4000)
     ]
@@ -61,10 +61,7 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     assert list(slow.columns) == COLUMNS
     seen, ended = set(), {}
     for factors in individuals(3):
-        expected = {
-            column: by_the_harness(toy_lm, factors, "toy", task_folder, column.replace("toy", "hits"))
-            for column in COLUMNS
-        }
+        expected = {column: harness(factors, "toy", column.replace("toy", "hits")) for column in COLUMNS}
         means = [sum(values) / len(values) for values in expected.values()]
         for evaluator in (*fast, slow):
             measured = evaluator(factors)
@@ -77,16 +74,14 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, task_folder):
     assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
 
 
-def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, task_folder):
-    parts = load_tasks(
-        toy_lm, ["toy_choice", "toy_plain"], metrics=["acc", "misses"], weights=[3, 1], include_path=task_folder
-    )
+def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, load, harness):
+    parts = load("toy_choice", "toy_plain", metrics=["acc", "misses"], weights=[3, 1])
     fitness = Evaluator(toy_lm, parts)
     assert fitness.slow_because == "not all requests are for generated text"
     for factors in individuals(2):
         measured = fitness(factors)
         for part, metric in zip(parts, ("acc", "misses"), strict=True):
-            assert measured.examples[part.name] == by_the_harness(toy_lm, factors, part.name, task_folder, metric)
+            assert measured.examples[part.name] == harness(factors, part.name, metric)
         scores = measured.scores
         assert measured.fitness == pytest.approx(0.75 * scores["toy_choice"] - 0.25 * scores["toy_plain"])
 
@@ -106,27 +101,26 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if ad
     ],
     ids=lambda options: "+".join(options),
 )
-def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, task_folder, monkeypatch, options):
+def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, load, harness, monkeypatch, options):
     monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
-    load = lambda **how: load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, **how)  # noqa: E731
-    asked = lambda parts: [request.args for part in parts for request in part.task.instances]  # noqa: E731
-    parts = load(**options)
-    assert asked(parts) != asked(load())  # so agreeing below is not a matter of course
-    fitness = Evaluator(toy_lm, parts)
+    (part,), (other,) = load("toy_plain", **options), load("toy_plain")
+    asked, otherwise = ([request.args for request in each.task.instances] for each in (part, other))
+    assert asked != otherwise  # so agreeing below is not a matter of course
+    fitness = Evaluator(toy_lm, [part])
     assert (fitness.slow_because is None) == ("do_sample" not in options.get("gen_kwargs", {}))
     for factors in individuals(2):
-        expected = by_the_harness(toy_lm, factors, "toy_plain", task_folder, "hits", **options)
+        expected = harness(factors, "toy_plain", "hits", **options)
         assert fitness(factors).examples["toy_plain"] == expected
 
 
-def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
+def test_tasks_are_named_as_for_lm_eval(load, task_folder, monkeypatch):
     def few(include_path, metadata, include_defaults=True):  # lm-eval's own thousands take seconds to list
         return TaskManager(include_path=include_path, metadata=metadata, include_defaults=False)
 
     monkeypatch.setattr("search.tasks.TaskManager", few)
 
-    def named(*tasks, **options):
-        return [part.name for part in load_tasks(toy_lm, tasks, include_path=task_folder, **options)]
+    def named(*tasks):
+        return [part.name for part in load(*tasks)]
 
     assert named("toy*") == ["toy", "toy_choice", "toy_luck", "toy_plain"]
     assert named("toy_tag") == ["toy_plain"]
@@ -140,34 +134,29 @@ def test_tasks_are_named_as_for_lm_eval(toy_lm, task_folder, monkeypatch):
         named(f"{task_folder}/none.yaml")
 
 
-def test_another_search_seed_draws_other_examples_of_any_task_and_the_same_held_out_ones(toy_lm, task_folder):
+def test_another_search_seed_draws_other_examples_of_any_task_and_the_same_held_out_ones(load):
     def numbers(split, seed):
-        (part,) = load_tasks(
-            toy_lm, ["toy_plain"], split=split, metadata={"search_seed": seed}, include_path=task_folder, examples=3
-        )
+        (part,) = load("toy_plain", split=split, metadata={"search_seed": seed}, examples=3)
         return part.numbers
 
     assert numbers("search", 0) != numbers("search", 1)
     assert numbers("held_out", 0) == numbers("held_out", 1)
-    for wrong in ("1", 1.0, True):
-        with pytest.raises(UserError, match="expected a whole number"):
-            numbers("search", wrong)
 
 
-def test_code_that_a_model_writes_is_run_only_on_request(toy_lm, task_folder, monkeypatch):
+def test_code_that_a_model_writes_is_run_only_on_request(load, monkeypatch):
     from lm_eval.api.task import ConfigurableTask
 
     monkeypatch.setattr(ConfigurableTask, "UNSAFE_CODE", True, raising=False)
     with pytest.raises(UserError, match="--confirm_run_unsafe_code"):
-        load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
-    assert load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, confirm_run_unsafe_code=True)
+        load("toy_plain")
+    assert load("toy_plain", confirm_run_unsafe_code=True)
 
 
 @pytest.mark.parametrize(("task", "divided"), [("toy_plain", True), ("toy", False)])
-def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder, task, divided):
+def test_search_and_held_out_examples_have_none_in_common(load, task, divided):
     asked = {}
     for split in ("search", "held_out"):
-        (part,) = load_tasks(toy_lm, [task], split=split, include_path=task_folder)
+        (part,) = load(task, split=split)
         asked[split] = {request.doc["question_id"] for request in part.task.instances}
         assert part.divided is divided  # a benchmark of this package divides its examples itself
         if divided:
@@ -177,84 +166,20 @@ def test_search_and_held_out_examples_have_none_in_common(toy_lm, task_folder, t
     assert not asked["search"] & asked["held_out"]
 
 
-def texts(engine):
-    """The first response to every request, in their order."""
-    found = {i: responses[0] for batch in engine.answer() for i, responses in batch.items()}
-    return [found[i] for i in sorted(found)]
-
-
-def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, task_folder, monkeypatch):
-    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    requests = [request for part in parts for request in part.task.instances]
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    expected = texts(ExactEngine(toy_lm, requests))
-    answerer = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
-    forward, refused = toy_lm.model.forward, []
-
-    def small_memory(*args, **kwargs):
-        if len(kwargs["input_ids"]) > 4:
-            refused.append(len(kwargs["input_ids"]))
-            raise torch.OutOfMemoryError("toy")
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(toy_lm.model, "forward", small_memory)
-    assert texts(answerer) == expected
-    assert refused
-    assert answerer.tokens_per_batch < 10_000
-
-    def no_memory(*args, **kwargs):
-        raise torch.OutOfMemoryError("toy")
-
-    monkeypatch.setattr(toy_lm.model, "forward", no_memory)
-    with pytest.raises(UserError, match="not even one prompt"):
-        texts(answerer)
-
-
-def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, task_folder, tmp_path, monkeypatch):
-    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    factors = [1.0, 1.5, 1.2]
-    first = Evaluator(toy_lm, parts, cache=FitnessCache(tmp_path))(factors)
-    again = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder), cache=FitnessCache(tmp_path))
-    monkeypatch.setattr(again.engine, "answer", lambda *_: pytest.fail("was asked again"))
+def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, load, tmp_path, monkeypatch):
+    factors, cache = [1.0, 1.5, 1.2], FitnessCache(tmp_path)
+    first = Evaluator(toy_lm, load("toy"), cache=cache)(factors)
+    monkeypatch.setattr(ExactEngine, "answer", lambda *_: pytest.fail("was asked again"))
+    again = Evaluator(toy_lm, load("toy"), cache=FitnessCache(tmp_path))
     assert again(Factors.from_list(factors)).examples == first.examples
     with pytest.raises(pytest.fail.Exception):
         again([1.0, 1.5, 1.3])
-    fewer = Evaluator(
-        toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder, examples=3), cache=FitnessCache(tmp_path)
-    )
-    monkeypatch.setattr(fewer.engine, "answer", lambda *_: pytest.fail("was asked again"))
     with pytest.raises(pytest.fail.Exception):  # other examples are another fitness
-        fewer(factors)
-
-
-def test_a_cache_folder_that_cannot_be_used_is_said_once_and_ends_nothing(toy_lm, task_folder, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
-    fitness = Evaluator(toy_lm, [part], cache=FitnessCache(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING, "search.cache"):
-        first, second = fitness([1.0, 1.5, 1.2]), fitness([1.0, 1.5, 1.3])
-    assert first.examples.keys() == second.examples.keys() == {"toy_plain"}
-    said = [record.getMessage() for record in caplog.records if record.name == "search.cache"]
-    assert len(said) == 1
-    assert "cannot be kept for other searches" in said[0]
-
-
-def test_a_cache_entry_that_is_none_counts_as_not_there(tmp_path):
-    cache = FitnessCache(tmp_path)
-    cache.put("context", "factors", {"examples": {}})
-    (file,) = tmp_path.glob("*/*.json")
-    assert cache.get("context", "factors")
-    for damaged in ("[]", "null", "{", ""):
-        file.write_text(damaged)
-        assert cache.get("context", "factors") is None
+        Evaluator(toy_lm, load("toy", examples=3), cache=cache)(factors)
 
 
 @pytest.mark.parametrize("split", ["search", "held_out"])
-def test_no_examples_are_refused_and_not_taken_for_all(toy_lm, task_folder, tmp_path, split):
-    for tasks, options in ((["toy_plain"], {"include_path": task_folder}), (["kv_retrieval"], {})):
-        for examples in (0, -1):
-            with pytest.raises(UserError, match=f"{examples} examples: expected 1 or more"):
-                load_tasks(toy_lm, tasks, split=split, examples=examples, **options)
+def test_one_question_cannot_be_divided(toy_lm, task_folder, tmp_path, split):
     lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
     with pytest.raises(UserError, match="toy_plain has no two questions"):
         load_tasks(toy_lm, ["toy_plain"], split=split, include_path=lonely)
@@ -284,20 +209,18 @@ def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
     assert task.questions == task.numbers == sorted(splits.indices(12, "search"))
 
 
-def test_examples_that_would_show_held_out_questions_are_refused(toy_lm, task_folder):
-    """toy_choice has a test split only, so lm-eval would take its examples from there."""
-    with pytest.raises(UserError, match=r"toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"):
-        load_tasks(toy_lm, ["toy_choice"], include_path=task_folder, num_fewshot=3)
-    held_out = load_tasks(toy_lm, ["toy_plain"], split="held_out", include_path=task_folder)[0].docs
-    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder, num_fewshot=3)
+def test_examples_before_a_question_show_no_held_out_question(load):
+    """toy_choice is refused: it has a test split only, so lm-eval would take its examples from there."""
+    held_out = load("toy_plain", split="held_out")[0].docs
+    (part,) = load("toy_plain", num_fewshot=3)
     prompts = [request.args[0] for request in part.task.instances]
     assert all(prompt.count("NUMBER") == 3 for prompt in prompts)
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
-def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluator_module, "BOUNDED", {"luck"})
-    tasks = load_tasks(toy_lm, ["toy_luck"], include_path=task_folder)
+def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, load, tmp_path, monkeypatch):
+    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
+    tasks = load("toy_luck")
     ways = [
         {},
         {"tokens_per_batch": 1},
@@ -326,9 +249,9 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, task_
     assert 0 in decided
 
 
-def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, task_folder, monkeypatch):
-    monkeypatch.setattr(evaluator_module, "BOUNDED", {"luck"})
-    evaluator = Evaluator(toy_lm, load_tasks(toy_lm, ["toy_luck"], include_path=task_folder), tokens_per_batch=1)
+def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, load, monkeypatch):
+    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
+    evaluator = Evaluator(toy_lm, load("toy_luck"), tokens_per_batch=1)
     measured = [(factors, evaluator(factors)) for factors in individuals(8, seed=2)]
     best = max((full for _, full in measured), key=lambda full: full.fitness)
     stopped = 0
@@ -343,10 +266,10 @@ def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, tas
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
-    toy_lm, task_folder, monkeypatch, caplog
+    toy_lm, load, harness, monkeypatch, caplog
 ):
-    at_positions = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    elsewhere = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
+    at_positions = load("toy")
+    elsewhere = load("toy_plain")
     lengths = sorted(len(toy_lm.tok_encode(request.args[0])) for request in elsewhere[0].task.instances)
     assert lengths[0] < lengths[-1]
     monkeypatch.setattr(toy_lm, "_max_length", lengths[-1] + 5 - 1)  # its answers have up to 5 tokens
@@ -357,22 +280,22 @@ def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere
         assert f"toy_plain: {too_long} of {len(lengths)} prompts do not fit" in caplog.text
         with pytest.raises(PromptTooLong, match=r"toy: \d+ of \d+ prompts do not fit the model's .* tokens"):
             Evaluator(toy_lm, at_positions, fast=fast)
-    expected = by_the_harness(toy_lm, [1.0, 1.2, 1.4], "toy_plain", task_folder, "hits")
-    assert evaluator([1.0, 1.2, 1.4]).examples["toy_plain"] == expected
+    factors = [1.0, 1.2, 1.4]
+    assert evaluator(factors).examples["toy_plain"] == harness(factors, "toy_plain", "hits")
 
 
 @pytest.mark.parametrize(("task", "metric"), [("toy_plain", "hits"), ("toy_choice", "acc")])
-def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkeypatch, task, metric):
+def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, load, harness, monkeypatch, task, metric):
     tried = []
     detect = HFLM._detect_batch_size
     monkeypatch.setattr(HFLM, "_detect_batch_size", lambda self, *args: tried.append(args) or detect(self, *args))
     for name, value in (("batch_size_per_gpu", "auto"), ("batch_schedule", 1), ("max_batch_size", 4)):
         monkeypatch.setattr(toy_lm, name, value, raising=False)
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, [task], include_path=task_folder), fast=False)
+    fitness = Evaluator(toy_lm, load(task), fast=False)
     measured = [fitness(factors) for factors in individuals(3)]
     assert len(tried) == 1
     for factors, one in zip(individuals(3), measured, strict=True):
-        assert one.examples[task] == by_the_harness(toy_lm, factors, task, task_folder, metric)
+        assert one.examples[task] == harness(factors, task, metric)
     assert len(tried) == 4  # simple_evaluate tries as ever
 
 
@@ -385,9 +308,9 @@ def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, task_folder, monkey
     ],
 )
 def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_is_left_to_the_harness(
-    toy_lm, task_folder, monkeypatch, config, setting, value
+    toy_lm, load, monkeypatch, config, setting, value
 ):
-    (part,) = load_tasks(toy_lm, ["toy_plain"], include_path=task_folder)
+    (part,) = load("toy_plain")
     assert reason_against(toy_lm, part.task.instances) is None
     monkeypatch.setattr(getattr(toy_lm.model, config), setting, value)
     reason = reason_against(toy_lm, part.task.instances)
@@ -395,21 +318,28 @@ def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_i
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("tasks", "options", "message"),
     [
-        ({"tasks": []}, "no task"),
-        ({"tasks": ["toy"], "positions": (0, 130, 100)}, "positions="),
-        ({"tasks": ["toy"], "lambdas": (0, 0, 0)}, "not all 0"),
-        ({"tasks": ["toy"], "weights": (1, 2)}, "2 weights for 1 task"),
-        ({"tasks": ["toy_plain"], "metrics": ["hits,strict"]}, "no filter 'strict'"),
-        ({"tasks": ["toy_plain"], "metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),
-        ({"tasks": ["toy_plain", "toy_plain"]}, "asked for twice"),
-        ({"tasks": ["toy_plain"], "apply_chat_template": True}, "has no chat template"),
+        ([], {}, "no task"),
+        (["toy"], {"examples": 0}, "0 examples: expected 1 or more"),
+        (["toy_plain"], {"examples": -1, "split": "held_out"}, "-1 examples: expected 1 or more"),
+        *(
+            (["toy_plain"], {"metadata": {"search_seed": wrong}}, "expected a whole number")
+            for wrong in ("1", 1.0, True)
+        ),
+        (["toy"], {"positions": (0, 130, 100)}, "positions="),
+        (["toy"], {"lambdas": (0, 0, 0)}, "not all 0"),
+        (["toy"], {"weights": (1, 2)}, "2 weights for 1 task"),
+        (["toy_plain"], {"metrics": ["hits,strict"]}, "no filter 'strict'"),
+        (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),
+        (["toy_plain", "toy_plain"], {}, "asked for twice"),
+        (["toy_plain"], {"apply_chat_template": True}, "has no chat template"),
+        (["toy_choice"], {"num_fewshot": 3}, "toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(toy_lm, task_folder, arguments, message):
+def test_what_cannot_be_measured_is_refused_in_one_line(load, tasks, options, message):
     with pytest.raises(UserError, match=message) as refused:
-        load_tasks(toy_lm, include_path=task_folder, **arguments)
+        load(*tasks, **options)
     assert "\n" not in str(refused.value)
 
 
@@ -421,9 +351,8 @@ def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
         (100, 0.5, "acc@100"),
     ]
     assert not task.divided  # the task itself hands out a split
-    (held_out,) = load_tasks(
-        toy_lm, ["kv_retrieval"], split="held_out", positions=None, metadata={"num_keys": 4}, examples=2
-    )
+    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 4}, "examples": 2}
+    (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
     assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
     assert {column.weight for column in held_out.columns} == {1 / 6}
     assert not set(task.questions) & set(held_out.questions)

@@ -18,8 +18,8 @@ from search.tasks import load_tasks
 
 
 @pytest.fixture(scope="module")
-def loss(toy_lm, task_folder):
-    return AnswerLoss(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+def loss(toy_lm, load):
+    return AnswerLoss(toy_lm, load("toy"))
 
 
 def plain_loss(toy_lm, loss, factors, part, number):
@@ -95,14 +95,14 @@ class Planned:
         return 0.0, next(self.gradients)
 
 
-def descent(loss, generations, monkeypatch, **settings):
+def descent(loss, generations, **settings):
     config = GradientConfig(**({"epoch_samples": 2, "gradient_batch": 2, "learning_rate": 0.05} | settings))
     return GradientDescent(Space.free(3, grid=False), config, generations=generations, model=loss, seed=1)
 
 
-def test_adam_is_torchs(monkeypatch):
+def test_adam_is_torchs():
     gradients = [[0.1, -2.0, 0.0], [0.3, 1.0, -0.2], [-0.5, 0.4, 0.1], *[[1.0, -1.0, 0.0]] * 50]
-    ours = descent(Planned(gradients), 53, monkeypatch)
+    ours = descent(Planned(gradients), 53)
     theirs = torch.tensor([1.5, 1.5, 1.5], dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([theirs], lr=0.05)
     ours.tell([0.0])
@@ -120,7 +120,7 @@ def test_adam_is_torchs(monkeypatch):
 
 def test_it_goes_on_from_the_journal_without_descending_again(loss, monkeypatch):
     def run_to_the_end(history):
-        made = descent(loss, 3, monkeypatch, epoch_samples=4, learning_rate=0.02)
+        made = descent(loss, 3, epoch_samples=4, learning_rate=0.02)
         made.history = history
         entries = {}
         while not made.done:
@@ -156,7 +156,6 @@ def test_the_command_runs_it_with_its_examples_in_the_plan_and_its_time_in_the_s
     assert journal[-1]["seconds"] > 1
 
 
-def test_it_needs_reference_answers(toy_lm, task_folder):
-    parts = load_tasks(toy_lm, ["toy_choice"], include_path=task_folder)
+def test_it_needs_reference_answers(toy_lm, load):
     with pytest.raises(UserError, match="toy_choice"):
-        AnswerLoss(toy_lm, parts)
+        AnswerLoss(toy_lm, load("toy_choice"))

@@ -114,21 +114,22 @@ def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path
     assert load().describe() != described
 
 
+@pytest.fixture
+def fitness(toy_lm, load):
+    return Evaluator(toy_lm, load("toy"))
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("_max_length", 1000), ("add_bos_token", True), ("truncation", True), ("max_gen_toks", 300)]
 )
-def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(
-    toy_lm, task_folder, monkeypatch, name, value
-):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+def test_a_model_that_reads_the_same_text_as_other_tokens_is_another_fitness(toy_lm, fitness, monkeypatch, name, value):
     before = fitness.describe()
     owner = type(toy_lm) if name == "max_gen_toks" else toy_lm  # a property
     monkeypatch.setattr(owner, name, value)
     assert fitness.describe() != before
 
 
-def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monkeypatch):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+def test_so_is_another_tokenizer_or_generation_config(toy_lm, fitness, monkeypatch):
     before = fitness.describe()
     with monkeypatch.context() as patch:
         patch.setattr(toy_lm.model.generation_config, "repetition_penalty", 1.1)
@@ -142,23 +143,19 @@ def test_so_is_another_tokenizer_or_generation_config(toy_lm, task_folder, monke
 
 
 @pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
-def test_so_is_other_code_of_this_package(toy_lm, task_folder, monkeypatch, file):
-    fitness = Evaluator(toy_lm, load_tasks(toy_lm, ["toy"], include_path=task_folder))
+def test_so_is_other_code_of_this_package(fitness, monkeypatch, file):
     before, read = fitness.describe(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
     assert fitness.describe()["code_sha256"] != before["code_sha256"]
 
 
-def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, task_folder):
-    parts = load_tasks(toy_lm, ["toy"], include_path=task_folder)
-    switches = [{}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}]
-    described = []
-    for switch in switches:
-        fitness = Evaluator(toy_lm, parts, **switch)
-        described.append(fitness.describe())
-        fitness([1.0, 1.5, 1.2])
-        described.append(fitness.describe())
-    assert all(other == described[0] for other in described)
+def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, load, fitness):
+    parts, before = load("toy"), fitness.describe()
+    for switch in ({}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}):
+        other = Evaluator(toy_lm, parts, **switch)
+        assert other.describe() == before
+        other([1.0, 1.5, 1.2])
+        assert other.describe() == before
 
 
 def test_another_weight_is_another_model(toy_lm):

@@ -6,9 +6,8 @@ For base b and head h, with query and key rotated by b's angles, ``A_b = softmax
 output for a token is ``sum_b w_b A_b v``, where the weights w of this token and head are the router's
 (:mod:`lpes_eval.methods.moice.router`). Values carry no position, so they are the same for all bases.
 
-The bases are further heads of one attention call of the model's own kernel, as long as its inputs stay below
-``BATCHED_BYTES``; above, and where each head has a learnt sink, base after base. The cache holds every key N times,
-rotated by each base when it came, and every value once (docs/methods.md has the cost).
+The cache holds every key N times, rotated by each base when it came, and every value once; docs/methods.md says how the
+bases are run, and what they cost.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.interception import Interception
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
-from lpes_eval.methods.tables import bases_for, own_base
+from lpes_eval.methods.tables import own_base, published_bases
 
 BATCHED_BYTES = 1 << 30
 """Queries, keys and values of all bases may take this much memory a layer before the bases are computed in turns."""
@@ -134,10 +133,10 @@ class MoICE(MethodLM):
         return {"router": new_router(model)}
 
 
-def new_router(model: nn.Module, seed: int = 0) -> Router:
+def new_router(model: nn.Module) -> Router:
     """An untrained router for a model, which may be without weights, with the published settings."""
-    bases = bases_for(own_base(model, Mixture.name), None)
-    return Router(routers.describe(model.config, bases=bases), seed=seed)
+    bases = published_bases(own_base(model, Mixture.name))
+    return Router(routers.describe(model.config, bases=bases))
 
 
 Method = MoICE

@@ -1,14 +1,11 @@
 """Train MoICE's router: ``python -m lpes_eval.methods.moice.train --model MODEL --text FILE --out DIR``.
 
 Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
-script (github.com/p1nksnow/MoICE, ``train.sh``): 7 steps of 128 sequences of up to 4,608 tokens, AdamW at a constant
-1e-4 without decay, gradients clipped at norm 1, the language-model loss on every token and 0.3 times the balance loss.
-Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a ``.jsonl`` file with a ``text`` in each
-line.
+script (docs/methods.md has a table). Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a
+``.jsonl`` file with a ``text`` in each line.
 
-Instead of a text, ``--task kv_retrieval``, ``mdqa_pos`` or both make prompts of these benchmarks in turn, with the gold
-item anywhere and the answer behind it, from seeds that no evaluation set is made of. The loss is then that of the
-answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
+Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that no evaluation set is made of. The loss is
+then that of the answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
 
 A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
 ``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
@@ -41,7 +38,7 @@ from lpes_eval.methods import moice
 from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
-from lpes_eval.methods.tables import bases_for, own_base, parse_bases
+from lpes_eval.methods.tables import own_base, parse_bases, published_bases
 from lpes_eval.rng import below, shuffled, stream
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -165,7 +162,6 @@ def train(
     *,
     micro_batch: int = 1,
     save_every: int = 1,
-    quiet: bool = False,
 ) -> Path:
     """Train a router for ``model``, or go on with it, and return its file; the model is given back as it was.
 
@@ -184,7 +180,7 @@ def train(
     method = moice.MoICE.apply(model, router=router)
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
-    bar = tqdm(total=settings.steps * batch, initial=len(log) * batch, unit="seq", disable=quiet)
+    bar = tqdm(total=settings.steps * batch, initial=len(log) * batch, unit="seq")
     try:
         if log:
             checkpoint.restore(out / CHECKPOINT, router, optimizer)
@@ -302,7 +298,7 @@ def _run(given: argparse.Namespace) -> None:
         skeleton = AutoModelForCausalLM.from_config(config)
     find_attention(skeleton, moice.Mixture.name)
     own = own_base(skeleton, moice.Mixture.name)
-    bases = bases_for(own, parse_bases("--bases", given.bases) if given.bases is not None else None)
+    bases = published_bases(own) if given.bases is None else parse_bases("--bases", given.bases)
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
     described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
     for number in range(max(1, len(settings.tasks))):
