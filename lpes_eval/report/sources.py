@@ -175,7 +175,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
             title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
             having = [(run, task.metrics[key]) for run, task in tasks.items() if key in task.metrics]
             for whole in (False, True):  # with a score at each position, and with one alone
-                of_form = {run: metric for run, metric in having if ("all" in metric.values) == whole}
+                of_form: dict[Run | Measured, Metric] = {r: m for r, m in having if ("all" in m.values) == whole}
                 found += [Panel(title, of_form)] if of_form else []
     return found
 
