@@ -237,7 +237,7 @@ def test_a_task_of_which_nothing_can_be_tested_fails_under_strict():
 def test_false_alarms_stay_below_alpha_over_tasks_of_any_size_and_any_noise(sizes, noise):
     """At alpha 0.1, reruns of which answers flip, or all are drawn anew: of 100, 10 may fail; 18 would be p = 0.01."""
     rng = np.random.default_rng(sum(sizes))
-    chances = [simulated.chances(rng, np.array([0.9, 0.6, 0.8]), n) for n in sizes]
+    chances = [simulated.chances(rng, np.array([0.9, 0.6, 0.8]), questions=n)[0] for n in sizes]
     truths = [simulated.draw(rng, chance) for chance in chances]
 
     def run():

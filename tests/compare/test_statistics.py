@@ -15,7 +15,7 @@ from lpes_eval.compare import statistics as st
 def answers(questions, accuracies, seed=0, runs=1):
     """Right-or-wrong answers of one model, correlated over positions through each question's difficulty."""
     rng = np.random.default_rng(seed)
-    chance = chances(rng, np.array(accuracies), questions)
+    (chance,) = chances(rng, np.array(accuracies), questions=questions)
     drawn = [draw(rng, chance) for _ in range(runs)]
     return drawn[0] if runs == 1 else drawn
 
@@ -173,7 +173,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     accuracies = np.array([0.9, 0.6, 0.75, 0.9, 0.75, 0.8])  # of A and of B
 
     def models(questions):
-        return np.hsplit(draw(rng, chances(rng, accuracies, questions)), 2)
+        return np.hsplit(draw(rng, *chances(rng, accuracies, questions=questions)), 2)
 
     rng = np.random.default_rng(0)
     a, b = (run.mean(axis=0) for run in models(400_000))
