@@ -186,11 +186,11 @@ def test_whoever_may_stop_gets_answers_batch_by_batch_and_a_worker_all_in_one(to
 
 def test_many_prompts_behind_one_prefix_share_its_prefill_and_not_one_row(toy_lm, watched):
     """As with examples in front of every question: the row would be longer than what they share."""
-    requests = questions(beginnings=(40,), asked_of_each=20)
+    requests = questions(beginnings=(100,), asked_of_each=12)
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     answerer = ExactEngine(toy_lm, requests)
     assert texts(answerer) == toy_lm.generate_until(requests, disable_tqdm=True)
     shared = max(len(group.prefix) for group in answerer._groups)
-    assert answerer.count.shared == 19 * shared
+    assert answerer.count.shared == 11 * shared
     (buffer,) = watched
-    assert buffer.made[0] > 5
+    assert buffer.made[0] > 3  # the two short ones have a row each
