@@ -132,6 +132,8 @@ class Factors:
         depth = num_layers if num_layers is not None else own
         if depth is None:
             raise FactorsError("these factors name no num_layers; say how many layers the model has")
+        if not 1 <= depth <= MAX_LAYERS:
+            raise FactorsError(f"{depth} layers: expected 1 to {MAX_LAYERS}")
         if own not in (None, depth):
             raise FactorsError(
                 f"the factors are for {own} layers, the model has {depth}; use factors that were made for this model, "

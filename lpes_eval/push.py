@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from lpes_eval import factors as factors_file
 from lpes_eval import hub
+from lpes_eval.compare.compare import FEW_QUESTIONS
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors
 
@@ -69,18 +70,23 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
     yield from ("", f"    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}", "")
-    proof = origin.get("proof", {})
+    proof, few = origin.get("proof", {}), False
     if rows := proof.get("differences"):
         yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
         for row in rows:
             low, high = row["interval"]
             gain = f"{row['mean']:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
+            few = few or row["questions"] < FEW_QUESTIONS
             yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
         yield ""
+        if few:
+            yield from (f"Intervals of fewer than {FEW_QUESTIONS} questions are too narrow.", "")
     else:
         yield from ("They were not measured on held-out examples.", "")
     for guard, found in proof.get("guards", {}).items():
-        yield f"- guard {guard}: {'worsened' if found['over'] else 'not worsened beyond what is allowed'}"
+        _, high = found.get("interval", (None, None))
+        falls = "lower beyond chance, but " if high is not None and high < 0 else ""
+        yield f"- guard {guard}: {'worsened' if found['over'] else f'{falls}not worsened beyond what is allowed'}"
     if "command" in proof:
         yield from ("", "Measured by", "", f"    {proof['command']}", "")
     described = {key: value for key, value in origin.items() if key not in ("proof", "model")}

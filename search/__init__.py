@@ -52,14 +52,14 @@ def search(
 
     Args:
         *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
-        model: an lm-eval model over a transformers model, such as ``lpes_eval.methods.load("lpes")(pretrained=...)``;
-            by default the one that ``model_args`` names.
+        model: what ``pretrained=`` names, or an lm-eval model over a transformers model, such as
+            ``lpes_eval.methods.load("lpes")(pretrained=...)``; by default the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         curve: the name of a curve, or a function from control points and a number of layers to one factor a layer. The
             scan of bands and gradient descent use no curve.
         preset: as the flag.
-        **flags: the command's other flags by name, such as ``output="runs/mine"`` or ``examples=48``, with values as
-            ``search.config.parse`` would make them.
+        **flags: the command's other flags by name, such as ``output="runs/mine"``, ``examples=48``, ``budget="10m"`` or
+            ``positions=[0, 50, 100]``; a text is read as on the command line.
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
@@ -72,14 +72,25 @@ def search(
         >>> result.factors.per_layer()
         >>> result.plot()
     """
+    from argparse import ArgumentTypeError
+
     from lpes_eval.errors import UserError
     from search import config, ga, run
+    from search.parser import build_parser
     from search.report.pages import verdict
 
     args = config.defaults(preset)
     if unknown := sorted(flags.keys() - vars(args).keys()):
         raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
+    for action in build_parser()._actions:
+        if action.type and isinstance(value := flags.get(action.dest), str):
+            try:
+                flags[action.dest] = action.type(value)  # type: ignore[operator]
+            except (ArgumentTypeError, ValueError) as error:
+                raise UserError(f"search(): {action.dest}: {error}") from None
     vars(args).update(flags)
+    if isinstance(model, str):
+        args.model_args, model = {**args.model_args, "pretrained": model}, None
     args.tasks = list(tasks) or args.tasks
     kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
     args.optimizer = optimizer if isinstance(optimizer, str) else args.optimizer

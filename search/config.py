@@ -42,6 +42,8 @@ def defaults(preset: str = "default") -> argparse.Namespace:
 def given(argv: Sequence[str]) -> dict[str, Any]:
     """The flags that stand on the command line, and nothing else."""
     parser = build_parser()
+    if {"-h", "--help"} & {*argv}:
+        parser.parse_args(["--help"])  # with all defaults
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     return vars(parser.parse_args(argv))
@@ -73,14 +75,14 @@ def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise UserError(f"{error}; {AGAIN}") from None
     code = loads_code(kept)
-    if flags.keys() - {"resume", "preset", "choose", *code}:
-        raise UserError(f"--resume takes all settings from {folder}; leave all other flags but --choose out")
+    if flags.keys() - {"resume", "preset", "choose", "budget", *code}:
+        raise UserError(f"--resume takes all settings from {folder}; leave other flags than --choose and --budget out")
     if any(flags.get(name) != kept[name] for name in code):
         raise UserError(
             f"{folder}: going on runs code, or joins a cluster, named in arguments.json; if you trust it, say so: "
             f"{resume_command(folder, kept)}"
         )
-    return kept | {"choose": flags.get("choose") or kept.get("choose")}
+    return kept | {name: flags.get(name) or kept.get(name) for name in ("choose", "budget")}
 
 
 def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -139,7 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=batch_size, default="auto", metavar="N|auto", help="prompts in a batch")
     add("--questions", type=at_least(2 * SCANNED), default=2 * SCANNED, metavar="N",
-        help="at every position (default: 24)")  # fmt: skip
+        help="at every position, 24 or more (default: 24)")  # fmt: skip
     add("--budget", type=budget, default=("seconds", 600), metavar="10m|2h|20000prompts",
         help="stop after so much, half of it for the table; the same command goes on (default: 10m)")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="folder of the diagnosis (default: runs/diagnose-MODEL)")
@@ -172,6 +172,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     from search.journal import Journal
     from search.report import diagnosis
     from search.run import load_model
+    from search.tasks import check_names
 
     began = time.monotonic()
     settings = config.defaults()
@@ -179,6 +180,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     settings.device, settings.batch_size = args.device, args.batch_size
     if not args.tasks:
         raise UserError("--tasks: names no task")
+    check_names(args.tasks)
     print(f"Loading {args.pretrained}", flush=True)
     found = Diagnosis(args, load_model(settings), began=began)
     for name in dict.fromkeys(args.tasks):

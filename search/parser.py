@@ -35,7 +35,7 @@ examples:
       any task, group or metric of lm-eval can be (a part of) the fitness
   python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h
       factors that do not make gsm8k worse, after two hours at most
-  python -m search.ga --resume runs/kv_retrieval-ga-0
+  python -m search.ga --resume runs/kv_retrieval-bands-0
       go on after Ctrl-C, a crash or kill -9; the same command as before does the same
 
 It ends with factors.json in the output folder (best_effort.json, where the factors were not shown to be better than

@@ -46,6 +46,7 @@ class Search:
         guards: what the factors must not cost, on search examples.
         journal: what was measured, once the folder is open.
         spent: seconds of measuring and prompts answered by the search so far.
+        cut: whether the budget ended it.
         part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
@@ -59,6 +60,7 @@ class Search:
     guards: Sequence[Guard] = ()
     journal: Journal = None  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
+    cut: bool = False
     part: list[int] | None = None
     curve: Curve | None = None
 
@@ -88,6 +90,7 @@ class Search:
                 # What an interrupted search spent before counts too.
                 if self.spent[unit] >= most and (fittest is not None or optimizer.told):
                     best = fittest[0] if fittest is not None else optimizer.best[0]
+                    self.cut = True
                     break
                 name = self.name(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
@@ -141,8 +144,10 @@ class Search:
 
     @property
     def best_uniform(self) -> Factors | None:
-        """Of the uniform factors that were measured in full, the fittest; None where there is none but 1."""
-        measured = [e for e in self.journal.entries.values() if "examples" in e and e.get("factor", 1) != 1]
+        """Of the uniform factors measured in full and fitter than the plain model, the fittest; None without any."""
+        entries = self.journal.entries
+        plain = entries[self.uniform(1.0).digest()]["fitness"]
+        measured = [e for e in entries.values() if "examples" in e and "factor" in e and e["fitness"] > plain]
         best = max(measured, key=lambda entry: entry["fitness"], default=None)
         return self.uniform(best["factor"]) if best else None
 
@@ -275,8 +280,9 @@ def load(
     from search.cache import FitnessCache
     from search.evaluator import Evaluator
     from search.identity import code, packages
-    from search.tasks import load_tasks
+    from search.tasks import check_names, load_tasks
 
+    check_names(args.tasks, args.include_path)
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
     descends = (kind or optimizers.load(args.optimizer)).descends
@@ -327,6 +333,8 @@ def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
         )
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
+    for name in args.model_args.keys() & {"batch_size", "device"}:
+        raise UserError(f"--model_args {name}=...: is a flag of its own; give it as --{name}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if not whole:
         from search.engines.cluster import WHOLE, WithoutWeights

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.manager import Kind
+from yaml import YAMLError
 
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError
@@ -168,8 +170,18 @@ def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None
     ]
 
 
+def check_names(tasks: Sequence[str], include_path: str | None = None) -> None:
+    """Refuse names that stand for no task, before a model is loaded; raises ``UserError``."""
+    manager = _manager(tasks, {}, include_path)
+    for name in tasks:
+        if name not in manager.all_tasks and not _configs(name):
+            _matching(manager, name)
+
+
 def _manager(tasks: Sequence[str], metadata: dict[str, Any], include_path: str | None) -> TaskManager:
     """A task manager that knows the tasks: this project's alone where that is enough, as all others take seconds."""
+    if include_path and not Path(include_path).is_dir():
+        raise UserError(f"--include_path {include_path}: no such folder; give the one that has the tasks")
     folders = [str(plugin.tasks_folder()), *([include_path] if include_path else [])]
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
     if all(name in manager.all_tasks for name in tasks):
@@ -185,13 +197,7 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
     """
     if name in manager.all_tasks:
         return list(manager.load([name])["tasks"].values())
-    path = Path(name).expanduser()
-    if path.is_dir() or name.endswith(".yaml"):
-        files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
-        # A template names no task.
-        configs = [config for file in files if "task" in (config := load_yaml(file, resolve_func=True))]
-        if not configs:
-            raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
+    if configs := _configs(name):
         members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
         try:
             return list(manager.load(members)["tasks"].values())
@@ -199,6 +205,26 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
             raise UserError(
                 f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
             ) from None
+    return list(manager.load(_matching(manager, name))["tasks"].values())
+
+
+def _configs(name: str) -> list[dict[str, Any]]:
+    """The tasks and groups in a YAML file, or in those of a folder; none where it is the name of neither."""
+    path = Path(name).expanduser()
+    if not path.is_dir() and not name.endswith(".yaml"):
+        return []
+    try:
+        files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
+        read = [load_yaml(file, resolve_func=True) for file in files]
+    except (YAMLError, ImportError, TypeError, ValueError, OSError) as error:
+        raise UserError(f"{name}: cannot be read as tasks of lm-eval ({str(error).splitlines()[0]})") from error
+    if not (configs := [config for config in read if "task" in config]):  # a template names no task
+        raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
+    return configs
+
+
+def _matching(manager: TaskManager, name: str) -> list[str]:
+    """The names that a pattern fits."""
     matching = manager.match_tasks([name])
     matching = [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)] or matching
     if not matching:
@@ -206,7 +232,7 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
         near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
         hint = f"the closest names are {', '.join(dict.fromkeys(near)) or 'none'}"
         raise UserError(f"no task, group or tag is called {name!r}; {hint}; `lm_eval ls tasks` prints all there are")
-    return list(manager.load(matching)["tasks"].values())
+    return matching
 
 
 def _build(
@@ -299,6 +325,6 @@ def _shows_what_it_asks(task: Any) -> bool:
 
 
 def _normalised(values: Sequence[float], name: str) -> list[float]:
-    if any(not value >= 0 for value in values) or not sum(values) > 0:
-        raise UserError(f"{name} {list(values)}: expected numbers of 0 or more, not all 0")
+    if any(not value >= 0 for value in values) or not 0 < sum(values) < math.inf:
+        raise UserError(f"{name} {list(values)}: expected numbers of 0 or more, with a sum above 0 and below infinity")
     return [value / sum(values) for value in values]

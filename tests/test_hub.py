@@ -76,7 +76,11 @@ def sent(monkeypatch):
 def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, capsys):
     row = {"task": "kv", "found_minus": "baseline", "mean": 0.12, "interval": [0.05, 0.19], "questions": 100}
     one = row | {"interval": [None, None], "questions": 1}
-    proof = {"differences": [row, one], "guards": {"gsm8k": {"over": True}}, "command": "lm_eval --model lpes"}
+    proof = {
+        "differences": [row, one],
+        "guards": {"gsm8k": {"over": True}, "half": {"over": False, "interval": [-0.02, -0.01]}},
+        "command": "lm_eval --model lpes",
+    }
     origin = {"model": {"name": "lmsys/vicuna", "revision": "v1"}, "proof": proof, "packages": {"torch": "2.13"}}
     lpes_eval.Factors(uniform=1.2, origin=origin).save(tmp_path / "f.json")
     assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 0
@@ -85,7 +89,15 @@ def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, caps
     assert lpes_eval.load(tmp_path / "again.json") == lpes_eval.load(tmp_path / "f.json")
     card = sent["me/mine", "README.md"]
     gains = ("+0.120 | +0.050 to +0.190 | 100", "+0.120 | none | 1")
-    for said in ("lmsys/vicuna", "v1", *gains, "guard gsm8k: worsened", "lm_eval --model"):
+    for said in (
+        "lmsys/vicuna",
+        "v1",
+        *gains,
+        "guard gsm8k: worsened",
+        "half: lower beyond chance",
+        "too narrow",
+        "lm_eval --model",
+    ):
         assert said in card
     assert '"torch": "2.13"' in card
 

@@ -311,11 +311,13 @@ def _headline(sections: Sequence[tables.Section], options: Options) -> str:
 
 
 def _least_losses(scores: Sequence[_Score], levels: Sequence[float]) -> Iterator[str]:
-    for questions, level in sorted({(score.questions, level) for score, level in zip(scores, levels, strict=True)}):
+    found = {(score.task, score.questions, level) for score, level in zip(scores, levels, strict=True)}
+    for task, questions, level in sorted(found):
         if level:
-            yield f"{questions} questions: a loss of fewer than {_fewest_lost(level)} cannot be told from chance."
+            fewest = _fewest_lost(level)
+            yield f"{task}, {questions} questions: a loss of fewer than {fewest} cannot be told from chance."
         elif questions:
-            yield f"{questions} questions: not testable, a loss of all of them cannot be told from chance."
+            yield f"{task}, {questions} questions: not testable, a loss of all of them cannot be told from chance."
     for score in scores:
         if not score.tests:
             why = "not an average over its samples" if score.logged else "no samples on one of the sides"

@@ -335,6 +335,10 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+KEPT = ("--log_samples", "--output_path", "results")
+"""The flags by which a run's samples are kept, which every comparison needs."""
+
+
 def _command(raw: Mapping[str, Any]) -> str:
     """The lm_eval command that makes such a run again.
 
@@ -347,12 +351,13 @@ def _command(raw: Mapping[str, Any]) -> str:
         "--model_args": _spelled({key: _without_folder(value) for key, value in _model_arguments(raw).items()}),
         "--tasks": ",".join(asked),
         "--limit": None if config.get("limit") is None else f"{config['limit']:g}",
+        "--batch_size": str(config.get("batch_size") or ""),
         "--gen_kwargs": _spelled(config.get("gen_kwargs") or {}),
         "--system_instruction": raw.get("system_instruction"),
     }
     words = ["lm_eval", "--model", str(config.get("model", ""))]
     words += [word for option, value in options.items() if value for word in (option, value)]
-    return shlex.join([*words, *(["--apply_chat_template"] if raw.get("chat_template") else []), "--log_samples"])
+    return shlex.join([*words, *(["--apply_chat_template"] if raw.get("chat_template") else []), *KEPT])
 
 
 def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:

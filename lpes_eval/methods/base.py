@@ -83,22 +83,31 @@ class MethodLM(HFLM):
             pretrained = os.path.expanduser(folder)
             found = None
             if not os.path.isdir(pretrained):
-                found = "no such folder" if pretrained.startswith((".", "/", "~")) else None
+                is_path = pretrained.startswith((".", "/", "~")) or os.path.exists(pretrained)
+                found = "no such folder" if is_path else None
             elif not kwargs.get("gguf_file") and "config.json" not in os.listdir(pretrained):
                 found = "no config.json in this folder"
             if found is not None:
                 raise UserError(f"pretrained={pretrained}: {found}; give a model's folder or its name on the Hub")
         if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
             kwargs.setdefault("device", "cpu")
-        _check_device(kwargs.get("device"))
+        check_device(kwargs.get("device"))
         if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
             logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
             kwargs["batch_size"] = 1
         dtype = kwargs.get("dtype")
-        if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise UserError(f"dtype={dtype}: no type of PyTorch's; expected auto, float32, float16, bfloat16, ...")
-        super().__init__(pretrained=pretrained, **kwargs)
+        if isinstance(dtype, str) and dtype != "auto":
+            known = getattr(torch, dtype, None)
+            if not isinstance(known, torch.dtype) or not known.is_floating_point:
+                found = "no floating-point type of PyTorch's"
+                raise UserError(f"dtype={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")
+        try:
+            super().__init__(pretrained=pretrained, **kwargs)
+        except TypeError as error:  # what hf does not know it hands on to the model's class
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UserError(f"--model_args: {error}; hf takes no such argument either") from error
         self.method.put(self.model)
 
     @classmethod
@@ -153,12 +162,14 @@ class MethodLM(HFLM):
         return type(self).__module__.rpartition(".")[2]
 
 
-def _check_device(device: Any) -> None:
+def check_device(device: Any) -> None:
     """Refuse a GPU that is not there; ``hf`` would fail after loading, or silently use another one."""
     try:
         found = torch.device(device or "cpu")
     except RuntimeError:
         raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
+    if found.type == "meta":
+        raise UserError(f"device={device}: holds no numbers; expected cpu, cuda, cuda:1, mps, ...")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type != "cuda" or (found.index or 0) < there:
         return

@@ -79,7 +79,7 @@ class ScaledChannel(PromptInterception):
         if self.channel is None:
             self.check(model)
             if not (found := candidates(model, self.samples)):
-                raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=")
+                raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=N")
             self.channel = found[0]
         super().put(model)
 

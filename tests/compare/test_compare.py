@@ -114,7 +114,8 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     arguments = {"pretrained": "/home/ci/models/tiny", "factors": "f.json"}
     path = write_run(tmp_path, {0: [1.0], 50: [1.0]}, model=("lpes", arguments, 5))
     command = results.read(path).provenance["command"]
-    assert command == "lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy --log_samples"
+    kept = "--log_samples --output_path results"
+    assert command == f"lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy {kept}"
     data = json.loads(path.read_text())
     data["config"] |= {"gen_kwargs": {"max_gen_toks": 7}, "factors": {"given": "f.json"}}
     data["config"]["model_args"]["factors"] = [1.0, 1.5]  # which lm-eval would take apart wrongly

@@ -146,8 +146,8 @@ def test_tasks_with_too_few_questions_are_not_testable_and_cost_the_others_nothi
     old, new = run_with(few=few, many=many), run_with(few=0 * few, many=many)
     report = regress(old, new)
     assert report.notes == (
-        "5 questions: not testable, a loss of all of them cannot be told from chance.",
-        "40 questions: a loss of fewer than 9 cannot be told from chance.",
+        "few, 5 questions: not testable, a loss of all of them cannot be told from chance.",
+        "many, 40 questions: a loss of fewer than 9 cannot be told from chance.",
     )
     assert verdicts(report) == ["not testable"] * 5 + ["ok"] * 5
     assert "5 could not be tested" in report.headline

@@ -118,6 +118,7 @@ def test_the_official_files_of_75_pairs_are_evaluated_from_a_folder(lpes, task_m
 
 
 def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_prompt(tmp_path, caplog):
+    caplog.set_level("WARNING", logger="lm_eval")
     settings = {"dtype": "bfloat16", "batch_size": "auto", "max_batch_size": 4, "max_length": 512}
     model = LPES(add_bos_token=False, factors=1.1, device="cpu", **settings)
     assert (str(model.model.dtype), model.max_length, model.layer_factors) == ("torch.bfloat16", 512, [1.1] * 6)
@@ -163,8 +164,17 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (PI, {"factors": 1.2}, UserError, "factors=FILE is for lpes"),
         (PI, {"factor": 0}, FactorsError, "factor=0: .* expected a number from 0.001"),
         (PI, {"skip": 6}, UserError, "^skip=6: the model has 6 layers, of which none"),
-        (LPES, {"dtype": "flaot16"}, UserError, "^dtype=flaot16: no type of PyTorch's; expected auto, float32"),
+        (
+            LPES,
+            {"dtype": "flaot16"},
+            UserError,
+            "^dtype=flaot16: no floating-point type of PyTorch's; expected auto",
+        ),
         (LPES, {"dtype": "nn"}, UserError, "^dtype=nn: "),
+        (LPES, {"dtype": "int8"}, UserError, "^dtype=int8: "),
+        (LPES, {"bogus": 1}, UserError, "unexpected keyword argument 'bogus'"),
+        (LPES, {"pretrained": __file__}, UserError, "no such folder"),
+        (LPES, {"device": "meta"}, UserError, "^device=meta: holds no numbers"),
         (LPES, {"device": "gpu"}, UserError, "^device=gpu: no device of PyTorch's; expected cpu, cuda"),
         (LPES, {"device": "cuda"}, UserError, "^device=cuda: PyTorch .* finds no GPU here; leave it out"),
         (LPES, {"device": "cuda:1"}, UserError, "^device=cuda:1: PyTorch .* finds no GPU here; leave it out"),

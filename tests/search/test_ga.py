@@ -302,6 +302,22 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flag
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "toyy"], "no task, group or tag is called 'toyy'"),
+        (["--include_path", "nowhere"], "--include_path nowhere: no such folder"),
+        (["--tasks", "FOLDER/empty.yaml"], "empty.yaml: cannot be read as tasks"),
+        (["--model_args", "batch_size=4"], "--model_args batch_size=...: .* --batch_size"),
+    ],
+)
+def test_names_that_stand_for_nothing_are_refused_before_a_model_is_loaded(tmp_path, monkeypatch, flags, message):
+    monkeypatch.setattr("lpes_eval.methods.lpes.LPES.create_from_arg_obj", lambda *args, **kwargs: 1 / 0)
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(UserError, match=message):
+        run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
+
+
 def test_weights_go_with_their_positions():
     args = config.parse(["--positions", "100,0,50", "--lambdas", "0.5,0.2,0.3", "--choose", "5,2,3"])
     assert (args.positions, args.lambdas, args.choose) == ([0, 50, 100], [0.2, 0.3, 0.5], [2, 3, 5])
@@ -365,7 +381,10 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
     entries = [entry for entry in journal(tmp_path / "out") if entry["generation"] is not None]
     assert len(entries) == 4  # of 15 prompts each
     assert report(tmp_path / "out")["best"]["fitness"] == max(entry["fitness"] for entry in entries)
-    assert command(*SEARCH_ONLY, "--budget", "1h")[0] == 0
+    cut = "The budget ended the search in generation 0 of"
+    assert cut in (tmp_path / "out" / "summary.md").read_text()
+    assert command("--resume", str(tmp_path / "out"), "--budget", "1h")[0] == 0
+    assert cut not in (tmp_path / "out" / "summary.md").read_text()
     whole, out = (json.loads(found(tmp_path / name).read_text()) for name in ("whole", "out"))
     assert out["origin"]["search"].pop("budget") == ["seconds", 3600]
     assert out == whole
@@ -452,6 +471,8 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
         search("toy", model=toy_lm, curve=rising)
     with pytest.raises(UserError, match=r"populaton: no flag of a search"):
         search("toy", model=toy_lm, populaton=3)
+    with pytest.raises(UserError, match="budget: expected 90s, 10m"):
+        search("toy", model=toy_lm, budget="ten")
 
 
 def test_help_needs_neither_torch_nor_lm_eval():

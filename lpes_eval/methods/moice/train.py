@@ -35,6 +35,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.methods import moice
+from lpes_eval.methods.base import check_device
 from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
@@ -241,10 +242,14 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    given = _parser().parse_args(arguments)
     try:
-        _run(_parser().parse_args(arguments))
+        _run(given)
     except UserError as error:
         print(f"moice.train: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"moice.train: error: {error.filename or given.out}: {error.strerror or error}", file=sys.stderr)
         return 2
     return 0
 
@@ -282,6 +287,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(given: argparse.Namespace) -> None:
+    check_device(given.device)
     asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     if given.task is not None:
         settings = Settings(tasks=tuple(map(_task, given.task)), **asked)
@@ -314,6 +320,7 @@ def _run(given: argparse.Namespace) -> None:
     print(f"{given.out / routers.FILE}{going_on}; {given.dtype} on {given.device}", flush=True)
     if given.dry_run:
         return
+    given.out.mkdir(parents=True, exist_ok=True)  # before the model is loaded, as it may be refused
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
     notes = routers.read(file).config.training
