@@ -230,6 +230,9 @@ def test_the_hash_is_of_the_factors_alone_and_another_depth_is_refused():
     assert written_out.digest() != Factors.from_list([1.5, 1.5, 1.5, 1.25]).digest()
     with pytest.raises(FactorsError, match="4 layers, the model has 6"):
         written_out.per_layer(6)
+    for depth in (0, 1001):
+        with pytest.raises(FactorsError, match=f"{depth} layers: expected 1 to 1000"):
+            Factors.from_uniform(1.5).per_layer(depth)
     with pytest.raises(FactorsError, match="names layer 5"):
         Factors.from_uniform(1.5, unscaled_layers=[5]).per_layer(4)
 

@@ -160,7 +160,7 @@ class Pool:
         self._load = Counter[Any]()
         self._model: Any = None
         self._starting = {worker.ready.remote(): worker for worker in self._workers}
-        # Chunk (None: another worker has answered it by now), worker, and when it began with it.
+        # Chunk (None: it is settled), worker, and when it began with it.
         self._running: dict[Any, tuple[Chunk | None, Any, float]] = {}
         self._pace = deque[float](maxlen=100)
         self._last_there = time.monotonic()
@@ -191,8 +191,15 @@ class Pool:
 
     def forget(self, requests: int, factors: tuple[float, ...]) -> None:
         """Nobody will ask for more of these factors' answers."""
-        self._expected = deque(c for c in self._expected if (c.requests, c.factors) != (requests, factors))
-        self._found = {c: a for c, a in self._found.items() if (c.requests, c.factors) != (requests, factors)}
+
+        def wanted(chunk: Chunk) -> bool:
+            return (chunk.requests, chunk.factors) != (requests, factors)
+
+        self._again, self._expected = (deque(filter(wanted, queue)) for queue in (self._again, self._expected))
+        self._found = {chunk: answers for chunk, answers in self._found.items() if wanted(chunk)}
+        for ref, (chunk, *others) in self._running.items():
+            if chunk and not wanted(chunk):
+                self._running[ref] = None, *others
 
     def results(self, chunks: Sequence[Chunk]) -> Iterator[tuple[dict[int, list[Any]], set[int]]]:
         """The answers to each chunk, in their order.
@@ -229,7 +236,8 @@ class Pool:
         late = [
             chunk
             for chunk, _, since in self._running.values()
-            if chunk and under_way[chunk] == 1 and now - since > LATE * usual * len(chunk.order)
+            if chunk and now - since > LATE * usual * len(chunk.order)
+            if under_way[chunk] == 1 and not self._deaths[chunk]  # what killed a worker is not to kill two at a time
         ]
         for chunk, worker in zip(late, [each for each in there if not self._load[each]], strict=False):
             self._run(chunk, worker)
@@ -249,9 +257,10 @@ class Pool:
         refs = [*self._running, *self._starting]
         ready, _ = self._ray.wait(refs, timeout=LOOK)
         now = time.monotonic()
-        if not ready and not self._running and now - self._last_there > SAY_AFTER:
+        if ready or self._running:
+            self._last_there = now
+        elif now - self._last_there > SAY_AFTER:
             logger.warning("no worker is there yet: waiting for the cluster, or for the model to be loaded")
-        if ready or self._running or now - self._last_there > SAY_AFTER:
             self._last_there = now
         for ref in ready:
             if (worker := self._starting.pop(ref, None)) is not None:
@@ -275,11 +284,18 @@ class Pool:
             except RayActorError:
                 self._lost(chunk, worker)
                 continue
+            for other, (following, who, at) in self._running.items():  # the worker now begins with its next one
+                self._running[other] = following, who, now if who is worker else at
             if chunk:
-                self._found[chunk] = found
                 self._pace.append((now - since) / len(chunk.order))
-            for other, (same, who, at) in self._running.items():  # the worker now begins with its next one
-                self._running[other] = None if same == chunk else same, who, now if who is worker else at
+                self._settle(chunk, found)
+
+    def _settle(self, chunk: Chunk, found: Any) -> None:
+        """Keep what came of a chunk; what other workers may say of it counts no more."""
+        self._found[chunk] = found
+        for ref, (same, *others) in self._running.items():
+            if same == chunk:
+                self._running[ref] = None, *others
 
     def _lost(self, chunk: Chunk | None, worker: Any) -> None:
         """A worker died: Ray starts it again, and another one answers what it had to answer."""
@@ -291,7 +307,7 @@ class Pool:
             return
         if self._deaths[chunk] >= DEATHS:
             factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
-            self._found[chunk] = WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts")
+            self._settle(chunk, WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts"))
         else:
             self._again.append(chunk)
 

@@ -3,12 +3,13 @@
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from lpes_eval import cli
-from lpes_eval.compare import results
+from lpes_eval.compare import flips, results
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
@@ -262,6 +263,13 @@ def test_flips_are_the_samples_that_changed_in_the_table_and_the_page(two_runs, 
     assert listed <= changed
     assert worse <= listed if len(worse) <= 20 else listed <= worse
     assert f"▲ {len(changed - worse)} / ▼ {len(worse)}" in re.sub(r"<[^>]*>", "", page.read_text())
+
+
+def test_flips_are_of_each_tasks_first_metric_in_the_tasks_order():
+    rows = (("b", "x", "B"), ("a", "y", "C"), ("b", "z", "C"))
+    report = SimpleNamespace(sections=[SimpleNamespace(task=t, metric=m, sides=s) for t, m, s in rows])
+    assert [*flips.first_metrics(report).items()] == [("b", "x"), ("a", "y")]
+    assert [*flips.first_metrics(report, "C").items()] == [("a", "y"), ("b", "z")]
 
 
 def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):

@@ -170,6 +170,8 @@ def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
         (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
+        (("--out", str(tmp_path / "file" / "within")), "Not a directory"),
+        (("--device", "meta"), "device=meta: holds no numbers"),
         (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),

@@ -184,6 +184,12 @@ def test_whoever_may_stop_gets_answers_batch_by_batch_and_a_worker_all_in_one(to
     assert at_once == {i: answer for batch in several for i, answer in batch.items()}
 
 
+@pytest.mark.parametrize(("common", "together"), [(90, True), (75, False)])
+def test_prompts_share_a_prefill_only_where_nearly_all_of_them_is_the_same(common, together):
+    prompts = [tuple(range(common)) + tuple(range(1000 * i, 1000 * i + 100 - common)) for i in (1, 2)]
+    assert (len(exact.share(prompts)) == 1) == together
+
+
 def test_many_prompts_behind_one_prefix_share_its_prefill_and_not_one_row(toy_lm, watched):
     """As with examples in front of every question: the row would be longer than what they share."""
     requests = questions(beginnings=(100,), asked_of_each=12)

@@ -329,6 +329,7 @@ def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_i
         ),
         (["toy"], {"positions": (0, 130, 100)}, "positions="),
         (["toy"], {"lambdas": (0, 0, 0)}, "a sum above 0"),
+        (["toy"], {"lambdas": (1e308, 1e308, 1e308)}, "below infinity"),
         (["toy"], {"weights": (1, 2)}, "2 weights for 1 task"),
         (["toy_plain"], {"metrics": ["hits,strict"]}, "no filter 'strict'"),
         (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),

@@ -475,6 +475,34 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
         search("toy", model=toy_lm, budget="ten")
 
 
+def test_a_program_may_name_the_model(monkeypatch):
+    def load(args, lm, *others):
+        raise UserError(f"{args.model_args['pretrained']}, {lm}")
+
+    monkeypatch.setattr(run, "load", load)
+    with pytest.raises(UserError, match="some/model, None"):
+        search("kv_retrieval", model="some/model")
+
+
+def test_help_shows_what_is_taken_by_default(capsys):
+    with pytest.raises(SystemExit):
+        config.parse(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: 0.2,0.3,0.5)" in shown
+    assert "(default: 96)" in shown
+
+
+@pytest.mark.parametrize(("fitness", "factor"), [({1.2: 0.7, 1.5: 0.6}, 1.2), ({1.5: 0.3}, None)])
+def test_the_uniform_factor_to_compare_with_is_one_that_helps(fitness, factor):
+    def uniform(f):
+        return factors_file.Factors.from_list([f])
+
+    measured = {1.0: 0.5, **fitness}
+    entries = {uniform(f).digest(): {"factor": f, "fitness": y, "examples": {}} for f, y in measured.items()}
+    made = SimpleNamespace(journal=SimpleNamespace(entries=entries), uniform=uniform)
+    assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
+
+
 def test_help_needs_neither_torch_nor_lm_eval():
     code = "import sys, search.ga; from search.parser import build_parser; build_parser().format_help(); "
     code += "print(*{'torch', 'lm_eval', 'transformers', 'tqdm'} & set(sys.modules))"
