@@ -154,7 +154,10 @@ class BandScan(Optimizer):
                 self._share, self._again, self._final = scan.share, True, True
                 fittest_first = sorted(self._fitness, key=lambda P: -self._fitness[P])
                 earlier = self._kept[-1 - self.config.finalists // 2 :]
-                kept, *others = dict.fromkeys([*reversed(earlier), *fittest_first])
+                one_of_each: dict[float, Points] = {}  # equally fit ones differ, most often, where it does not matter
+                for P in [*reversed(earlier), *fittest_first]:
+                    one_of_each.setdefault(self._fitness[P], P)
+                kept, *others = one_of_each.values()
                 self._next, self._finalists = [kept], others[: self.config.finalists - 1]
                 self._fitness = {}
             else:
