@@ -40,7 +40,7 @@ from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
 from lpes_eval.rng import shuffled, stream
 from search import optimizers
-from search.early_stopping import Race
+from search.early_stopping import ERROR, Race
 from search.optimizers.bands import BandScan
 from search.space import Individual, Points, Space
 from search.tasks import LAMBDAS
@@ -259,7 +259,7 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
         asked, fitness = n, float(values.sum())
         parent = known.get((factors_of(least[0], kind.curve, L), n), (0, None))[1] if least else None
         if least is not None and parent is not None:
-            race = Race([0.0] * n, [1 / n] * n, list(parent), 0.01, margin=least[1] - float(parent.sum()))
+            race = Race([0.0] * n, [1 / n] * n, list(parent), ERROR, margin=least[1] - float(parent.sum()))
             for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
                 race.take(unit, float(values[unit]))
                 if race.lost:

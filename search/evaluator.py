@@ -28,7 +28,7 @@ from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
-from search.early_stopping import Race
+from search.early_stopping import ERROR, Race
 from search.engines.cluster import ClusterEngine, Order
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
@@ -82,7 +82,7 @@ class Cutoff:
 
     fitness: float
     examples: Examples
-    error: float = 0.01
+    error: float = ERROR
 
 
 class Evaluator:

@@ -14,6 +14,7 @@ from lpes_eval.curves import KINDS
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, at_least, budget, mapping, numbers, share, truth, whole
 from search import optimizers
+from search.early_stopping import ERROR
 from search.optimizers.base import Optimizer
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -115,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="bound|probable|off",
         help="give an individual up once it provably cannot become a parent (or be put together with others), which "
         "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
-    add("--early_stopping_error", type=share, default=0.01, metavar="P",
+    add("--early_stopping_error", type=share, default=ERROR, metavar="P",
         help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument

@@ -223,8 +223,7 @@ class ExactEngine(HarnessEngine):
             size = max(1, PREFILLED // longest) if device.type == "cpu" else len(waiting)
             some, waiting = waiting[:size], waiting[size:]
             self.count.prefilled += sum(map(len, some))
-            copies = [(source, target) for source, prefix in enumerate(some) for target in targets[prefix]]
-            buffer.copies = torch.tensor(copies, device=device).T
+            buffer.copies = [(source, target) for source, prefix in enumerate(some) for target in targets[prefix]]
             with contextlib.suppress(Stored):
                 self.model(
                     input_ids=torch.tensor([p + (self._pad,) * (longest - len(p)) for p in some], device=device),

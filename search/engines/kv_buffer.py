@@ -27,7 +27,7 @@ class Buffer(DynamicCache):
         lanes: prompts of a row.
 
     Attributes:
-        copies: in a prefill, (2, copies): rows of the forward pass, and the row of the buffer where each goes.
+        copies: in a prefill, rows of the forward pass, each with a row of the buffer where it goes.
         written: in decoding, (rows, tokens): the column of each token of the forward pass.
         seen: columns that attention sees, the first ones.
     """
@@ -37,7 +37,7 @@ class Buffer(DynamicCache):
         self.rows, self.prefix, self.lanes = rows, prefix, lanes
         self.columns = prefix + behind * lanes + 1
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
-        self.copies: Tensor | None = None
+        self.copies: list[tuple[int, int]] | None = None
         self.written: Tensor | None = None
         self.seen = prefix
 
@@ -56,9 +56,9 @@ class Buffer(DynamicCache):
             self.held[layer_idx] = keys, values
         held = self.held[layer_idx]
         if self.copies is not None:
-            source, target = self.copies.to(key_states.device)
-            for buffer, states in zip(held, new, strict=True):
-                buffer[target, :, : states.shape[2]] = states[source]
+            for source, target in self.copies:
+                for buffer, states in zip(held, new, strict=True):
+                    buffer[target, :, : states.shape[2]] = states[source]
             if layer_idx == len(self.layers) - 1:
                 raise Stored
             return new
