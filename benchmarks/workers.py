@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--records", type=int, default=100, help="of a measured prompt")
     add("--questions", type=int, default=200, help="of an individual")
     add("--first", type=int, default=32, help="individuals of the first generation")
-    add("--individuals", type=int, default=20, help="of each later one: 16 mutants and 4 crossovers")
+    add("--individuals", type=int, default=24, help="of each later one: 16 mutants and the children of 4 crossovers")
     add("--generations", type=int, default=20, help="after the first")
     add("--overhead", type=float, default=0.002, help="seconds a chunk, of Ray")
     add("--spread", type=float, default=0.1, help="standard deviation of a chunk's time, as a share of it")

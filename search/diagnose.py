@@ -132,7 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("pretrained", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
     add("--tasks", type=names, default="kv_retrieval,mdqa_pos", metavar="TASK,TASK",
-        help="tasks by position (default: both)")  # fmt: skip
+        help="tasks by position (default: kv_retrieval,mdqa_pos)")  # fmt: skip
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
     add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
     add("--apply_chat_template", action="store_true", help="use the model's template")

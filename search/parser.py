@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
     add("--examples", type=at_least(1), default=96, metavar="N",
-        help="search examples used, at most; the scan of bands asks a quarter, and all of its finalists")  # fmt: skip
+        help="search examples, at most; the scan of bands asks a quarter, and all for its finalists")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("how it is asked (each as for lm_eval)").add_argument
     add("--num_fewshot", type=at_least(0), metavar="N", help="examples before the question")
-    add("--fewshot_seed", type=whole, default=1234, metavar="N", help="draws them; the last of lm_eval's --seed")
+    add("--fewshot_seed", type=whole, default=1234, metavar="N", help="draws these; the fourth of lm_eval's --seed")
     add("--apply_chat_template", nargs="?", const=True, default=False, metavar="NAME", help="use the model's template")
     add("--fewshot_as_multiturn", nargs="?", type=truth, const=True, metavar="BOOL",
         help="with a chat template, whether examples are turns of their own (default: true)")  # fmt: skip
@@ -114,10 +114,10 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("giving individuals up early").add_argument
     add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
         metavar="bound|probable|off",
-        help="give an individual up once it provably cannot become a parent (or be put together with others), which "
-        "finds the same factors; or once it is improbable, which saves more (without a value: bound)")  # fmt: skip
+        help="stop measuring factors early. bound: once they provably cannot be kept, which finds the same ones; "
+        "probable: once that is unlikely, which saves more (without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=share, default=ERROR, metavar="P",
-        help="of probable: the share that is lost, at most, of individuals that could become parents")  # fmt: skip
+        help="with probable: how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
     add("--tokens_per_batch", type=at_least(1), metavar="N",
@@ -132,7 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument
     add("--workers", type=at_least(1), metavar="N", help="processes that answer, each with the model loaded once")
     add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
-        help="of each, or a share of one (default: a share of the processor's cores)")  # fmt: skip
+        help="GPUs of each worker, 0.5 for half of one (default: none, the workers share the cores)")  # fmt: skip
     add("--ray_address", metavar="ADDRESS",
         help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here")  # fmt: skip
 

@@ -58,10 +58,10 @@ class BandScan(Optimizer):
     generation scales every band on its own, by each step. Where several bands make the model fitter, the next
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
-    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others. There,
-    half the least gain is enough: four times the examples have half the noise. Then every finest band is put back to 1,
-    and stays there where that gains. Those whose factor matters most are tuned by smaller steps at last, on all
-    examples too. It draws nothing at random.
+    kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others, of
+    equally fit ones the first. There, half the least gain is enough: four times the examples have half the noise. Then
+    every finest band is put back to 1, and stays there where that gains. Those whose factor matters most are tuned by
+    smaller steps at last, on all examples too. It draws nothing at random.
     """
 
     Config = BandConfig
