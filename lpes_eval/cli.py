@@ -26,18 +26,20 @@ SUBCOMMANDS = (
     "lpes_eval.attention.command",
     "lpes_eval.push",
 )
+HELP = {"diagnose": "say whether a search is likely to help a model", "search": "search layer factors for a model"}
+"""One line for each of the search's commands, which are not imported for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status: for a user's error, printed as one line, 2 or the error's own."""
-    parser = argparse.ArgumentParser(prog="lpes-eval", description="Factors files, and the results of lm_eval.")
+    parser = argparse.ArgumentParser(prog="lpes-eval", description="Layer factors and results of lm_eval.")
     parser.add_argument("--version", action="version", version=f"lpes-eval {lpes_eval.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in SUBCOMMANDS:
         import_module(module).add_parser(subparsers)
     argv = sys.argv[1:] if argv is None else argv
     for command in entry_points(group="lpes_eval.commands"):  # a package of its own, which reads its own flags
-        subparsers.add_parser(command.name, help=f"as python -m {command.module}", add_help=False)
+        subparsers.add_parser(command.name, help=HELP.get(command.name), add_help=False)
         if argv and argv[0] == command.name:
             return int(command.load()(argv[1:]))
     arguments = parser.parse_args(argv)
