@@ -35,7 +35,7 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         prompts += entry["prompts"]
         if part != search.part:  # on other questions, what is fitter may differ
             part, best = search.part, None
-        if best is None or entry["fitness"] > best["fitness"]:
+        if best is None or ("stopped_after" not in entry and entry["fitness"] > best["fitness"]):
             best = entry
         pace = "known"
         if new and entry["seconds"] > 0:

@@ -22,6 +22,7 @@ from lpes_eval.errors import UserError
 from search import config, ga, optimizers, run, search
 from search.guards import Guard, rank
 from search.report.pages import Outcome
+from search.report.progress import progress
 from search.space import Individual
 
 REPOSITORY = Path(__file__).parents[2]
@@ -146,6 +147,16 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
     assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
     assert "at most 50 % are lost" in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
+    """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
+    optimizer = SimpleNamespace(generation=1, generations=2, expected_evaluations=2, expected_effort=2)
+    watched = SimpleNamespace(optimizer=optimizer, evaluator=SimpleNamespace(prompts=10), part=None)
+    with progress(watched, {}) as show:
+        for fitness, also in ((0.5, {}), (0.505, {"stopped_after": 9})):
+            show(Individual((), "band"), {"fitness": fitness, "prompts": 9, "seconds": 1.0, **also}, True)
+    assert capsys.readouterr().out.count("best 0.5000") == 2
 
 
 @pytest.mark.parametrize("choice", ["mean", "worst", "1,0,0"])
