@@ -81,17 +81,18 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
         if name not in models:  # the first round
             models[name], settings[name] = with_method(name, model)
             reset_peak(args.device)
-            measure([models[name]], tokens, args.new_tokens, order)
+            measure([models[name]], tokens, args.new_tokens, order, args.compiled)
             peaks[name] = peak(args.device)
             return
         in_step = True
         try:
-            plain, own = measure([model, models[name]], tokens, args.new_tokens, order)
+            plain, own = measure([model, models[name]], tokens, args.new_tokens, order, args.compiled)
         except RuntimeError as error:  # two caches do not fit
             if not out_of_memory(error):
                 raise
             in_step = False
-            plain, own = (measure([each], tokens, args.new_tokens, order)[0] for each in (model, models[name]))
+            alone = ([each] for each in (model, models[name]))
+            plain, own = (measure(each, tokens, args.new_tokens, order, args.compiled)[0] for each in alone)
         of_plain = {f"plain_{key}": value for key, value in plain.items()}
         rows.append({"method": name, "in_step": in_step, **own, **of_plain, "peak_bytes": peaks[name]})
 
@@ -173,6 +174,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lengths", **numbers, help="of prompts, in tokens")
     add("--batches", **numbers)
     add("--new_tokens", type=at_least(1), help="decoding steps")
+    add("--compiled", action="store_true", help="decoding steps, with a static cache, as generate does")
     add("--rounds", type=at_least(LEAST_ROUNDS), help="counted ones; one more warms up")
     add("--budget", type=positive, help="seconds for everything, about")
     add("--device", help="cuda where the preset is gpu, else cpu")

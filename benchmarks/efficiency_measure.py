@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import random
 import time
@@ -10,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, StaticCache
 
 from lpes_eval import methods, reference, rope
 
@@ -53,11 +54,29 @@ def build(shape: str, device: str, dtype: str) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 
 
+@functools.cache
+def _compiled(model: Any, tokens: int) -> tuple[Any, StaticCache]:
+    """A model's compiled forward and the cache that it writes to, as ``generate`` makes them for a static cache."""
+    return torch.compile(model.forward, mode="reduce-overhead"), StaticCache(config=model.config, max_cache_len=tokens)
+
+
 @torch.no_grad()
-def measure(models: list[Any], tokens: torch.Tensor, new_tokens: int, order: random.Random) -> list[dict]:
-    """Seconds of a prefill, of all decoding steps and of the median one, of models that take turns, in any order."""
+def measure(
+    models: list[Any], tokens: torch.Tensor, new_tokens: int, order: random.Random, compiled: bool = False
+) -> list[dict]:
+    """Seconds of a prefill, of all decoding steps and of the median one, of models that take turns, in any order.
+
+    With ``compiled`` the decoding steps are: on a GPU one CUDA graph each.
+    """
     gc.collect()
-    caches = [DynamicCache(config=model.config) for model in models]
+    steps, caches = list[Any](models), list[Any]()
+    for i, model in enumerate(models):
+        if compiled:
+            steps[i], cache = _compiled(model, tokens.shape[1] + new_tokens)
+            cache.reset()
+        else:
+            cache = DynamicCache(config=model.config)
+        caches.append(cache)
     given = [rope.with_cache(model, cache) for model, cache in zip(models, caches, strict=True)]
     inputs, whose, marks = [tokens for _ in models], list[int](), list[Any]()
 
@@ -71,9 +90,11 @@ def measure(models: list[Any], tokens: torch.Tensor, new_tokens: int, order: ran
         if tokens.is_cuda:
             torch.cuda.synchronize()
         mark()
-        for _ in range(1 + new_tokens):
+        for forwards in (models, *[steps] * new_tokens):
             for i in order.sample(range(len(models)), len(models)):
-                logits = models[i](inputs[i], **given[i], logits_to_keep=1).logits
+                if compiled:
+                    torch.compiler.cudagraph_mark_step_begin()
+                logits = forwards[i](inputs[i], **given[i], logits_to_keep=1).logits
                 inputs[i] = logits[:, -1:].argmax(-1)
                 whose.append(i)
                 mark()

@@ -46,11 +46,12 @@ def interval(values: list[float]) -> tuple[float, float]:
 def report(results: dict) -> str:
     """The tables, as Markdown."""
     machine, used, settings = results["hardware"], results["versions"], results["settings"]
+    compiled = "compiled " if settings.get("compiled") else ""
     where = machine.get("gpu") or f"{machine['processor']}, {machine['threads']} threads"
     lines = [
         f"{where}; {settings['dtype']}, PyTorch {used['torch']}, transformers {used['transformers']}. "
         "Medians, quartiles in brackets; ratios are to the plain model, in step with it where two caches fit. "
-        f"A sample is the prefill and {settings['new_tokens']} decoding steps."
+        f"A sample is the prefill and {settings['new_tokens']} {compiled}decoding steps."
     ]
     header = ["method", "samples", "prefill, s", "decode, ms a step", "tokens a second", "prefill ratio"]
     header += ["decode ratio", "sample ratio", "paper", "peak memory, GiB"]

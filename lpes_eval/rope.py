@@ -37,9 +37,10 @@ from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import CacheError, FactorsError, UserError
 from lpes_eval.factors import Factors, parse
 
-BATCHED_LIMIT = 1 << 15
-"""The tables of all layers are made at once up to this many rows (layers times positions: 16 MiB of float32 in heads of
-128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's."""
+BATCHED_LIMIT = 1 << 17
+"""The tables of all layers are made at once up to this many rows (layers times positions: 64 MiB of float32 in heads of
+128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's. At
+once is faster on a GPU: for 32 layers 15 more operations a forward, not 576."""
 
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""

@@ -40,6 +40,12 @@ def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
     assert file.with_suffix(".png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
+def test_decoding_steps_can_be_compiled(tmp_path, capsys):
+    efficiency.main([*FLAGS, "--methods", "lpes", "--compiled", "--output", str(tmp_path / "e.json")])
+    assert "the prefill and 2 compiled decoding steps." in capsys.readouterr().out
+
+
 def made(plain, **seconds):
     """A results file with given seconds of prefill and decode, sample by sample."""
     rows, (of_plain, steps) = [], plain

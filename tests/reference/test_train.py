@@ -8,6 +8,7 @@ import torch
 from benchmarks.reference import recipe
 from benchmarks.reference import train as training
 from benchmarks.reference.evaluate import load
+from benchmarks.reference.pad import pad
 
 pytestmark = pytest.mark.usefixtures("threads")
 
@@ -63,6 +64,18 @@ def test_a_grown_model_computes_what_the_smaller_one_did():
     ids = torch.arange(30)[None]
     known = small.config.vocab_size
     torch.testing.assert_close(large(ids).logits[..., :known], small(ids).logits)
+
+
+@torch.no_grad()
+def test_a_padded_model_computes_what_the_smaller_one_did():
+    small = recipe.build(recipe.SMOKE[0])
+    for name, weight in small.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.uniform_(0.5, 1.5)
+    large = pad(small, width=112, feed_forward=150)
+    assert large.config.num_attention_heads == 7
+    ids = torch.arange(30)[None]
+    torch.testing.assert_close(large(ids).logits, small(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_grown_model_gained_is_trained_and_written(undisturbed):
