@@ -140,6 +140,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def free(device: str) -> None:
+    _compiled.cache_clear()
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()

@@ -137,7 +137,7 @@ class Factors:
         if own not in (None, depth):
             raise FactorsError(
                 f"the factors are for {own} layers, the model has {depth}; use factors that were made for this model, "
-                "or ask for these by relative depth (fit=relative_depth)"
+                "or fit these by relative depth (fit=relative_depth among lm_eval's --model_args; Factors.fitted)"
             )
         if outside := [h for h in self.unscaled_layers if h >= depth]:
             raise FactorsError(f"unscaled_layers names layer {outside[0]}, the model has layers 0 to {depth - 1}")
