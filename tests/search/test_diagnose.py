@@ -48,8 +48,8 @@ def test_bands_of_a_level_part_the_layers(layers):
     )
 
 
-def command(folder, *more, task="kv_retrieval"):
-    words = ["reference-kv", "--tasks", task, "--metadata", "num_keys=8", "--output", str(folder), *more]
+def command(folder, *more):
+    words = ["reference-kv", "--tasks", "kv_retrieval", "--metadata", "num_keys=8", "--output", str(folder), *more]
     return diagnose.main(words)
 
 
@@ -79,7 +79,7 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
 def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
     from lm_eval import simple_evaluate
 
-    command(tmp_path, "--budget", "1prompts", task="kv_retrieva?")
+    command(tmp_path, "--budget", "1prompts")
     said = json.loads((tmp_path / "diagnosis.json").read_text())["lengths"][0]
     found = simple_evaluate(
         "lpes",
