@@ -22,6 +22,7 @@ the fewest tokens to the most; with ``--budget`` each cell gets an equal share o
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import random
@@ -76,23 +77,23 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
     tokens = torch.randint(3, model.config.vocab_size, size, generator=generator).to(args.device)
     order, models, settings, peaks = random.Random(0), dict[str, Any](), dict[str, Any](), dict[str, Any]()
     rows, left_out = list[dict](), list[dict]()
+    timed = functools.partial(measure, tokens=tokens, new_tokens=args.new_tokens, order=order, compiled=args.compiled)
 
     def sample(name: str) -> None:
         if name not in models:  # the first round
             models[name], settings[name] = with_method(name, model)
             reset_peak(args.device)
-            measure([models[name]], tokens, args.new_tokens, order, args.compiled)
+            timed([models[name]])
             peaks[name] = peak(args.device)
             return
         in_step = True
         try:
-            plain, own = measure([model, models[name]], tokens, args.new_tokens, order, args.compiled)
+            plain, own = timed([model, models[name]])
         except RuntimeError as error:  # two caches do not fit
             if not out_of_memory(error):
                 raise
             in_step = False
-            alone = ([each] for each in (model, models[name]))
-            plain, own = (measure(each, tokens, args.new_tokens, order, args.compiled)[0] for each in alone)
+            plain, own = (timed([each])[0] for each in (model, models[name]))
         of_plain = {f"plain_{key}": value for key, value in plain.items()}
         rows.append({"method": name, "in_step": in_step, **own, **of_plain, "peak_bytes": peaks[name]})
 

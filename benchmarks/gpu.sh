@@ -25,7 +25,7 @@ for model in reference "$out/larger"; do
     python benchmarks/search_speed.py --device "$device" --pretrained "$model" $speed --run "$(basename "$model")" \
         --out "$out/search_speed.jsonl" || echo "failed: search_speed"
 done
-rm -r "$out/larger"
+rm -rf "$out/larger"
 python benchmarks/efficiency.py --device "$device" $efficiency --output "$out/efficiency-$device.json" || echo "failed: efficiency"
 python benchmarks/efficiency.py --device "$device" $compiled --compiled --output "$out/efficiency-compiled.json" || echo "failed: compiled"
 python -m benchmarks.chunk_costs --device "$device" $chunks --output "$out/chunk_costs.jsonl" || echo "failed: chunk_costs"

@@ -39,8 +39,8 @@ from lpes_eval.factors import Factors, parse
 
 BATCHED_LIMIT = 1 << 17
 """The tables of all layers are made at once up to this many rows (layers times positions: 64 MiB of float32 in heads of
-128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's. Of 32
-layers at once that is 15 operations a forward more than without factors, one by one 576, each a kernel on a GPU."""
+128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's. For
+32 layers made at once a forward has 15 more operations than without factors, one by one 576 more."""
 
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""

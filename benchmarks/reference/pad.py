@@ -39,8 +39,12 @@ def main() -> None:
     parser.add_argument("--width", type=at_least(1), required=True, help="of hidden states; whole heads of 32")
     parser.add_argument("--feed_forward", type=at_least(1), required=True, help="width of the MLPs")
     args = parser.parse_args()
+    model = LlamaForCausalLM.from_pretrained(reference.path())
+    size, least = model.config.hidden_size, model.config.intermediate_size
+    if args.width < size or args.width % model.config.head_dim or args.feed_forward < least:
+        parser.error(f"expected --width {size} or more, a multiple of 32, and --feed_forward {least} or more")
     with torch.no_grad():
-        larger = pad(LlamaForCausalLM.from_pretrained(reference.path()), args.width, args.feed_forward)
+        larger = pad(model, args.width, args.feed_forward)
     args.out.mkdir(parents=True, exist_ok=True)
     save(larger, args.out)
     print(f"{args.out}: {sum(weight.numel() for weight in larger.parameters()):,} parameters")

@@ -40,9 +40,16 @@ def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
     assert file.with_suffix(".png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_decoding_steps_can_be_compiled(tmp_path, capsys):
+def test_decoding_steps_are_compiled_and_prefills_are_not(tmp_path, capsys, monkeypatch):
+    tokens = []
+
+    def without_waiting(forward, **options):
+        return lambda ids, **given: tokens.append(ids.shape[1]) or forward(ids, **given)
+
+    monkeypatch.setattr(torch, "compile", without_waiting)
     efficiency.main([*FLAGS, "--methods", "lpes", "--compiled", "--output", str(tmp_path / "e.json")])
+    models = 2 + 2 * (3 + 15)  # each alone, then beside the plain one
+    assert tokens == [1] * (2 * models)
     assert "the prefill and 2 compiled decoding steps." in capsys.readouterr().out
 
 
@@ -191,10 +198,10 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
 def test_two_caches_that_do_not_fit_are_made_one_after_the_other(monkeypatch, tmp_path):
     alone = efficiency.measure
 
-    def full(models, *rest):
+    def full(models, **rest):
         if len(models) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return alone(models, *rest)
+        return alone(models, **rest)
 
     monkeypatch.setattr(efficiency, "measure", full)
     efficiency.main([*FLAGS, "--methods", "lpes", "--output", str(tmp_path / "e.json")])
