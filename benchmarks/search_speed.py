@@ -66,6 +66,7 @@ def main() -> None:
     objectives = load()
     without = {
         "no shared prefixes": {"share_prefixes": False},
+        "all layers run": {"reuse_layers": False},
         "batches of a fixed number": {"prompts_per_batch": args.batch_size},
         OWN_LOOP: {"fast": False},
     }

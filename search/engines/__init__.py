@@ -22,6 +22,7 @@ def choose(
     *,
     fast: bool = True,
     share_prefixes: bool = True,
+    reuse_layers: bool = True,
     tokens_per_batch: int | None = None,
     prompts_per_batch: int | None = None,
     pool: Any = None,
@@ -34,6 +35,7 @@ def choose(
         requests: lm-eval's instances.
         fast: answer by ``exact`` where that can be exact; the others are its options.
         share_prefixes: prefill common beginnings once.
+        reuse_layers: on a CPU, begin a prefill with the first layer whose factor has changed.
         tokens_per_batch: the batch's size.
         prompts_per_batch: the batch's size in prompts instead.
         pool: of several processes, whose engines answer then.
@@ -58,8 +60,9 @@ def choose(
         return ClusterEngine(pool, lm, requests), reason
     if reason is not None:
         return HarnessEngine(lm, requests), reason
-    engine = ExactEngine(lm, requests, share_prefixes=share_prefixes)
+    engine = ExactEngine(
+        lm, requests, share_prefixes=share_prefixes, reuse_layers=reuse_layers, tokens_per_batch=tokens_per_batch
+    )
     if prompts_per_batch is not None:
-        tokens_per_batch = prompts_per_batch * engine.longest
-    engine.tokens_per_batch = tokens_per_batch or engine.tokens_per_batch
+        engine.tokens_per_batch = prompts_per_batch * engine.longest
     return engine, None

@@ -7,6 +7,7 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
   once. The prompts that share it go through the model in one row, each of their tokens behind a mask that shows it the
   beginning and its own prompt;
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
+* on a CPU, a prefill begins with the first layer whose factor has changed (``search.engines.layer_outputs``);
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
 * batches are filled up to a number of tokens, which is lowered when memory runs out.
 
@@ -30,14 +31,17 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
+from search.engines import layer_outputs
 from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
 from search.engines.limits import encode, no_number, room_for_prompt
 
 Tokens = tuple[int, ...]
 
-PREFILLED = 2048
-"""Tokens that are prefilled at once on a CPU, where more do not go faster."""
+PREFILLED, PREFILLED_ON_A_GPU = 2048, 32_768
+"""Tokens that are prefilled at once: more do not go faster, and take memory."""
+BATCH, BATCH_ON_A_GPU = 65_536, 262_144
+"""Tokens that are decoded at once, if memory allows. A GPU takes about as long for a step of many prompts as of few."""
 SHORTEST_PREFIX, SHARED = 16, 7 / 8
 """Tokens that prompts must have in common before it is worth splitting them, and the share of each that these must be:
 behind a prefix attention has a mask, and on a CPU a token there took seven times as long as one in a prefix."""
@@ -48,11 +52,13 @@ class Count:
     """What answering cost: tokens of answers and of prompts.
 
     Of these, ``prefilled`` went through the model, and ``shared`` did not have to: their prefix was there already.
+    ``reused`` is what was saved of the former: tokens, times the share of the layers that were not run for them.
     """
 
     tokens: int = 0
     prefilled: int = 0
     shared: int = 0
+    reused: float = 0.0
 
 
 @dataclass
@@ -91,7 +97,8 @@ class ExactEngine(HarnessEngine):
         lm: an lm-eval model for which ``search.engines.reason_against`` knows none.
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
-        tokens_per_batch: tokens that are worked on at once; lowered whenever memory runs out.
+        reuse_layers: on a CPU, do not run layers whose outputs are known.
+        tokens_per_batch: tokens that are worked on at once, by default ``BATCH``; lowered whenever memory runs out.
 
     Attributes:
         count: what answering has cost so far.
@@ -99,10 +106,23 @@ class ExactEngine(HarnessEngine):
     """
 
     def __init__(
-        self, lm: HFLM, requests: Sequence[Any], *, share_prefixes: bool = True, tokens_per_batch: int = 65_536
+        self,
+        lm: HFLM,
+        requests: Sequence[Any],
+        *,
+        share_prefixes: bool = True,
+        reuse_layers: bool = True,
+        tokens_per_batch: int | None = None,
     ) -> None:
         super().__init__(lm, requests)
-        self.model, self.count, self.tokens_per_batch = lm.model, Count(), tokens_per_batch
+        self.model, self.count = lm.model, Count()
+        on_cpu = lm.device.type == "cpu"
+        self.tokens_per_batch = tokens_per_batch or (BATCH if on_cpu else BATCH_ON_A_GPU)
+        self._prefilled = PREFILLED if on_cpu else PREFILLED_ON_A_GPU
+        if not on_cpu:  # of so many batches each would take nearly as long as one of all prompts
+            self.looks = 1
+        # A GPU prefills several prompts at once, hardly ever the same together again, and has no memory to spare.
+        self._outputs = layer_outputs.of(lm.model) if reuse_layers and on_cpu else None
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
@@ -220,11 +240,14 @@ class ExactEngine(HarnessEngine):
         waiting = sorted(targets, key=len, reverse=True)
         while waiting:
             longest = len(waiting[0])
-            size = max(1, PREFILLED // longest) if device.type == "cpu" else len(waiting)
+            size = max(1, self._prefilled // longest)
             some, waiting = waiting[:size], waiting[size:]
             self.count.prefilled += sum(map(len, some))
             buffer.copies = [(source, target) for source, prefix in enumerate(some) for target in targets[prefix]]
-            with contextlib.suppress(Stored):
+            in_force = rope.applied(self.model) or [1.0] * self.num_layers
+            reused = self._outputs.reused(tuple(some), in_force, buffer) if self._outputs else contextlib.nullcontext(0)
+            with contextlib.suppress(Stored), reused as known:
+                self.count.reused += sum(map(len, some)) * known / self.num_layers
                 self.model(
                     input_ids=torch.tensor([p + (self._pad,) * (longest - len(p)) for p in some], device=device),
                     position_ids=torch.arange(longest, device=device)[None],

@@ -36,7 +36,7 @@ class HarnessEngine:
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
     looks = 8
-    """About how many batches prompts that are asked in an order become: whoever gives one may stop after any batch."""
+    """About how many batches a CPU makes of prompts asked in an order: whoever gives one may stop after any."""
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)

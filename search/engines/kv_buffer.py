@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache
 
 
 class Stored(Exception):
-    """A prefill has stored the keys and values of all layers."""
+    """A prefill has stored keys and values, and what would be made of them is of no use."""
 
 
 class Buffer(DynamicCache):
@@ -28,6 +28,7 @@ class Buffer(DynamicCache):
 
     Attributes:
         copies: in a prefill, rows of the forward pass, each with a row of the buffer where it goes.
+        known: in a prefill, how many of the first layers are not run further.
         written: in decoding, (rows, tokens): the column of each token of the forward pass.
         seen: columns that attention sees, the first ones.
     """
@@ -38,6 +39,7 @@ class Buffer(DynamicCache):
         self.columns = prefix + behind * lanes + 1
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.copies: list[tuple[int, int]] | None = None
+        self.known = 0
         self.written: Tensor | None = None
         self.seen = prefix
 
@@ -47,7 +49,7 @@ class Buffer(DynamicCache):
         """Store a layer's new keys and values, and return what its attention is to see.
 
         Raises:
-            Stored: the last layer's are stored in a prefill, in which what it would make of them is of no use.
+            Stored: in a prefill, by the last layer and by those whose output is known.
         """
         new = key_states, value_states
         if layer_idx not in self.held:
@@ -59,7 +61,7 @@ class Buffer(DynamicCache):
             for source, target in self.copies:
                 for buffer, states in zip(held, new, strict=True):
                     buffer[target, :, : states.shape[2]] = states[source]
-            if layer_idx == len(self.layers) - 1:
+            if layer_idx < self.known or layer_idx == len(self.layers) - 1:
                 raise Stored
             return new
         assert self.written is not None

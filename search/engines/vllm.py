@@ -30,6 +30,7 @@ class VLLMEngine(ExactEngine):
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
         super().__init__(lm, requests, share_prefixes=False)
+        self.looks = 1  # as on any GPU
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if (key := id(lm.model)) not in _running:
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}

@@ -14,7 +14,7 @@ from benchmarks.reference import tokenizer
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
-from search.engines import exact, reason_against
+from search.engines import exact, layer_outputs, reason_against
 from search.engines.exact import ExactEngine
 from search.engines.kv_buffer import Buffer
 
@@ -140,7 +140,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
 
 def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
     requests = questions(beginnings=(60, 60), asked_of_each=3)
-    answerer = ExactEngine(toy_lm, requests)
+    answerer = ExactEngine(toy_lm, requests, reuse_layers=False)
     tokens = dict.fromkeys(range(3), 0)
     hooks = [
         layer.mlp.register_forward_hook(
@@ -156,6 +156,49 @@ def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
     prefixes = {group.prefix for group in answerer._groups}
     assert tokens[0] == tokens[1]
     assert tokens[0] - tokens[2] >= max(map(len, prefixes)) > 100
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_below_the_first_changed_factor_are_not_run_again(family, tmp_path, watched):
+    lm, requests = tiny_lm(tmp_path, family, num_hidden_layers=3), questions()
+    reusing, running = ExactEngine(lm, requests), ExactEngine(lm, requests, reuse_layers=False)
+    prefixes = sum(len(group.prefix) for group in reusing._groups)
+    asked = {(1, 1.5, 1.2): 0, (1, 1.5, 1.3): 2, (1, 1.2, 1.3): 1, (1.1, 1.2, 1.3): 0, (1, 1.5, 2): 2}
+    for factors, known in asked.items():
+        watched.clear()
+        before = reusing.count.reused
+        reusing.set_factors(factors)
+        assert texts(reusing) == texts(running)
+        assert reusing.count.reused - before == pytest.approx(prefixes * known / 3)
+        once, every = watched
+        for pair, expected in zip(once.held.values(), every.held.values(), strict=True):
+            assert all(map(torch.equal, pair, expected))
+
+
+def test_outputs_of_layers_take_no_more_memory_than_they_may(toy_lm, monkeypatch):
+    requests = questions(seed=1)
+    monkeypatch.setattr(layer_outputs, "MOST", most := 400_000)
+    kept = layer_outputs.LayerOutputs(rope.find_decoder(toy_lm.model).layers)
+    monkeypatch.setitem(layer_outputs._kept, toy_lm.model, kept)
+    engine = ExactEngine(toy_lm, requests)
+    for factors in ([1.0, 1.3, 1.2], [1.0, 1.3, 1.4], [1.0, 1.1, 1.4]):
+        engine.set_factors(factors)
+        assert texts(engine) == texts(ExactEngine(toy_lm, requests, reuse_layers=False))
+        assert most / 2 < sum(output.nbytes for output in kept._outputs.values()) <= most
+
+
+def test_a_layers_own_forward_is_put_back(toy_lm):
+    """As ``accelerate`` puts it there, to move a layer's weights."""
+    layer, calls = toy_lm.model.model.layers[0], []
+    forward = layer.forward
+    layer.forward = own = lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs)
+    try:
+        texts(ExactEngine(toy_lm, questions(seed=2)))
+        assert calls
+        assert layer.forward is own
+        assert "forward" not in vars(toy_lm.model.model.layers[1])
+    finally:
+        del layer.forward
 
 
 def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):
