@@ -65,6 +65,13 @@ MUTANTS = (
         (f"{ROPE}/test_rotation.py::test_each_layer_rotates_at_its_own_scale",),
     ),
     Mutant(
+        "what layers answered is used again under the same factors only",
+        "search/engines/layer_outputs.py",
+        "keys = [(prompts, tuple(factors[: h + 1]))",
+        "keys = [(prompts, tuple(factors[:h]))",
+        (f"{SEARCH}/test_engines.py::test_layers_below_the_first_changed_factor_are_not_run_again",),
+    ),
+    Mutant(
         "a key-value cache filled under other factors is refused",
         "lpes_eval/rope.py",
         "if not same and (held := held_in(cache)) > 0:",

@@ -201,7 +201,9 @@ def mistral_large4():
         pytest.skip("this version of transformers has no Mistral Large 4")
     rotated = {"no_rope_layers": [1] * 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     text = tiny_config("mistral_large4_text", kv_source_layers=[0, 0, 2, 2], **rotated)
-    config = tiny_config("mistral_large4", text_config=text)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 16)
+    vision = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 1, **sizes}
+    config = tiny_config("mistral_large4", text_config=text, vision_config=vision)
     torch.manual_seed(0)
     model = transformers.MistralLarge4ForConditionalGeneration(config).eval()
     with torch.no_grad():

@@ -24,9 +24,10 @@ _kept: WeakKeyDictionary[nn.Module, LayerOutputs] = WeakKeyDictionary()
 
 
 def of(model: nn.Module) -> LayerOutputs:
-    """A model's, whatever asks it."""
+    """A model's, for all engines that ask it; empty for each new one, as its weights may have changed."""
     if model not in _kept:
         _kept[model] = LayerOutputs(rope.find_decoder(model).layers)
+    _kept[model].clear()
     return _kept[model]
 
 
@@ -34,8 +35,14 @@ class LayerOutputs:
     """The layers' outputs, of (B, T, d), by the prompts and the factors of the layer and of those below."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers, self._left = layers, MOST
+        self._layers = layers
         self._outputs: OrderedDict[tuple[Hashable, tuple[float, ...]], Any] = OrderedDict()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._outputs.clear()
+        self._left = MOST
 
     @contextlib.contextmanager
     def reused(self, prompts: Hashable, factors: Sequence[float], buffer: Buffer) -> Iterator[int]:
@@ -78,8 +85,8 @@ class LayerOutputs:
         def noted(*args: Any, **kwargs: Any) -> Any:
             output = forward(*args, **kwargs)
             if all(isinstance(part, Tensor | None) for part in _parts(output)):  # else it is run every time
+                self._left += _size(self._outputs.pop(key, ())) - _size(output)
                 self._outputs[key] = output
-                self._left -= _size(output)
                 while self._left < 0:
                     self._left += _size(self._outputs.popitem(last=False)[1])
             return output

@@ -184,7 +184,16 @@ def test_outputs_of_layers_take_no_more_memory_than_they_may(toy_lm, monkeypatch
     for factors in ([1.0, 1.3, 1.2], [1.0, 1.3, 1.4], [1.0, 1.1, 1.4]):
         engine.set_factors(factors)
         assert texts(engine) == texts(ExactEngine(toy_lm, requests, reuse_layers=False))
-        assert most / 2 < sum(output.nbytes for output in kept._outputs.values()) <= most
+        assert most / 2 < sum(output.nbytes for output in kept._outputs.values()) == most - kept._left <= most
+
+
+def test_a_new_engine_knows_no_outputs_of_weights_that_may_have_changed_since(tmp_path):
+    lm, requests = tiny_lm(tmp_path, "llama"), questions()
+    before = texts(ExactEngine(lm, requests))
+    with torch.no_grad():
+        lm.model.model.layers[0].mlp.down_proj.weight.mul_(-1)
+    after = texts(ExactEngine(lm, requests))
+    assert before != after == texts(ExactEngine(lm, requests, reuse_layers=False))
 
 
 def test_a_layers_own_forward_is_put_back(toy_lm):
