@@ -23,6 +23,7 @@ the fewest tokens to the most; with ``--budget`` each cell gets an equal share o
 import argparse
 import contextlib
 import functools
+import gc
 import json
 import math
 import random
@@ -205,7 +206,11 @@ def main(argv: list[str] | None = None) -> None:
         except (RuntimeError, AssertionError) as error:
             said = str(error).splitlines()[0]
             raise UserError(f"--device {args.device}: PyTorch cannot use it ({said}); --device cpu works") from None
-        results = run(args)
+        gc.freeze()  # of what is there by now nothing will be garbage, and a look through it takes longer than a sample
+        try:
+            results = run(args)
+        finally:
+            gc.unfreeze()
         write_atomically(Path(args.output).with_suffix(".md"), report(results))
     print(report(results), end="")
     if results["cells"]:

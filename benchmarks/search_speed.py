@@ -50,7 +50,13 @@ def main() -> None:
     add = parser.add_argument
     add("--individuals", type=at_least(1), default=20, help="with different factors")
     add("--examples", type=at_least(1), default=200)
-    add("--switched_off", type=at_least(0), default=sys.maxsize, metavar="N", help="for the first N individuals only")
+    add(
+        "--switched_off",
+        type=at_least(0),
+        default=sys.maxsize,
+        metavar="N",
+        help="for some N individuals, evenly spread",
+    )
     add("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
     add("--pretrained", default="reference")
     add("--device", default="cpu")
@@ -68,7 +74,7 @@ def main() -> None:
     objectives = load()
     without = {
         "no shared prefixes": {"share_prefixes": False},
-        "all layers run": {"reuse_layers": False},
+        **({"all layers run": {"reuse_layers": False}} if args.device == "cpu" else {}),
         "batches of a fixed number": {"prompts_per_batch": args.batch_size},
         OWN_LOOP: {"fast": False},
     }
@@ -90,9 +96,11 @@ def main() -> None:
             scores[name] = [of[number] for number in objective.numbers]
         return scores
 
+    apart = max(1, args.individuals // max(1, args.switched_off))
+
     def measured(factors, number):
         """A row: seconds and counts by variant, in turns, so that none is always the first."""
-        turn = [HARNESS, ALL, *(without if number < args.switched_off else ())]
+        turn = [HARNESS, ALL, *(without if args.switched_off and number % apart == 0 else ())]
         row, scores = {"seconds": {}, "counts": {}}, {}
         for variant in turn[number % len(turn) :] + turn[: number % len(turn)]:
             count = getattr(getattr(variants.get(variant), "engine", None), "count", None)

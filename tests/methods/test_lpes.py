@@ -207,7 +207,8 @@ def test_a_model_without_rotary_positions_is_refused_by_every_method(name, tmp_p
 
 @pytest.mark.parametrize("name", methods.names())
 def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
-    results = evaluate(name, task_manager, "factors=1.2" if name == "lpes" else "", limit=1)
+    arguments = {"lpes": "factors=1.2", "positional_channel": "samples=20"}.get(name, "")
+    results = evaluate(name, task_manager, arguments, limit=1)
     assert set(results["results"][TASK]) >= {"acc,none", "acc_worst,none", "acc_spread,none"}
     config = json.loads(json.dumps(results["config"], default=str))
     if name in ("lpes", "pi"):

@@ -218,7 +218,7 @@ def test_examples_before_a_question_show_no_held_out_question(load):
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
-def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, load, tmp_path, monkeypatch):
+def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_lm, load, tmp_path, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
     tasks = load("toy_luck")
     ways = [
@@ -226,11 +226,12 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_and_no_cache(toy_lm, load,
         {"tokens_per_batch": 1},
         {"tokens_per_batch": 300},
         {"share_prefixes": False},
+        {"reuse_layers": False},
         {"cache": FitnessCache(tmp_path / "known")},
         {"cache": FitnessCache(tmp_path / "new")},
     ]
     evaluators = [Evaluator(toy_lm, tasks, **way) for way in ways]
-    tried = list(individuals(12, seed=4))
+    tried = list(individuals(8, seed=4))
     measured = [evaluators[-2](factors) for factors in tried]
     best = max(measured, key=lambda one: one.fitness)
     cutoffs = [Cutoff(best.fitness, best.examples, 0.4)]
