@@ -50,13 +50,7 @@ def main() -> None:
     add = parser.add_argument
     add("--individuals", type=at_least(1), default=20, help="with different factors")
     add("--examples", type=at_least(1), default=200)
-    add(
-        "--switched_off",
-        type=at_least(0),
-        default=sys.maxsize,
-        metavar="N",
-        help="for some N individuals, evenly spread",
-    )
+    add("--switched_off", type=at_least(0), default=sys.maxsize, metavar="N", help="for N individuals, evenly spread")
     add("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
     add("--pretrained", default="reference")
     add("--device", default="cpu")
