@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from transformers.cache_utils import DynamicCache
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
@@ -122,7 +123,8 @@ class ExactEngine(HarnessEngine):
         if not on_cpu:  # of so many batches each would take nearly as long as one of all prompts
             self.looks = 1
         # A GPU prefills several prompts at once, hardly ever the same together again, and has no memory to spare.
-        self._outputs = layer_outputs.of(lm.model) if reuse_layers and on_cpu else None
+        reuse_layers &= on_cpu and len(DynamicCache(config=self.model.config).layers) == self.num_layers
+        self._outputs = layer_outputs.of(lm.model) if reuse_layers else None
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0

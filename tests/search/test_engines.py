@@ -76,7 +76,7 @@ def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
     config._attn_implementation = attention
     model, reads = tiny_model(config).to(getattr(torch, dtype)), AutoTokenizer.from_pretrained(folder)
     lm = LPES(pretrained=model, tokenizer=reads, batch_size=1, device="cpu")
-    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(config.num_hidden_layers)])
+    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(len(rope.find_decoder(lm.model).layers))])
     return lm
 
 
@@ -173,6 +173,16 @@ def test_layers_below_the_first_changed_factor_are_not_run_again(family, tmp_pat
         once, every = watched
         for pair, expected in zip(once.held.values(), every.held.values(), strict=True):
             assert all(map(torch.equal, pair, expected))
+
+
+def test_all_layers_are_run_where_one_has_the_keys_of_two(tmp_path, watched):
+    lm, requests = tiny_lm(tmp_path, "longcat_flash"), questions()
+    reusing, running = ExactEngine(lm, requests), ExactEngine(lm, requests, reuse_layers=False)
+    for factors in ([1.0, 1.5], [1.0, 1.2]):
+        reusing.set_factors(factors)
+        assert texts(reusing) == texts(running)
+    assert len(watched[0].held) == 4
+    assert reusing.count.reused == 0
 
 
 def test_outputs_of_layers_take_no_more_memory_than_they_may(toy_lm, monkeypatch):
