@@ -61,18 +61,20 @@ def main() -> None:
     args = parser.parse_args()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
-    # A model each, as what is known of a model's layers serves all that ask it.
     model = lambda: LPES(pretrained=args.pretrained, batch_size=args.batch_size, device=args.device)  # noqa: E731
+    own = args.device == "cpu"  # a model each there, as the outputs of a model's layers serve all engines
     lm = model()
     load = lambda: load_tasks(lm, [args.task], metadata=args.metadata, examples=args.examples)  # noqa: E731
     objectives = load()
     without = {
         "no shared prefixes": {"share_prefixes": False},
-        **({"all layers run": {"reuse_layers": False}} if args.device == "cpu" else {}),
+        **({"all layers run": {"reuse_layers": False}} if own else {}),
         "batches of a fixed number": {"prompts_per_batch": args.batch_size},
         OWN_LOOP: {"fast": False},
     }
-    variants = {name: Evaluator(model(), objectives, **options) for name, options in {ALL: {}, **without}.items()}
+    variants = {
+        name: Evaluator(model() if own else lm, objectives, **options) for name, options in {ALL: {}, **without}.items()
+    }
     evaluator = variants[ALL]
     if evaluator.slow_because is not None:
         raise UserError(f"nothing to compare: lm-eval's own loop answers, because {evaluator.slow_because}")

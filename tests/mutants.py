@@ -65,7 +65,7 @@ MUTANTS = (
         (f"{ROPE}/test_rotation.py::test_each_layer_rotates_at_its_own_scale",),
     ),
     Mutant(
-        "what layers answered is used again under the same factors only",
+        "a layer's output is reused under the same factors only",
         "search/engines/layer_outputs.py",
         "keys = [(prompts, tuple(factors[: h + 1]))",
         "keys = [(prompts, tuple(factors[:h]))",

@@ -1,7 +1,7 @@
-"""What layers answered to earlier prefills: the layers below the first one whose factor has changed are not run again.
+"""Outputs of layers in earlier prefills: layers below the first one whose factor has changed are not run again.
 
-What a layer answers depends on its factor and on those of the layers below it, and the individuals of a search often
-begin with the same factors. Such a layer makes its keys and values from what came into it before, and no more.
+The output of a layer depends on its factor and on those of the layers below it, and the individuals of a search often
+begin with the same factors. A layer whose output is known computes its keys and values, and no more.
 """
 
 from __future__ import annotations

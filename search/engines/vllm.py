@@ -29,7 +29,7 @@ class VLLMEngine(ExactEngine):
             import vllm
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
-        super().__init__(lm, requests, share_prefixes=False)
+        super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
         self.looks = 1  # as on any GPU
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if (key := id(lm.model)) not in _running:
