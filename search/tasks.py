@@ -75,8 +75,7 @@ class Objective:
     @property
     def questions(self) -> list[Any]:
         """What tells an example's question: examples of one question share it."""
-        named = (doc.get("question_id") for doc in self.docs)
-        return [number if question is None else question for number, question in zip(self.numbers, named, strict=True)]
+        return [_question(doc, number) for doc, number in zip(self.docs, self.numbers, strict=True)]
 
     @property
     def title(self) -> str:
@@ -302,13 +301,18 @@ def _divide(task: Any, split: str, search_seed: int) -> list[int]:
     """The numbers of a split's examples, in the order drawn. Examples of one ``question_id`` are never parted."""
     of: dict[Any, list[int]] = {}
     for number, doc in enumerate(task.eval_docs):
-        question = doc.get("question_id") if isinstance(doc, Mapping) else None
-        of.setdefault(number if question is None else question, []).append(number)
+        of.setdefault(_question(doc, number), []).append(number)
     questions = sorted(of, key=lambda question: (type(question).__name__, question))  # for all positions the same
     if len(questions) < 2:
         raise UserError(f"{task.task_name} has no two questions: expected one to search on and another held out")
     drawn = splits.indices(len(questions), split, search_seed)
     return [number for question in drawn for number in of[questions[question]]]
+
+
+def _question(doc: Any, number: int) -> int | str:
+    """An example's ``question_id``, its own number where it has none."""
+    question = doc.get("question_id") if isinstance(doc, Mapping) else None
+    return number if question is None else question if isinstance(question, int | str) else str(question)
 
 
 def _shows_what_it_asks(task: Any) -> bool:

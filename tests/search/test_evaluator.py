@@ -195,13 +195,14 @@ def edited(task_folder, tmp_path, before, after):
     return str(folder)
 
 
-def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
-    folder = edited(task_folder, tmp_path, '"question_id": i,', '"question_id": "abcd"[i % 4],')
+@pytest.mark.parametrize(("named", "known"), [('"abcd"[i % 4]', "abcd"), ("[i % 4]", ["[0]", "[1]", "[2]", "[3]"])])
+def test_a_question_is_in_one_split_only(named, known, toy_lm, task_folder, tmp_path):
+    folder = edited(task_folder, tmp_path, '"question_id": i,', f'"question_id": {named},')
     questions, numbers = {}, {}
     for split in ("search", "held_out"):
         (task,) = load_tasks(toy_lm, ["toy_plain"], split=split, include_path=folder)
         questions[split], numbers[split] = set(task.questions), set(task.numbers)
-    assert questions["search"] | questions["held_out"] == set("abcd")
+    assert questions["search"] | questions["held_out"] == set(known)
     assert not questions["search"] & questions["held_out"]
     assert numbers["search"] | numbers["held_out"] == set(range(12))
     nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
