@@ -30,12 +30,11 @@ class Scan(NamedTuple):
 
 
 SCANS = (
-    Scan((1.5, 1.2, 1 / 1.2), 0.25, 10),
-    Scan((1.2, 1.1, 1 / 1.1), 0.25, 10),
+    Scan((1.5, 1.2, 1 / 1.2), 0.15, 10),
+    Scan((1.2, 1.1, 1 / 1.1), 0.15, 10),
     Scan((0.0,), 1.0, 10),  # back to 1
     Scan((1.1, 1 / 1.1), 1.0, 100, tune=True),
-    Scan((1.05, 1 / 1.05), 1.0, 100, tune=True),
-    Scan((1.02, 1 / 1.02), 1.0, 100, tune=True),
+    Scan((1.04, 1 / 1.04), 1.0, 100, tune=True),
 )
 """docs/landscapes.md compares others. Where the share rises, the finalists are measured first."""
 TUNED = 3
@@ -59,7 +58,7 @@ class BandScan(Optimizer):
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
     kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others, of
-    equally fit ones the first. There, half the least gain is enough: four times the examples have half the noise. Then
+    equally fit ones the first. There, half the least gain is enough: with so many examples there is less noise. Then
     every finest band is put back to 1, and stays there where that gains. Those whose factor matters most are tuned by
     smaller steps at last, on all examples too. It draws nothing at random.
     """

@@ -252,7 +252,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 141),
+        ([], "BandScan", 134),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
@@ -500,7 +500,7 @@ def test_help_shows_what_is_taken_by_default(capsys):
         config.parse(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "(default: 0.2,0.3,0.5)" in shown
-    assert "(default: 96)" in shown
+    assert "(default: 160)" in shown
 
 
 @pytest.mark.parametrize(("fitness", "factor"), [({1.2: 0.7, 1.5: 0.6}, 1.2), ({1.5: 0.3}, None)])
