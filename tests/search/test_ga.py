@@ -146,7 +146,7 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
     entries = journal(tmp_path / "out")
     assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
-    assert "at most 50 % are lost" in (tmp_path / "out" / "summary.md").read_text()
+    assert "a probability of at most 50 %" in (tmp_path / "out" / "summary.md").read_text()
 
 
 def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
@@ -252,7 +252,7 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 134),
+        ([], "BandScan", 141),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
