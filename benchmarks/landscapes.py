@@ -198,10 +198,10 @@ class Kind(NamedTuple):
 
 
 SEARCHES = (
-    Kind("the default: a scan of bands", "bands", "free", 1.0, 160, ERROR),
-    Kind("the default with `--examples 320`", "bands", "free", 1.0, 320, ERROR),
-    Kind("the default with `--early_stopping_error 0.01`", "bands", "free", 1.0, 160, 0.01),
-    Kind("its scan alone", "scan", "free", 1.0, 160, ERROR),
+    Kind("the default: a scan of bands", "bands", "free", 1.0, 96, ERROR),
+    Kind("the default with `--examples 200`", "bands", "free", 1.0, 200, ERROR),
+    Kind("the default with `--early_stopping_error 0.01`", "bands", "free", 1.0, 96, 0.01),
+    Kind("its scan alone", "scan", "free", 1.0, 96, ERROR),
     Kind("`--preset paper`", "ga", "bezier", 1.5, 200, None),
     Kind("genetic algorithm, free curve, from 1", "ga", "free", 1.0, 24, ERROR),
     Kind("CMA-ES, free curve, from 1", "cma-es", "free", 1.0, 24, None),

@@ -37,7 +37,7 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
     default, paper = frame.search == landscapes.SEARCHES[0].title, frame.search == "`--preset paper`"
     nothing, hurts = (frame[default & (frame.landscape == name)].shown for name in ("nothing", "only hurts"))
     errors = {each.name: each.error for each in landscapes.all_landscapes().values() if each.error}
-    smooth, real, best = frame.landscape == "smooth", frame.real, frame.landscape.map(frame.groupby("landscape").gain.max())
+    real, best = frame.real, frame.landscape.map(frame.groupby("landscape").gain.max())
 
     def near(title: str) -> str:
         found = (frame.gain >= best - 2)[real & (frame.search == title)].groupby(frame.landscape, sort=False)
@@ -53,7 +53,6 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
         "nearest": each(1),
         "ratio": frame[paper & ~real].prompts.mean() / frame[default & ~real].prompts.mean(),
         "real_ratio": frame[paper & real].prompts.mean() / frame[default & real].prompts.mean(),
-        "smooth": frame[paper & smooth].gain.mean() - frame[default & smooth].gain.mean(),
         "alarms": nothing.sum(),
         "nothing": len(nothing),
         "alarm_share": 100 * nothing.mean(),

@@ -63,8 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
-    add("--examples", type=at_least(1), default=160, metavar="N",
-        help="search examples, at most; the scan of bands asks 15 %%, and all for its finalists")  # fmt: skip
+    add("--examples", type=at_least(1), default=96, metavar="N",
+        help="search examples, at most; the scan of bands asks a quarter, and all for its finalists")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",

@@ -30,11 +30,11 @@ class Scan(NamedTuple):
 
 
 SCANS = (
-    Scan((1.5, 1.2, 1 / 1.2), 0.15, 10),
-    Scan((1.2, 1.1, 1 / 1.1), 0.15, 10),
+    Scan((1.5, 1.2, 1 / 1.2), 0.25, 10),
+    Scan((1.2, 1.1, 1 / 1.1), 0.25, 10),
     Scan((0.0,), 1.0, 10),  # back to 1
-    Scan((1.08, 1 / 1.08), 1.0, 100, tune=True),
-    Scan((1.04, 1 / 1.04), 1.0, 100, tune=True),
+    Scan((1.1, 1 / 1.1), 1.0, 100, tune=True),
+    Scan((1.05, 1 / 1.05), 1.0, 100, tune=True),
     Scan((1.02, 1 / 1.02), 1.0, 100, tune=True),
 )
 """docs/landscapes.md compares others. Where the share rises, the finalists are measured first."""
@@ -59,7 +59,7 @@ class BandScan(Optimizer):
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
     kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others, of
-    equally fit ones the first. There, half the least gain is enough: with so many examples there is less noise. Then
+    equally fit ones the first. There, half the least gain is enough: four times the examples have half the noise. Then
     every finest band is put back to 1, and stays there where that gains. Those whose factor matters most are tuned by
     smaller steps at last, on all examples too. It draws nothing at random.
     """
@@ -89,10 +89,10 @@ class BandScan(Optimizer):
         self.max_evaluations = 1 + sum(number for _, number in most) + finalists
         self.max_effort = SCANS[0].share + sum(share * number for share, number in most) + finalists
         # Two of a scan's three steps are new where few bands are kept, of fewer steps one, and an individual is given
-        # up after about half of its examples.
+        # up after about two thirds of its examples.
         likely = [(scan.share, 2 * n if len(scan.steps) > 2 else n) for scan, n in bands]
         self.expected_evaluations = min(1 + sum(number for _, number in likely) + finalists, self.max_evaluations)
-        self.expected_effort = (sum(share * number for share, number in likely) + finalists) / 2
+        self.expected_effort = 2 / 3 * (sum(share * number for share, number in likely) + finalists)
 
     @property
     def done(self) -> bool:

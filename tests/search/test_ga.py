@@ -500,7 +500,7 @@ def test_help_shows_what_is_taken_by_default(capsys):
         config.parse(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "(default: 0.2,0.3,0.5)" in shown
-    assert "(default: 160)" in shown
+    assert "(default: 96)" in shown
 
 
 @pytest.mark.parametrize(("fitness", "factor"), [({1.2: 0.7, 1.5: 0.6}, 1.2), ({1.5: 0.3}, None)])

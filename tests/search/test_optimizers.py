@@ -341,7 +341,7 @@ def test_a_scan_goes_by_levels_from_the_whole_stack_to_the_finest_bands_and_ends
 
 
 def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stays_unless_another_gains():
-    """On few examples a band seems to help that does not, and one that does is second."""
+    """On a quarter of the examples a band seems to help that does not, and one that does is second."""
     algorithm, lucky, good = bands(4), (1.5, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.5)
     efforts = []
 
@@ -353,18 +353,18 @@ def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stay
     search(algorithm, fitness)
     assert tuple(heights(algorithm.best[0])) == good
     assert efforts == sorted(efforts)
-    assert set(efforts) == {0.15, 1.0}
+    assert set(efforts) == {0.25, 1.0}
 
 
 def test_of_equally_fit_finalists_one_is_measured_so_that_layers_that_do_not_matter_take_no_places():
-    """Only the first layer matters; its 1.5 is better than its 1.2, but not on few examples."""
+    """Only the first layer matters; its 1.5 is better than its 1.2, but not on a quarter of the examples."""
     algorithm = bands(4)
     search(algorithm, lambda i: {1.2: 0.4, 1.5: 0.35 if algorithm.effort < 1 else 0.5}.get(heights(i)[0], 0.1))
     assert heights(algorithm.best[0])[0] == 1.5
 
 
 def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others():
-    target = [1.06, 1.5, 1.0, 1.0, 1.0, 1.0]
+    target = [1.03, 1.5, 1.0, 1.0, 1.0, 1.0]
     algorithm = bands(6)
     generations = search(algorithm, lambda i: -sum(w * abs(i.points[h][1] - target[h]) for h, w in ((0, 20), (1, 2))))
     assert heights(algorithm.best[0])[:2] == target[:2]
@@ -373,7 +373,7 @@ def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others
 
 
 def test_a_scan_puts_a_band_back_to_1_that_costs_on_all_examples():
-    """On few examples the first layer seems to help too."""
+    """On a quarter of the examples the first layer seems to help too."""
     algorithm = bands(4)
 
     def fitness(individual):
