@@ -54,7 +54,6 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
         engine, asked = evaluator.engine, evaluator.in_order(range(max(args.questions)))
         assert evaluator.prompt_tokens is not None, evaluator.slow_because
         prompt = round(evaluator.prompt_tokens / evaluator.prompts)
-        engine.looks = 1
         engine.set_factors([1.5] * engine.num_layers)
         for questions in args.questions:
             seconds = []

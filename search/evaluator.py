@@ -228,7 +228,7 @@ class Evaluator:
         answers: list[Any] = [[] for _ in self._requests]
         total = len(answers) if order is None else sum(map(len, order))
         answered = checked = 0
-        for batch in self.engine.answer(order):
+        for batch in self.engine.answer(order, may_stop=race is not None):
             for i, responses in batch.items():
                 answers[i] = responses
             answered += len(batch)
@@ -244,7 +244,7 @@ class Evaluator:
         """Prompts in two batches of prompts drawn evenly, and the seconds they took under the factors in force."""
         order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
         start = time.perf_counter()
-        return sum(map(len, islice(self.engine.answer(order), 2))), time.perf_counter() - start
+        return sum(map(len, islice(self.engine.answer(order, may_stop=True), 2))), time.perf_counter() - start
 
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""

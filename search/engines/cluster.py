@@ -104,7 +104,6 @@ class Worker:
 
         if (engine := self._engines.get(chunk.requests)) is None:
             engine, _ = engines.choose(self._lm, ray.get(requests[0]), **speed)
-            engine.looks = 1  # nobody looks before a chunk's last answer
             self._engines[chunk.requests] = engine
         engine.set_factors(chunk.factors)
         answers: dict[int, list[Any]] = {}
@@ -348,7 +347,7 @@ class ClusterEngine(HarnessEngine):
             left -= len(order)
         self._pool.expect([chunk for chunks in self._expected.values() for chunk in chunks])
 
-    def answer(self, order: Order) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
+    def answer(self, order: Order, may_stop: bool = False) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
         """The responses of each request by its number, chunk by chunk."""
         factors = self.factors
         chunks = self._expected.get((factors, order)) or self._chunks(factors, order, len(order))
@@ -368,7 +367,7 @@ def chunk_sizes(questions: int, left: int, workers: int) -> list[int]:
     """How many of an individual's questions each chunk has; ``left`` are those of its generation not yet handed out.
 
     An eighth, as the individual may be given up between two chunks. Fewer towards the end of a generation, so that the
-    workers are done at about the same time. But small batches waste a GPU: see docs/cluster.md.
+    workers are done at about the same time. But small batches waste time: see docs/cluster.md.
     """
     most = max(SMALLEST, math.ceil(min(questions / CHUNKS, left / (CHUNKS_A_WORKER * workers))))
     chunks = math.ceil(questions / most)

@@ -146,16 +146,19 @@ class ExactEngine(HarnessEngine):
         stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
         return Prompt(tuple(kept), until, stops, asked["max_gen_toks"])
 
-    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
+    def answer(
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+    ) -> Iterator[dict[int, list[str]]]:
         """Answer all requests, batch by batch: each request's number and its responses.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next; by default the
                 longest first, so that memory runs out early or never.
+            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
         """
         groups = self._groups if order is None else [group for some in order for group in self._parts(some)]
         waiting = [row for group in groups for row in self._rows(group)]
-        most = len(waiting) if order is None else math.ceil(len(waiting) / self.looks)
+        most = math.ceil(len(waiting) / (self.looks if may_stop else 1))
         while waiting:
             size = 1
             while size < min(len(waiting), most) and self._tokens(waiting[: size + 1]) <= self.tokens_per_batch:

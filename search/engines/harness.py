@@ -36,7 +36,7 @@ class HarnessEngine:
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
     looks = 8
-    """About how many batches a CPU makes of prompts asked in an order: whoever gives one may stop after any."""
+    """About how many batches are made at least of prompts whose asker may stop after any."""
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
@@ -59,17 +59,20 @@ class HarnessEngine:
         self.factors = tuple(factors)
         rope.apply(self.lm.model, factors)
 
-    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[Any]]]:
+    def answer(
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+    ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next.
+            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
         torch.manual_seed(DEFAULT_OTHER_SEED)
         waiting = [i for together in order for i in together] if order is not None else range(len(self._requests))
-        at_once = AT_ONCE if order is not None else max(1, len(waiting))
+        at_once = AT_ONCE if may_stop else max(1, len(waiting))
         with self._batch_size_found_once():
             for first in range(0, len(waiting), at_once):
                 yield self._answer_some(waiting[first : first + at_once])

@@ -30,7 +30,6 @@ class VLLMEngine(ExactEngine):
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
         super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
-        self.looks = 1  # as on any GPU
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if (key := id(lm.model)) not in _running:
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}
@@ -45,23 +44,22 @@ class VLLMEngine(ExactEngine):
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
-    def answer(self, order: Sequence[Sequence[int]] | None = None) -> Iterator[dict[int, list[str]]]:
-        """Each request's responses, by its number, some at a time."""
+    def answer(
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+    ) -> Iterator[dict[int, list[str]]]:
+        """Each request's responses, by its number: all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams
 
-        waiting = [[i] for i in range(len(self._prompts))] if order is None else list(order)
-        size = -(-len(waiting) // (1 if order is None else self.looks))
-        for first in range(0, len(waiting), size):
-            numbers = [i for together in waiting[first : first + size] for i in together]
-            prompts = [self._prompts[i] for i in numbers]
-            asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until, logprobs=0) for p in prompts]
-            found = self._llm.generate([{"prompt_token_ids": list(p.tokens)} for p in prompts], asked, use_tqdm=False)
-            answers = {}
-            for i, one in zip(numbers, found, strict=True):
-                if math.isnan(one.outputs[0].cumulative_logprob):
-                    raise no_number(self.factors)
-                tokens = tuple(one.outputs[0].token_ids)
-                (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
-                text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
-                answers[i] = [text] * (self._requests[i].repeats or 1)
-            yield answers
+        numbers = range(len(self._prompts)) if order is None else [i for together in order for i in together]
+        prompts = [self._prompts[i] for i in numbers]
+        asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until, logprobs=0) for p in prompts]
+        found = self._llm.generate([{"prompt_token_ids": list(p.tokens)} for p in prompts], asked, use_tqdm=False)
+        answers = {}
+        for i, one in zip(numbers, found, strict=True):
+            if math.isnan(one.outputs[0].cumulative_logprob):
+                raise no_number(self.factors)
+            tokens = tuple(one.outputs[0].token_ids)
+            (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
+            text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
+            answers[i] = [text] * (self._requests[i].repeats or 1)
+        yield answers

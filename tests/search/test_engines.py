@@ -235,12 +235,11 @@ def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):
             assert keys.shape == values.shape == (rows, 1, prefix + behind * lanes + 1, 16)
 
 
-def test_whoever_may_stop_gets_answers_batch_by_batch_and_a_worker_all_in_one(toy_lm):
+def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_one(toy_lm):
     requests = questions(beginnings=range(20, 36), asked_of_each=1)
     answerer = ExactEngine(toy_lm, requests)
     order = [(i,) for i in reversed(range(len(requests)))]
-    several = list(answerer.answer(order))
-    answerer.looks = 1  # as search.engines.cluster sets it
+    several = list(answerer.answer(order, may_stop=True))
     (at_once,) = answerer.answer(order)
     assert len(several) > 4
     assert at_once == {i: answer for batch in several for i, answer in batch.items()}

@@ -169,7 +169,7 @@ def test_search_and_held_out_examples_have_none_in_common(load, task, divided):
 def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, load, tmp_path, monkeypatch):
     factors, cache = [1.0, 1.5, 1.2], FitnessCache(tmp_path)
     first = Evaluator(toy_lm, load("toy"), cache=cache)(factors)
-    monkeypatch.setattr(ExactEngine, "answer", lambda *_: pytest.fail("was asked again"))
+    monkeypatch.setattr(ExactEngine, "answer", lambda *_, **__: pytest.fail("was asked again"))
     again = Evaluator(toy_lm, load("toy"), cache=FitnessCache(tmp_path))
     assert again(Factors.from_list(factors)).examples == first.examples
     with pytest.raises(pytest.fail.Exception):
