@@ -129,7 +129,7 @@ class Buckets(InModel):
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         """Cosines and sines of every row's own base, (N * B, T, d)."""
-        if not self._part or tuple(self._part) == (self._theta,):
+        if not self._part:
             return output
         call = rope.named(args, kwargs)
         rows, ids = call["x"].shape[0] // len(self._part), call["position_ids"]  # (N * B or 1, T), or (3, N * B, T)

@@ -165,7 +165,7 @@ class Interception(InModel):
     # -- hooks; none is a closure, so a copy of the model has its own
 
     def _hook(self) -> None:
-        AttentionInterface.register(_NAME, _dispatch)
+        AttentionInterface.register(_NAME, Interception._run)
         decoder = rope.find_decoder(self._model)
         self._handles.append(decoder.module.register_forward_pre_hook(self._forward_begins, with_kwargs=True))
         self._handles.append(decoder.module.register_forward_hook(self._forward_ends))
@@ -211,10 +211,12 @@ class Interception(InModel):
         self._entered = given, table, cache
         return (), given
 
-    def run(
-        self, h: int, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
+    @staticmethod
+    def _run(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
-        """The attention function of layer ``h``, as transformers calls it."""
+        """The attention function that transformers calls, of whichever method and layer the module is."""
+        self, h = module.__dict__[_ATTRIBUTE]
         if self._projecting:
             raise _Projected(query, key)
         if self._entered == ():
@@ -222,10 +224,10 @@ class Interception(InModel):
         eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self._configs[h]._attn_implementation, eager)
         if self._entered is None:
-            return function(module, query, key, value, mask, **options)
+            return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
-        call = Call(self, h, module, given, table, cache, state, query, key, value, mask, options, function)
+        call = Call(self, h, module, given, table, cache, state, query, key, value, attention_mask, options, function)
         return self._attend(call), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
@@ -298,10 +300,3 @@ def _close(x: Tensor, y: Tensor) -> bool:
         return x.shape == y.shape and x.device == y.device
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-5}.get(x.dtype, 2e-2)
     return bool((x - y).abs().max() <= tolerance * y.abs().max())
-
-
-def _dispatch(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
-) -> tuple[Tensor, None]:
-    interception, h = module.__dict__[_ATTRIBUTE]
-    return interception.run(h, module, query, key, value, attention_mask, options)
