@@ -198,8 +198,7 @@ def count(name: str, given: Any) -> int:
     raise UserError(f"{name}={given}: expected a whole number, 0 or more")
 
 
-def one_of(name: str, given: Any, choices: tuple[str, ...]) -> str:
-    """One of the choices that the user has for the argument ``name``; ``UserError`` for something else."""
+def one_of(name: str, given: Any, choices: tuple[str, ...]) -> None:
+    """``UserError`` for what is none of the choices that the user has for the argument ``name``."""
     if given not in choices:
         raise UserError(f"{name}={given}: expected {' or '.join(choices)}")
-    return given

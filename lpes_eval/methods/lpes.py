@@ -151,15 +151,15 @@ class LPES(MethodLM):
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""
-        origin = self.method.parsed.origin.get("model") if self.method.parsed is not None else None
-        self._by_default = origin is None
-        if self.method.parsed is not None:
-            _load_as_then(self.method.parsed.origin, kwargs)
-        if isinstance(origin, dict):
-            if origin.get("revision") is not None:
-                kwargs.setdefault("revision", origin["revision"])
-            return origin["name"]
-        return origin or super().default_model(kwargs)
+        origin = self.method.parsed.origin if self.method.parsed is not None else {}
+        _load_as_then(origin, kwargs)
+        model = origin.get("model")
+        self._by_default = model is None
+        if isinstance(model, dict):
+            if model.get("revision") is not None:
+                kwargs.setdefault("revision", model["revision"])
+            return model["name"]
+        return model or super().default_model(kwargs)
 
     def check(self, skeleton: nn.Module) -> None:
         """Check the factors against the model's layers."""
