@@ -81,7 +81,7 @@ def extend_models(registry: ModuleType) -> None:
 
     for name in methods.names():
         if name not in registry.model_registry:
-            registry.model_registry.register(name, target=methods.target(name))
+            registry.model_registry.register(name, target=f"{methods.__name__}.{name}:Method")
 
 
 def extend_tasks(manager: ModuleType) -> None:

@@ -27,11 +27,6 @@ def names() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED]
 
 
-def target(name: str) -> str:
-    """Where the class of a method is, as ``module:attribute``."""
-    return f"lpes_eval.methods.{name}:Method"
-
-
 def load(name: str) -> Any:
     """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`.
 
