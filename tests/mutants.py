@@ -127,14 +127,14 @@ MUTANTS = (
     Mutant(
         "an answer of mdqa_pos is normalised",
         "lpes_eval/data/mdqa.py",
-        "normalized = normalize(first_line(prediction))",
-        "normalized = first_line(prediction)",
+        'normalized = normalize(prediction.split("\\n", 1)[0])',
+        'normalized = prediction.split("\\n", 1)[0]',
         (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "only the first line of an answer of mdqa_pos counts",
         "lpes_eval/data/mdqa.py",
-        "normalized = normalize(first_line(prediction))",
+        'normalized = normalize(prediction.split("\\n", 1)[0])',
         "normalized = normalize(prediction)",
         (f"{DATA}/test_mdqa.py",),
     ),

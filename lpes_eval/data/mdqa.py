@@ -69,14 +69,9 @@ def normalize(text: str) -> str:
     return squad.bare(text.lower(), _ARTICLE)
 
 
-def first_line(text: str) -> str:
-    """What of a generation is scored: the text up to the first newline."""
-    return text.split("\n", 1)[0].strip()
-
-
 def best_subspan_em(prediction: str, answers: Iterable[str]) -> float:
     """1.0 if any of ``answers`` is contained in the prediction's first line, else 0.0."""
-    normalized = normalize(first_line(prediction))
+    normalized = normalize(prediction.split("\n", 1)[0])
     return float(any(normalize(answer) in normalized for answer in answers))
 
 

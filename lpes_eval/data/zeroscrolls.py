@@ -164,13 +164,12 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 _PERCENTAGE = re.compile(r"(\d+\.?\d*)%")
 
 
-def rouge(prediction: str, references: Iterable[str]) -> dict[str, float]:
+def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
     """F-measures of ROUGE-1, -2 and -L, each the best over the references by itself; words are not stemmed."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=False)
-    scores = [scorer.score(target=reference, prediction=prediction) for reference in references]
-    return {kind: max(score[kind].fmeasure for score in scores) for kind in ROUGE_TYPES}
+    best = RougeScorer(list(ROUGE_TYPES), use_stemmer=False).score_multi(references, prediction)
+    return {kind: score.fmeasure for kind, score in best.items()}
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
