@@ -25,7 +25,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from lpes_eval.data.mdqa import TEMPLATE, Document, Example, contains_answer, normalize
+from lpes_eval.data.mdqa import TEMPLATE, Document, Example, best_subspan_em, normalize
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
@@ -152,7 +152,7 @@ class Article:
     def states_elsewhere(self, fact: int) -> bool:
         """Whether an answer to a question about ``fact`` stands anywhere but where the article states it."""
         others = " ; ".join([*self.said[: 1 + fact], *self.said[2 + fact :]])
-        return contains_answer(Document(self.title, others), self.values[fact].answers)
+        return bool(best_subspan_em(f"{self.title} {others}", self.values[fact].answers))
 
 
 def _filled(sentence: str, kind: Kind, rng: Random) -> str:
@@ -194,7 +194,7 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     documents = {normalize(gold.subject): gold.document()}
     while len(documents) < num_documents:
         other = _article(kind, rng)
-        if not contains_answer(other.document(), answers):
+        if not best_subspan_em(f"{other.title} {other.text}", answers):
             documents.setdefault(normalize(other.subject), other.document())
     _, *distractors = documents.values()
     return Example(question_id, question, answers, gold.document(), tuple(distractors))

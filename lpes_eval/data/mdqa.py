@@ -130,15 +130,6 @@ def format_document(number: int, document: Document) -> str:
     return f"Document [{number}](Title: {document.title}) {document.text}"
 
 
-def contains_answer(document: Document, answers: Sequence[str]) -> bool:
-    """Whether copying the document would be scored as an answer, by the metric's own rule.
-
-    Answers that normalise to nothing are passed over: every document contains them.
-    """
-    text = normalize(f"{document.title} {document.text}")
-    return any(answer in text for answer in map(normalize, answers) if answer)
-
-
 def read(path: Path, num_documents: int) -> list[Example]:
     """The examples of a file, wherever its gold documents stand.
 
