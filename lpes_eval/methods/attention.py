@@ -165,13 +165,11 @@ class GrowingLayer(DynamicLayer):
         """Append (B, heads, T, D) keys and values, and return all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         self.keys = self._append("_keys_room", self.keys, key_states)
         self.values = self._append("_values_room", self.values, value_states)
         return self.keys, self.values
 
-    def _append(self, name: str, held: Tensor, new: Tensor) -> Tensor:
+    def _append(self, name: str, held: Any, new: Tensor) -> Tensor:
         length = held.shape[-2] if held.numel() else 0
         total, room = length + new.shape[-2], getattr(self, name, held)
         there = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and len(held) == len(room)

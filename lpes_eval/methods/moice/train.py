@@ -32,7 +32,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from lpes_eval import checkpoint, files, reference
 from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
 from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.methods import moice
 from lpes_eval.methods.base import check_device
@@ -207,7 +206,7 @@ def train(
             bar.set_postfix(loss=entry["loss"])
             log.append({"step": step} | entry)
             if step % save_every == 0 or step == settings.steps:
-                write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
+                files.write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
                 checkpoint.save(out / CHECKPOINT, router, optimizer, settings=_fixed(config, settings), log=log)
     finally:
         bar.close()
