@@ -77,14 +77,11 @@ _TRUE_OR_FALSE = (
 )
 SYSTEM = {"coursera": _SEVERAL_LETTERS, "quality": _ONE_LETTER, "tpo": _ONE_LETTER, "sci_fi": _TRUE_OR_FALSE}
 
-
-_VICUNA_HEADER = (  # the two sentences are not separated by a space
-    "A chat between a curious user and an artificial intelligence assistant."
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
 STYLES = {
     "vicuna": (
-        f"{_VICUNA_HEADER} USER: {{system}}Document is as follows. ",
+        "A chat between a curious user and an artificial intelligence assistant."  # no space between the sentences
+        "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+        "USER: {system}Document is as follows. ",
         " \nQuestion: {question}  \nAnswer:",
         "{question}\nAnswer:",
     ),
