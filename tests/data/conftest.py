@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def no_folder_in_the_environment(monkeypatch):
-    monkeypatch.delenv("LPES_EVAL_DATA", raising=False)
-
-
 @pytest.fixture(scope="session")
 def shared():
     """Finds one of the benchmarks' own files where there are such beside the repository."""
@@ -58,26 +53,15 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory, tokenizer):
-    """lm-eval's model of a toy Llama of a few thousand weights that was trained on ``window`` tokens."""
-    import torch
+    """lm-eval's model of a tiny Llama that was trained on ``window`` tokens."""
     from lm_eval.models.huggingface import HFLM
-    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from benchmarks.families import tiny_config, tiny_model
 
     def model(window: int, **arguments):
         folder = tmp_path_factory.mktemp("model")
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=window,
-            initializer_range=0.5,  # or attention would be the same everywhere, whatever the positions
-            bos_token_id=0,
-            eos_token_id=1,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder)
+        sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": window}
+        tiny_model(tiny_config("llama", **sizes, bos_token_id=0, eos_token_id=1)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return HFLM(str(folder), device="cpu", batch_size=2, **arguments)
 
