@@ -1,26 +1,15 @@
 """A Llama of four small layers, and the ways in which it is run."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.families import tiny_config, tiny_model
 
 FACTORS = [1.0, 1.3, 1.7, 1.3]
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,  # large, so that positions matter to the answers
-}
 
 
-def llama(**options) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES | options)).eval()
+def llama(**options):
+    return tiny_model(tiny_config("llama", **{"initializer_range": 0.3} | options))  # so that positions matter
 
 
 def logits(model, ids, **options):
@@ -32,7 +21,7 @@ def generate(model, ids, **options):
     return model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, **options)
 
 
-def interpolated(factor) -> LlamaForCausalLM:
+def interpolated(factor):
     """The same model under transformers' own interpolation."""
     return llama(rope_parameters={"rope_type": "linear", "factor": factor, "rope_theta": 10_000.0})
 
