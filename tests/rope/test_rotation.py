@@ -1,4 +1,4 @@
-"""Layer factors in one family (Llama): each layer is rotated as it says; tests/test_families.py takes all families."""
+"""Layer factors in one family (Llama), at every kind of RoPE; tests/test_families.py takes all families."""
 
 import inspect
 import weakref
@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
@@ -32,9 +33,15 @@ def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, i
     assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
 
 
-def test_uniform_factor_equals_linear_interpolation(model, ids):
+@pytest.mark.parametrize(
+    "positions", [range(40), [5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]], ids=str
+)
+def test_uniform_factor_equals_linear_interpolation(model, ids, positions):
+    """Transformers' own, at positions in any order, which are divided one by one."""
     lpes_eval.apply(model, 1.7)
-    assert torch.allclose(logits(model, ids), logits(interpolated(1.7), ids), atol=1e-3)
+    ids, positions = ids[:, : len(positions)], torch.tensor([positions])
+    expected = logits(interpolated(1.7), ids, position_ids=positions)
+    assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-4)
 
 
 def test_other_factors_replace_the_first(model, ids):
@@ -87,15 +94,6 @@ def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, id
     watch(lambda positions, cos: calls.append(tuple(positions.shape)))
     logits(model, ids[:1, :length])
     assert calls == [(1, length), (1 + 4, length)]  # the true positions and four layers'
-
-
-@pytest.mark.parametrize("positions", [[5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]])
-def test_positions_in_any_order_are_divided_one_by_one(model, positions):
-    """Against transformers' own linear interpolation."""
-    lpes_eval.apply(model, 1.5)
-    ids, positions = torch.tensor([[3, 4, 5, 6]]), torch.tensor([positions])
-    expected = logits(interpolated(1.5), ids, position_ids=positions)
-    assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-5)
 
 
 def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
@@ -151,6 +149,51 @@ def test_a_compiled_model_answers_the_same(model, ids):
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # the whole forward, hooks included
     assert torch.allclose(logits(compiled, ids, use_cache=False), eager, atol=1e-4)
+
+
+# -- on top of every kind of RoPE that a model may have itself, against the kinds' own frequencies ---------------------
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}  # logits are of the order of 10
+TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it
+KINDS = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": TRAINED,
+    },
+    "longrope": {
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0],
+        "factor": 4.0,
+        "original_max_position_embeddings": TRAINED,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "factors", [[1.6] * 4, [1.3, 1.0, 2.0, 1.7], [0.6, 1.0, 0.8, 1.7]], ids=["uniform", "per layer", "below 1"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind, factors):
+    model = llama(
+        rope_parameters={"rope_type": kind, "rope_theta": 10_000.0} | KINDS[kind],
+        max_position_embeddings=TRAINED if kind in ("linear", "dynamic") else 4 * TRAINED,
+    )
+    # below the trained length, above it (there 1.6 and 2 would bring positions back below it), and below it again
+    for length in (24, 48, 24):
+        rotation = ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), seq_len=length)
+        ids = torch.randint(1, 61, (2, length), generator=torch.Generator().manual_seed(1))
+        plain = logits(model, ids)
+        torch.testing.assert_close(by_hand(model, ids, [1.0] * 4, *rotation), plain, **TOLERANCE)
+        lpes_eval.apply(model, factors)
+        found = logits(model, ids)
+        lpes_eval.remove(model)
+        torch.testing.assert_close(found, by_hand(model, ids, factors, *rotation), **TOLERANCE)
+        assert (found - plain).abs().max() > 0.1
 
 
 # -- factors as a tensor ---------------------------------------------------------------------------------------------
