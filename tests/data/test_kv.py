@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import re
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -14,6 +13,7 @@ from lpes_eval.data import kv, splits
 from lpes_eval.data.kv import accuracy
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import plugin
+from lpes_eval.harness.segments import join
 
 
 def prompt_by_protocol(records, key):
@@ -26,28 +26,18 @@ def prompt_by_protocol(records, key):
 
 
 @pytest.mark.parametrize("num_keys", [2, 50, 300])
-@pytest.mark.parametrize("position", [0, 60, 100])
+@pytest.mark.parametrize("position", [0, 20, 40, 60, 80, 100])
 def test_the_prompt_equals_the_protocols_to_the_byte(num_keys, position):
     question = kv.generate(17, num_keys)
     index = int(position * (num_keys - 1) // 100)
     key, value = question.records[index]
-    assert question.prompt(position) == prompt_by_protocol(question.records, key)
-    assert question.target(position) == value
-    assert json.loads(re.search(r"\{.*\}", question.prompt(position), re.S)[0]) == dict(question.records)
     segments = question.segments(position)
-    assert "".join(segment.text for segment in segments) == question.prompt(position)
+    assert join(segments) == question.prompt(position) == prompt_by_protocol(question.records, key)
+    assert question.target(position) == value
     assert [segment.label for segment in segments][:: num_keys + 1] == ["instruction", "question"]
     [gold] = [segment for segment in segments if segment.label == "gold"]
     assert value in gold.text
     assert segments.index(gold) == 1 + index
-
-
-def test_positions_of_a_generated_example_share_all_records_and_differ_in_the_key_asked():
-    question, positions = kv.generate(5, 50), (0, 20, 40, 60, 80, 100)
-    assert [question.at(p)[1] for p in positions] == [0, 9, 19, 29, 39, 49]
-    prompts = [question.prompt(p) for p in positions]
-    assert len({prompt.split("Key: ")[0] for prompt in prompts}) == 1
-    assert len(set(prompts)) == 6
 
 
 def test_keys_and_values_are_distinct_uuid4():
@@ -94,7 +84,7 @@ def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_ord
     assert {question.target(p) for p in (0, 50, 100)} == {"2"}
 
 
-def test_the_official_sample_of_75_pairs_is_read_whole(shared):
+def test_the_official_sample_of_75_pairs_is_read_whole_and_asked_from_its_folder(shared, task_manager):
     path = shared("kv-retrieval-75_keys.jsonl.gz")
     questions = kv.read(path, 75)
     assert len(questions) == 500
@@ -103,6 +93,12 @@ def test_the_official_sample_of_75_pairs_is_read_whole(shared):
     records = [r for r in first["ordered_kv_records"] if r[0] != first["key"]]
     records.insert(44, [first["key"], first["value"]])
     assert questions[0].prompt(60) == prompt_by_protocol(records, first["key"])
+
+    (task,) = task_manager(data_dir=str(path.parent), positions=[40]).load(["kv_retrieval_75"])["tasks"].values()
+    task.build_all_requests(limit=1)
+    assert [request.args[0] for request in task.instances] == [questions[task.eval_docs[0]["question_id"]].prompt(40)]
+    source = task.dump_config()["metadata"]["source"]
+    assert (source["total"], source["examples"], len(source["sha256"])) == (500, 300, 64)
 
 
 def test_an_answer_is_right_where_it_contains_the_value_in_any_case():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lm_eval
 import pytest
 import torch
 from lm_eval.api.registry import get_model
@@ -22,9 +21,7 @@ from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.lpes import LPES
 from lpes_eval.methods.pi import PI
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED = REPOSITORY.parent / "shared" / "data"
-DOCS = (REPOSITORY / "docs" / "methods.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +100,6 @@ def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
     for model in (LPES(max_length=300), HFLM(pretrained=str(reference.path()), device="cpu", max_length=300)):
         with pytest.raises(PromptTooLong, match=r"kv_retrieval.*: \d+ prompt tokens, at most 200"):
             evaluate(model, task_manager, num_keys=20)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the sample of the official files is not here")
-def test_the_official_files_of_75_pairs_are_evaluated_from_a_folder(lpes, task_manager):
-    manager = task_manager(data_dir=str(SHARED), positions=[40])
-    results = lm_eval.simple_evaluate(
-        lpes, tasks=["kv_retrieval_75"], limit=1, task_manager=manager, log_samples=True, bootstrap_iters=0
-    )
-    (sample,) = results["samples"]["kv_retrieval_75"]
-    assert sample["arguments"][0][0].count('": "') == 75
-    source = results["configs"]["kv_retrieval_75"]["metadata"]["source"]
-    assert (source["total"], source["examples"], len(source["sha256"])) == (500, 300, 64)
 
 
 def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_prompt(tmp_path, caplog):
