@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from benchmarks.reference import tokenizer as vocabulary
+from lpes_eval.data import kv
 from lpes_eval.reference import path
 
 
@@ -28,12 +29,8 @@ uuids = st.uuids().map(str)
 
 
 def prompt(records, key):
-    """Fig. 6 of the paper, written out."""
-    pairs = ",\n ".join(f'"{name}": "{value}"' for name, value in records)
-    return (
-        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-        f'JSON data:\n{{{pairs}}}\n\nKey: "{key}"\nCorresponding value:'
-    )
+    """The task's, which ``tests/data/test_kv.py`` holds against the paper's."""
+    return kv.TEMPLATE.format(records="".join(kv.lines(records)), key=key)
 
 
 @settings(max_examples=100, deadline=None)
