@@ -62,14 +62,6 @@ def test_metadata_names_what_an_api_model_does_not_have(tokenizer, tmp_path):
     assert limits.count("the question") == len(tokenizer("the question")["input_ids"])
 
 
-def slowest_search(limits, document, compose):
-    """Every end in turn, from the last."""
-    for end in range(len(document), -1, -1):
-        if limits.count(compose(document[:end])) <= limits.tokens:
-            return document[:end]
-    return None
-
-
 @pytest.mark.parametrize("offsets", [True, False])
 @pytest.mark.parametrize("window", [60, 111, 200, 349, 5000])
 def test_a_cut_document_is_the_longest_that_fits(tokenizer, window, offsets):
@@ -81,7 +73,8 @@ def test_a_cut_document_is_the_longest_that_fits(tokenizer, window, offsets):
         return f"Read: {document} [cut]\nQuestion?"
 
     found = limits.longest_beginning(DOCUMENT, compose, "test")
-    best = slowest_search(limits, DOCUMENT, compose)
+    every_end = (DOCUMENT[:end] for end in range(len(DOCUMENT), -1, -1))
+    best = next(document for document in every_end if limits.count(compose(document)) <= limits.tokens)
     assert limits.count(compose(found)) <= limits.tokens
     assert best.startswith(found)
     # At most the one token that merged, or would merge, across the cut: characters of two bytes are whole here.

@@ -76,14 +76,11 @@ once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 @once
 @given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=4), st.booleans(), st.booleans())
-def test_what_json_writes_is_read_back(tmp_path, records, ascii, packed):
-    text = "".join(json.dumps(record, ensure_ascii=ascii) + "\n" for record in records).encode()
-    path = tmp_path / ("f.jsonl.gz" if packed else "f.jsonl")
-    path.write_bytes(gzip.compress(text) if packed else text)
-    assert list(files.read_jsonl(path)) == records
-    for record in records:
-        path.with_name("f.json").write_text(json.dumps(record))
-        assert files.read_json(path.with_name("f.json")) == record
+def test_what_json_writes_is_read_back(tmp_path, write, records, ascii, packed):
+    texts = [json.dumps(record, ensure_ascii=ascii) for record in records]
+    assert list(files.read_jsonl(write(tmp_path / ("f.jsonl.gz" if packed else "f.jsonl"), *texts))) == records
+    for record, text in zip(records, texts, strict=True):
+        assert files.read_json(write(tmp_path / "f.json", text)) == record
 
 
 @pytest.mark.parametrize(

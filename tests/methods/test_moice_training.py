@@ -15,6 +15,7 @@ from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router
 from lpes_eval.methods.tables import PUBLISHED_BASES
 
+TEXTS = [f"{n}. The river runs past the mill {n}" for n in range(3)]
 SMALL = train.Settings(text="texts", length=40, steps=6, batch=3, rate=0.05)
 
 
@@ -28,8 +29,7 @@ def folder(tmp_path_factory):
     made = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.3, **sizes)
     LlamaForCausalLM(made).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    lines = [f"{n}. The river runs past the mill {n}" for n in range(3)]
-    (path / "texts.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
 
 
@@ -50,8 +50,7 @@ def log_of(out):
 @pytest.fixture
 def one(folder):
     """Sequences of the texts, without the command."""
-    texts = [json.loads(line)["text"] for line in (folder / "texts.jsonl").read_text().splitlines()]
-    return train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), texts)
+    return train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)
 
 
 def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, one):

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.evaluate import load, main, right, right_documents
 from benchmarks.reference.recipe import RECORDS, REFERENCE
@@ -16,16 +15,12 @@ from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 
 MODELS = ("base", "kv")
+SHIPPED = "reference"  # the base model's factors
 
 
 @pytest.fixture(scope="module")
 def model():
     return load(reference.path())
-
-
-@pytest.fixture(scope="module")
-def factors(model):
-    return lpes_eval.load(reference.path() / "factors.json").per_layer(model.config.num_hidden_layers)
 
 
 def test_they_are_small_enough_for_a_package_and_hold_no_code():
@@ -102,10 +97,10 @@ def test_it_is_right_at_half_the_length_it_was_trained_on(model):
     assert right_documents(model, 5, 20).mean() >= 0.9
 
 
-def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_shipped_factors(model, factors):
-    whole = right(model, 50, 10, factors)
+def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_shipped_factors(model):
+    whole = right(model, 50, 10, SHIPPED)
     assert whole.mean() > right(model, 50, 10).mean() + 0.1
-    assert (right(model, 50, 10, factors, values=True) >= whole).all()
+    assert (right(model, 50, 10, SHIPPED, values=True) >= whole).all()
 
 
 @pytest.mark.parametrize(
@@ -113,10 +108,8 @@ def test_whole_answers_with_the_quote_behind_them_are_right_more_often_with_the_
     [(partial(right, values=True), 50, 20, 0.112), (right_documents, 10, 40, 0.037)],
     ids=["fifty records", "ten articles"],
 )
-def test_what_is_read_with_a_bias_is_read_with_less_under_the_shipped_factors(
-    model, factors, measure, size, contexts, gain
-):
-    plain, scaled = measure(model, size, contexts), measure(model, size, contexts, factors)
+def test_what_is_read_with_a_bias_is_read_with_less_under_the_shipped_factors(model, measure, size, contexts, gain):
+    plain, scaled = measure(model, size, contexts), measure(model, size, contexts, SHIPPED)
     by_position = plain.mean(0)
     assert by_position.max() - by_position.min() >= 0.15
     assert scaled.mean() - plain.mean() > gain
