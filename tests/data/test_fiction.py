@@ -5,19 +5,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 from lpes_eval.data import fiction, mdqa
 from lpes_eval.data.mdqa import best_subspan_em
 
-
-@cache
-def example(question_id: int, num_documents: int = 10) -> mdqa.Example:
-    return fiction.generate(question_id, num_documents)
-
-
+example = partial(fiction.generate, num_documents=10)
 EXAMPLES = range(0, fiction.POOL, 9)
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, apart, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import UserError
@@ -37,14 +36,13 @@ def slow_scaling(model, tokens, end, channel, scale, layers):
 
 
 @pytest.mark.parametrize("end", [LENGTH - 1, 11])
-def test_logits_are_those_of_a_slow_implementation(end):
-    model = tiny_model(tiny_config("llama"))
+def test_logits_are_those_of_a_slow_implementation(llama, end):
     tokens = inputs()["input_ids"][1]
-    expected = slow_scaling(model, tokens, end, 5, -3, (1, 2))
-    plain = logits(model, input_ids=tokens[None])[0]
-    method = PositionalChannel.apply(model, channel=5, scale=-3)
+    expected = slow_scaling(llama, tokens, end, 5, -3, (1, 2))
+    plain = logits(llama, input_ids=tokens[None])[0]
+    method = PositionalChannel.apply(llama, channel=5, scale=-3)
     with method.prompt_ends_at(end):
-        found = logits(model, input_ids=tokens[None])[0]
+        found = logits(llama, input_ids=tokens[None])[0]
     assert method.layers == (1, 2)  # from 5/16 to 13/16 of four
     assert apart(found, expected) < 1e-4
     assert torch.equal(found[:end], plain[:end])  # nothing before the prompt's last token is changed

@@ -15,10 +15,6 @@ from lpes_eval.errors import CacheError, UnsupportedModel
 from small_llama import DYNAMIC, FACTORS, generate, llama, logits
 
 
-def copied(model):
-    return copy.deepcopy(model)
-
-
 def saved_and_loaded(model):
     file = io.BytesIO()
     torch.save(model, file)
@@ -32,7 +28,9 @@ def wrap_forwards(model):
 
 
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("again", "wrapped"), [(copied, False), (copied, True), (saved_and_loaded, False)])
+@pytest.mark.parametrize(
+    ("again", "wrapped"), [(copy.deepcopy, False), (copy.deepcopy, True), (saved_and_loaded, False)]
+)
 def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options, again, wrapped):
     model = llama(**options)
     if wrapped:  # by accelerate, which cannot be pickled
