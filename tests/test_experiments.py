@@ -27,7 +27,6 @@ SHIPPED = [1.0, 1.6, 1.2, 1.0]
 @pytest.fixture
 def made(tmp_path):
     """A bench on a made-up model that has shipped factors, without results."""
-    (tmp_path / "model").mkdir()
     Factors.from_list(SHIPPED).save(tmp_path / "model" / "factors.json")
     model = {"name": str(tmp_path / "model"), "sha256": "a" * 64, "layers": LAYERS}
     return Bench(store.Results(tmp_path / "results"), model, {**model, "sha256": "c" * 64})

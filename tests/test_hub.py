@@ -27,7 +27,6 @@ def hub(tmp_path, monkeypatch):
 
     for revision, factor in (("main", 1.1), ("v1", 1.2)):
         for number, name in enumerate(("factors.json", "more/long.json")):
-            (tmp_path / revision / "owner/repo" / name).parent.mkdir(parents=True, exist_ok=True)
             lpes_eval.Factors.from_uniform(factor + number).save(tmp_path / revision / "owner/repo" / name)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
 
