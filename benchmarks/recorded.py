@@ -80,20 +80,16 @@ def record(name: str, threads: int) -> None:
     """Measure the vectors that are not in the file yet."""
     import torch
 
-    from search import config, run
+    from lpes_eval.methods.lpes import LPES
     from search.answer_loss import AnswerLoss
     from search.evaluator import Evaluator
     from search.tasks import load_tasks
 
     torch.set_num_threads(threads)
     task, model, vectors = MODELS[name]
-    args = config.defaults()
-    args.tasks, args.model_args = [task], {"pretrained": model}
-    config.complete(args)
-    lm = run.load_model(args)
-    options = {"metadata": config.metadata_of(args), **config.task_options(args)}
-    evaluate = Evaluator(lm, load_tasks(lm, [task], examples=EXAMPLES, **options))
-    loss = AnswerLoss(lm, load_tasks(lm, [task], examples=LOSSES, **options))
+    lm = LPES(pretrained=model)
+    evaluate = Evaluator(lm, load_tasks(lm, [task], examples=EXAMPLES))
+    loss = AnswerLoss(lm, load_tasks(lm, [task], examples=LOSSES))
     known = load(name)
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"recorded-{name}.jsonl").open("a", encoding="utf-8") as file:
