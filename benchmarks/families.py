@@ -113,19 +113,16 @@ def examine(model_type: str) -> Family:
         return Family(model_type, class_name, "not built", notes=NOT_BUILT[model_type])
     if model_type in rope.REFUSED:
         return Family(model_type, class_name, "refused", notes=rope.REFUSED[model_type])
-    config = tiny_config(model_type)
-    with torch.device("meta"):  # a refusal needs no weights
-        empty = AutoModelForCausalLM.from_config(config)
+    model = tiny_model(tiny_config(model_type))
     try:
-        decoder = rope.find_decoder(empty)
+        decoder = rope.find_decoder(model)
     except UnsupportedModel as refusal:
         reason = str(refusal).split(": ", 1)[1].split(";")[0]  # without the model's name and the general advice
         return Family(model_type, class_name, "refused", notes=reason)
-    model = tiny_model(config)
     notes = [CONDITIONS.get(model_type, ""), _without_effect(model, decoder)]
     if any(owner != h for h, owner in enumerate(decoder.factor_layer)):
         notes.append("a layer that attends to an earlier layer's keys takes that layer's factor")
-    return Family(model_type, class_name, "supported", _rotary_form(model), "; ".join(filter(None, notes)))
+    return Family(model_type, class_name, "supported", _rotary_form(model, decoder), "; ".join(filter(None, notes)))
 
 
 def _without_effect(model: Any, decoder: rope.Decoder) -> str:
@@ -139,11 +136,10 @@ def _without_effect(model: Any, decoder: rope.Decoder) -> str:
     def logits(factors: list[float] | None = None) -> Any:
         if factors:
             rope.apply(model, factors)
-        try:
-            with torch.no_grad():
-                return model(input_ids=tokens, use_cache=False).logits
-        finally:
-            rope.remove(model)
+        with torch.no_grad():
+            found = model(input_ids=tokens, use_cache=False).logits
+        rope.remove(model)
+        return found
 
     plain = logits()
     kind = model.config.model_type
@@ -162,9 +158,8 @@ def _without_effect(model: Any, decoder: rope.Decoder) -> str:
     return f"no effect in layers without positions ({len(idle)} of {depth} here)"
 
 
-def _rotary_form(model: Any) -> str:
+def _rotary_form(model: Any, decoder: rope.Decoder) -> str:
     """What the rotary modules are asked for and answer in one forward, in words."""
-    decoder = rope.find_decoder(model)
     own = [module for found in decoder.own.values() for module in found]
     calls: list[tuple[Any, Any, Any]] = []  # (module, its arguments by name, its answer)
 
