@@ -57,7 +57,7 @@ class Landscape:
 
     Attributes:
         accuracy: the probability of a right answer at the three positions under factors, one a layer.
-        loss: of the reference answers under factors, for gradient descent; by default what follows from ``accuracy``.
+        loss: of the reference answers under factors, which gradient descent lowers.
         seconds: model time of one prompt under factors; NaN where nobody knows.
         error: of a recorded one, the root mean square error of its mean accuracy in ten-fold cross-validation, in
             points: of the surrogate, and of the nearest vector alone.
@@ -66,17 +66,13 @@ class Landscape:
     name: str
     layers: int
     accuracy: Callable[[Sequence[float]], np.ndarray]
-    loss: Callable[[Sequence[float]], float] | None = None
+    loss: Callable[[Sequence[float]], float]
     seconds: Callable[[Sequence[float]], float] = lambda factors: math.nan
     error: tuple[float, float] | None = None
 
     def value(self, factors: Sequence[float]) -> float:
         """The true accuracy in percent, averaged over positions."""
         return 100 * float(self.accuracy(factors).mean())
-
-    def expected_loss(self, factors: Sequence[float]) -> float:
-        """What gradient descent lowers."""
-        return self.loss(factors) if self.loss else -float(np.log(self.accuracy(factors)) @ LAMBDAS)
 
 
 def landscapes(layers: int) -> list[Landscape]:
@@ -99,11 +95,14 @@ def landscapes(layers: int) -> list[Landscape]:
     def hurts(f: np.ndarray) -> float:
         return -8 * float(((f - 1) ** 2).mean()) - 2 * float(np.abs(f - 1).mean())
 
-    def simulated(gain: Callable[[np.ndarray], float], factors: Sequence[float]) -> np.ndarray:
-        return expit(logit(PLAIN) + gain(np.asarray(factors)))
+    def simulated(name: str, gain: Callable[[np.ndarray], float]) -> Landscape:
+        def accuracy(factors: Sequence[float]) -> np.ndarray:
+            return expit(logit(PLAIN) + gain(np.asarray(factors)))
+
+        return Landscape(name, layers, accuracy, lambda factors: -float(np.log(accuracy(factors)) @ LAMBDAS))
 
     kinds = {"smooth": smooth, "sparse": sparse, "mixed": mixed, "only hurts": hurts, "nothing": lambda f: 0.0}
-    return [Landscape(name, layers, functools.partial(simulated, gain)) for name, gain in kinds.items()]
+    return [simulated(name, gain) for name, gain in kinds.items()]
 
 
 def real(name: str) -> Landscape:
@@ -120,10 +119,10 @@ def real(name: str) -> Landscape:
     prompts = sum(map(len, rows[0]["right"]))
     others = np.array([[np.dot(row["loss"], LAMBDAS), row["seconds"] / prompts] for row in rows])
 
-    def fit(kernel: Any, values: np.ndarray, **how: Any) -> Any:
+    def fit(kernel: Any, values: np.ndarray) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a layer that does not matter has no length scale
-            return GaussianProcessRegressor(kernel, normalize_y=True, **how).fit(factors, values)
+            return GaussianProcessRegressor(kernel, normalize_y=True).fit(factors, values)
 
     start = ConstantKernel() * Matern([0.2] * factors.shape[1], (0.02, 20), nu=1.5) + WhiteKernel(0.01)
     model, other = fit(start, accuracy), fit(start, others)
@@ -167,10 +166,10 @@ class Slope:
 
 @functools.lru_cache(maxsize=10_000)  # without noise every seed descends the same way
 def _slope(landscape: Landscape, factors: tuple[float, ...]) -> tuple[float, list[float]]:
-    loss, gradient = landscape.expected_loss(factors), []
+    loss, gradient = landscape.loss(factors), []
     for h, factor in enumerate(factors):
         moved = [*factors[:h], factor + 1e-4, *factors[h + 1 :]]
-        gradient.append((landscape.expected_loss(moved) - loss) / 1e-4)
+        gradient.append((landscape.loss(moved) - loss) / 1e-4)
     return loss, gradient
 
 
@@ -210,19 +209,16 @@ SEARCHES = (
 )
 
 
-class Simulation:
-    """The answers of a simulated model to some examples, and how many were asked for."""
+def simulation(landscape: Landscape, examples: int, *key: Any) -> Callable[[Sequence[float]], np.ndarray]:
+    """How a model answers under factors: right (1) or wrong (0), (examples, 3), and the same factors always alike."""
+    difficulty = _generator("difficulty", *key).standard_normal((examples, 3))
 
-    def __init__(self, landscape: Landscape, examples: int, *key: Any) -> None:
-        self.landscape, self.key = landscape, key
-        self._difficulty = _generator("difficulty", *key).standard_normal((examples, 3))
-        self.prompts = 0
+    def answers(factors: Sequence[float]) -> np.ndarray:
+        jitter = _generator("jitter", *key, *factors).standard_normal(difficulty.shape)
+        z = (difficulty + JITTER * jitter) / math.sqrt(1 + JITTER**2)
+        return (z < ndtri(landscape.accuracy(factors))).astype(float)
 
-    def answers(self, factors: Sequence[float]) -> np.ndarray:
-        """Right (1) or wrong (0), (examples, 3); the same factors are always answered alike."""
-        jitter = _generator("jitter", *self.key, *factors).standard_normal(self._difficulty.shape)
-        z = (self._difficulty + JITTER * jitter) / math.sqrt(1 + JITTER**2)
-        return (z < ndtri(self.landscape.accuracy(factors))).astype(float)
+    return answers
 
 
 def _generator(*key: Any) -> np.random.Generator:
@@ -247,16 +243,16 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
     start = None if kind.start is None else space.line(kind.start, kind.start)
     slope = Slope(landscape)
     optimizer = make(space, make.Config(**kind.settings), start=start, seed=seed, model=slope)
-    simulation = Simulation(landscape, kind.examples, landscape.name, L, seed)
+    answers = simulation(landscape, kind.examples, landscape.name, L, seed)
     known: dict[tuple[Any, ...], tuple[float, np.ndarray | None]] = {}  # fitness, and its share of every example
-    seconds = 0.0
+    prompts, seconds = 0, 0.0
 
     def measure(individual: Individual, least: tuple[Points, float] | None) -> float:
-        nonlocal seconds
+        nonlocal prompts, seconds
         factors, n = factors_of(individual.points, kind.curve, L), math.ceil(optimizer.effort * kind.examples)
         if (factors, n) in known:
             return known[factors, n][0]
-        values: np.ndarray | None = simulation.answers(factors)[:n] @ np.array(LAMBDAS) / n
+        values: np.ndarray | None = answers(factors)[:n] @ np.array(LAMBDAS) / n
         asked, fitness = n, float(values.sum())
         parent = known.get((factors_of(least[0], kind.curve, L), n), (0, None))[1] if least else None
         if least is not None and parent is not None:
@@ -267,7 +263,7 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
                     break
             if race.lost and asked < n:
                 fitness, values = min(least[1] - 1e-9, fitness), None
-        simulation.prompts += 3 * asked
+        prompts += 3 * asked
         seconds += 3 * asked * landscape.seconds(factors)
         known[factors, n] = fitness, values
         return fitness
@@ -278,9 +274,9 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
         optimizer.tell([measure(individual, least) for individual in individuals])
         if best != (best := factors_of(optimizer.best[0].points, kind.curve, L)):
             gain = round(landscape.value(best) - plain, 3)
-            path.append((simulation.prompts + slope.prompts, _known(seconds), gain))
+            path.append((prompts + slope.prompts, _known(seconds), gain))
     assert best is not None
-    return Found(list(best), simulation.prompts + slope.prompts, seconds, path)
+    return Found(list(best), prompts + slope.prompts, seconds, path)
 
 
 def _known(seconds: float) -> float | None:
@@ -299,9 +295,9 @@ def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
 
 def shown(landscape: Landscape, factors: Sequence[float], seed: int) -> bool:
     """Whether held-out questions show the factors to be better than the plain model, as a search's verdict has it."""
-    held_out = Simulation(landscape, 100, "held out", landscape.name, landscape.layers, seed)
-    plain = held_out.answers([1.0] * landscape.layers)
-    return bool(compare_paired(plain, held_out.answers(factors), replicates=2000).mean.low > 0)
+    answers = simulation(landscape, 100, "held out", landscape.name, landscape.layers, seed)
+    plain = answers([1.0] * landscape.layers)
+    return bool(compare_paired(plain, answers(factors), replicates=2000).mean.low > 0)
 
 
 @functools.cache
@@ -325,12 +321,11 @@ def one(case: tuple[str, int, int]) -> dict[str, Any]:
 
 def run(seeds: int, processes: int) -> list[dict[str, Any]]:
     """Every search on every landscape, with every seed; the default where nothing matters with four times as many."""
-    more = {(name, 0): 4 * seeds for name in all_landscapes() if name.startswith("nothing")}
     cases = [
         (name, number, seed)
         for number in range(len(SEARCHES))
         for name in all_landscapes()
-        for seed in range(more.get((name, number), seeds))
+        for seed in range(4 * seeds if number == 0 and name.startswith("nothing") else seeds)
     ]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         return list(tqdm(pool.imap(one, cases), total=len(cases), unit="search"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import recorded
-from benchmarks.landscapes import PLAIN, SEARCHES, Simulation, factors_of, landscapes, real, search, shown
+from benchmarks.landscapes import PLAIN, SEARCHES, factors_of, landscapes, real, search, shown, simulation
 from lpes_eval.curves import layer_factors
 
 LANDSCAPES = {landscape.name: landscape for landscape in landscapes(32)}
@@ -25,10 +25,10 @@ def test_what_there_is_to_find_is_where_the_formula_says():
 
 def test_answers_are_right_as_often_as_the_landscape_says_and_paired_across_factors():
     landscape = LANDSCAPES["smooth"]
-    simulation = Simulation(landscape, 20_000, 0)
-    plain, other = simulation.answers(ONES), simulation.answers([1.0] * 31 + [1.1])
+    answers = simulation(landscape, 20_000, 0)
+    plain, other = answers(ONES), answers([1.0] * 31 + [1.1])
     np.testing.assert_allclose(plain.mean(0), PLAIN, atol=0.015)
-    assert np.array_equal(plain, simulation.answers(ONES))
+    assert np.array_equal(plain, answers(ONES))
     assert 0 < (plain != other).mean() < 0.1  # independent answers would differ in more than 0.4 of all cases
 
 
