@@ -71,7 +71,7 @@ def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray 
 
     rows = np.arange(contexts)[:, None]
     gold_keys, gold_values = keys[rows, golds], values[rows, golds]
-    fixed = [*(piece[each] for each in (vocabulary.KEY, vocabulary.ASK, vocabulary.ANSWER))]
+    fixed = [piece[vocabulary.KEY], piece[vocabulary.ASK], piece[vocabulary.ANSWER]]
     fixed += [vocabulary.QUOTE_ID, vocabulary.END_ID]
     key, ask, answer, quote, end = (np.full((*golds.shape, 1), identifier) for identifier in fixed)
     queries = np.concatenate([key, gold_keys, ask, answer, gold_values, quote], axis=2)
@@ -169,5 +169,4 @@ def hidden(model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor
         states = layer(
             states, attention_mask=None, position_embeddings=tables, context=size, width=width, use_cache=False
         )
-        states = states[0] if isinstance(states, tuple) else states
     return inner.norm(states)
