@@ -19,8 +19,9 @@ from lpes_eval.factors import Factors
 KEPT = Path("benchmarks/results")
 
 
-def shipped_model(name: str, folder: Path) -> Row:
+def shipped_model(name: str) -> Row:
     """``name`` (``reference``, or a folder from the repository's root), ``sha256`` of the weights, and ``layers``."""
+    folder = measure.folder(name)
     layers = int(json.loads((folder / "config.json").read_text())["num_hidden_layers"])
     return {"name": name, "sha256": files.sha256(folder / "model.safetensors"), "layers": layers}
 
@@ -145,5 +146,5 @@ def open_bench(results: Path = KEPT) -> Bench:
     """The experiments on the shipped models, with the results in a folder."""
     if results.exists() and not results.is_dir():
         raise UserError(f"--results {results}: is a file; expected a folder, or a name that is free")
-    models = {"reference": reference.path(), store.spelled(reference.path("kv")): reference.path("kv")}
-    return Bench(store.Results(results), *(shipped_model(name, folder) for name, folder in models.items()))
+    smaller = store.spelled(reference.path("kv"))
+    return Bench(store.Results(results), shipped_model("reference"), shipped_model(smaller))

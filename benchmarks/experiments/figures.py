@@ -60,8 +60,7 @@ class Difference(NamedTuple):
     @property
     def words(self) -> str:
         """As prose has it."""
-        value, low, high = (number if abs(number) >= 0.05 else 0.0 for number in self[:3])
-        return f"{value:+.1f} ({low:.1f} to {high:.1f})"
+        return f"{self.value:+z.1f} ({self.low:z.1f} to {self.high:z.1f})"
 
     @property
     def clear(self) -> bool:

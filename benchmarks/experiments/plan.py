@@ -150,9 +150,9 @@ def experiments() -> dict[str, Experiment]:
         evaluate(f"second/{name}", KV, source, second=True)
 
     tenths = {"positions": list(range(0, 101, 10))}  # Table 16
-    for curve in ("linear", "bezier"):
-        search(f"steps/{curve}", MDQA, 1, curve=curve)
     curves: dict[str, Source] = {curve: ("found", f"steps/{curve}") for curve in ("linear", "bezier")}
+    for curve in curves:
+        search(f"steps/{curve}", MDQA, 1, curve=curve)
     for name, source in {"plain": None, "free": first[MDQA], **curves}.items():
         evaluate(f"steps/{name}-held-out", MDQA, source, metadata=tenths, **other)
 
