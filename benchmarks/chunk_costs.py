@@ -59,8 +59,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
             seconds = []
             for _ in range(1 + args.times):
                 start = time.perf_counter()
-                for _ in engine.answer(asked[:questions]):
-                    pass
+                list(engine.answer(asked[:questions]))
                 seconds.append(round(time.perf_counter() - start, 4))
             row = {"records": records, "prompt_tokens": prompt, "questions": questions, "seconds": seconds[1:]}
             print(shape, row, file=sys.stderr, flush=True)
@@ -88,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = list(files.read_jsonl(args.output)) if args.output.exists() else []
     for shape in args.shapes:
         made = measure(shape, args)
-        same = {(row["shape"], json.dumps(row["machine"])) for row in made}
-        rows = [row for row in rows if (row["shape"], json.dumps(row["machine"])) not in same] + made
+        rows = [row for row in rows if (row["shape"], row["machine"]) != (shape, made[0]["machine"])] + made
         files.write_atomically(args.output, "".join(json.dumps(row) + "\n" for row in rows))
         free(args.device)
 
