@@ -26,14 +26,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, logit, ndtri
 from tqdm import tqdm
 
-from benchmarks import recorded
+from benchmarks import landscapes_page, recorded
 from benchmarks.experiments.store import ROOT
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.curves import de_casteljau
@@ -132,7 +131,7 @@ def real(name: str) -> Landscape:
         cross_val_predict(guess, factors, accuracy, cv=folds).clip(0, 1).mean(1) - accuracy.mean(1)
         for guess in (fixed, KNeighborsRegressor(1))
     ]
-    surrogate, nearest = (100 * float(np.sqrt((each**2).mean())) for each in wrong)
+    error = tuple(100 * float(np.sqrt((each**2).mean())) for each in wrong)
 
     @functools.lru_cache(maxsize=100_000)
     def at(which: int, *values: float) -> np.ndarray:
@@ -144,7 +143,7 @@ def real(name: str) -> Landscape:
         lambda f: at(0, *f).clip(0.002, 0.998),
         lambda f: float(at(1, *f)[0]),
         lambda f: max(0.0, float(at(1, *f)[1])),
-        (surrogate, nearest),
+        error,
     )
 
 
@@ -192,7 +191,7 @@ class Kind(NamedTuple):
     examples: int
     error: float | None
     """At which individuals are given up early (``--early_stopping_error``); None where all are measured in full."""
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = {}
     """Of the optimiser, where they are not its defaults."""
 
 
@@ -338,14 +337,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
-    from benchmarks import landscapes_page
-
     rows = run(args.seeds, args.processes)
     results, docs = args.out or ROOT / "benchmarks" / "results", args.out or ROOT / "docs"
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    text = landscapes_page.page(rows)
+    text = landscapes_page.page(rows, SEARCHES, all_landscapes().values())
     write_atomically(docs / "landscapes.md", text)
-    landscapes_page.pictures(rows, docs)
+    landscapes_page.pictures(rows, SEARCHES, docs)
     print(text)
 
 

@@ -1,26 +1,27 @@
 """The page and the pictures of ``benchmarks.landscapes``."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmarks import landscapes, recorded
+from benchmarks import recorded
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The tables and pictures, in Markdown."""
+def page(rows: Sequence[dict[str, Any]], searches: Sequence[Any], models: Iterable[Any]) -> str:
+    """The tables and pictures of these searches on these landscapes, in Markdown."""
     frame = _table(rows)
-    lines = [Path(__file__).with_name("landscapes.md").read_text(encoding="utf-8").format_map(_summary(frame))]
+    words = Path(__file__).with_name("landscapes.md").read_text(encoding="utf-8")
+    lines = [words.format_map(_summary(frame, searches, models))]
     for title, group in frame.groupby("title"):
         names, timed = list(dict.fromkeys(group.landscape)), int(group.seconds.notna().any())
         heads = ["search", *names, "prompts", *["seconds"] * timed]
         lines += ["", f"## {title}", "", f"![gain against {title}]({_file(title)})", ""]
         lines += [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
-        for kind in landscapes.SEARCHES:
+        for kind in searches:
             of_search, cells = group[group.search == kind.title], [kind.title]
             for name in names:
                 found = of_search[of_search.landscape == name]
@@ -32,11 +33,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summary(frame: pd.DataFrame) -> dict[str, Any]:
+def _summary(frame: pd.DataFrame, searches: Sequence[Any], models: Iterable[Any]) -> dict[str, Any]:
     """The numbers in the page's text."""
-    default, paper = frame.search == landscapes.SEARCHES[0].title, frame.search == "`--preset paper`"
+    default, paper = frame.search == searches[0].title, frame.search == "`--preset paper`"
     nothing, hurts = (frame[default & (frame.landscape == name)].shown for name in ("nothing", "only hurts"))
-    errors = {each.name: each.error for each in landscapes.all_landscapes().values() if each.error}
+    errors = {each.name: each.error for each in models if each.error}
     real, best = frame.real, frame.landscape.map(frame.groupby("landscape").gain.max())
 
     def near(title: str) -> str:
@@ -58,8 +59,8 @@ def _summary(frame: pd.DataFrame) -> dict[str, Any]:
         "alarm_share": 100 * nothing.mean(),
         "let_through": hurts.sum(),
         "hurt": len(hurts),
-        "near": near(landscapes.SEARCHES[0].title),
-        "nearer": near(landscapes.SEARCHES[1].title),
+        "near": near(searches[0].title),
+        "nearer": near(searches[1].title),
     }
 
 
@@ -75,7 +76,7 @@ def _file(title: str) -> str:
     return f"landscapes-{title.lower().replace(' ', '-')}.png"
 
 
-def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+def pictures(rows: Sequence[dict[str, Any]], searches: Sequence[Any], folder: Path) -> None:
     """The true gain of the best so far against what was spent, averaged over seeds, with 95 % intervals."""
     from matplotlib.figure import Figure
 
@@ -87,7 +88,7 @@ def pictures(rows: Sequence[dict[str, Any]], folder: Path) -> None:
         for column, name in enumerate(names):
             for line, (what, number) in enumerate(against):
                 axis, of_landscape = axes[line, column], group[group.landscape == name]
-                for color, kind in enumerate(landscapes.SEARCHES):
+                for color, kind in enumerate(searches):
                     if number and kind.optimizer == "gradient":
                         continue  # its seconds have no backward passes in them
                     paths = of_landscape[of_landscape.search == kind.title].path.tolist()
