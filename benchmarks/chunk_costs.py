@@ -39,7 +39,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
     lm = LPES(pretrained=model, tokenizer=tokenizer, factors=1.5, batch_size=1)
     what = {
         "shape": shape,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "parameters": model.num_parameters(),
         "dtype": args.dtype,
         "new_tokens": args.new_tokens,
         "machine": hardware(torch.get_num_threads(), args.device),

@@ -117,7 +117,7 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
     config = model.config
     described = {
         "model_type": config.model_type,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "parameters": model.num_parameters(),
         "layers": config.num_hidden_layers,
         "heads": config.num_attention_heads,
         "key_value_heads": config.num_key_value_heads,

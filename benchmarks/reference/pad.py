@@ -47,7 +47,7 @@ def main() -> None:
         larger = pad(model, args.width, args.feed_forward)
     args.out.mkdir(parents=True, exist_ok=True)
     save(larger, args.out)
-    print(f"{args.out}: {sum(weight.numel() for weight in larger.parameters()):,} parameters")
+    print(f"{args.out}: {larger.num_parameters():,} parameters")
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             checkpoint.save(file, model, optimizer, state=asdict(state), stages=made)
 
     save(model, out)
-    sizes = {"torch": torch.__version__, "parameters": sum(weight.numel() for weight in model.parameters())}
+    sizes = {"torch": torch.__version__, "parameters": model.num_parameters()}
     summary = {"stages": made, "weights_sha256": weights_hash(model), "device": device, **sizes}
     write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
     print(f"{out}: weights {summary['weights_sha256']}")
