@@ -115,18 +115,18 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
     closed = _encode(tail + between for _, tail in wordings)
     values = _encode(" " + articles[i].values[fact].answers[0] for i, fact in drawn)
 
-    widths = [len(a + titles[i] + b + v) for (i, _), a, b, v in zip(drawn, opened, closed, values, strict=True)]
-    shape = (1, len(drawn), max(widths))
+    asked = [a + titles[i] + b + value for (i, _), a, b, value in zip(drawn, opened, closed, values, strict=True)]
+    shape = (1, len(drawn), max(map(len, asked)))
     queries, targets = np.full(shape, vocabulary.PAD_ID), np.full(shape, IGNORE)
     answers = np.zeros(shape, dtype=bool)
-    for row, ((i, _), a, b, value) in enumerate(zip(drawn, opened, closed, values, strict=True)):
-        title, start = titles[i], widths[row] - len(value)
-        queries[0, row, : widths[row]] = [*a, *title, *b, *value]
+    for row, ((i, _), a, value, ids) in enumerate(zip(drawn, opened, values, asked, strict=True)):
+        title, answer = titles[i], slice(len(ids) - len(value) - 1, len(ids))
+        queries[0, row, : len(ids)] = ids
         for n in range(1, len(title)):
             if sum(other[:n] == title[:n] for other in titles) == 1:
                 targets[0, row, len(a) + n - 1] = title[n]
-        targets[0, row, start - 1 : widths[row]] = [*value, vocabulary.END_ID]
-        answers[0, row, start - 1 : widths[row]] = True
+        targets[0, row, answer] = [*value, vocabulary.END_ID]
+        answers[0, row, answer] = True
 
     context_targets = np.full((1, len(context)), IGNORE)
     subjects, ends = _encode(" " + article.subject for article in articles), set(map(vocabulary.byte_id, ")."))
