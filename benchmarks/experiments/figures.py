@@ -206,11 +206,10 @@ class Figures:
         if (row := self.use(name)) is None:
             return None
         nats = store.scores(row).reindex(columns=map(str, plan.PPL_LENGTHS))
-        halves = Z * nats.sem()
-        spans = [np.exp([m, m - h, m + h]) for m, h in zip(nats.mean(), halves, strict=True)]
-        return ["{} [{}, {}]".format(*(f"{x:.4g}" if x < 1e300 else "–" for x in span)) for span in spans] + [
-            str(len(nats))
-        ]
+        mean, half = nats.mean(), Z * nats.sem()
+        spans = np.exp([mean, mean - half, mean + half]).T
+        cells = ["{} [{}, {}]".format(*(f"{x:.4g}" if x < 1e300 else "–" for x in span)) for span in spans]
+        return [*cells, str(len(nats))]
 
     def helped(self, kind: str) -> tuple[list[str], list[str], list[str]] | None:
         """Context lengths at which layer factors help, hurt, and both are worse than a guess.
