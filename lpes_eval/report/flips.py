@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from lpes_eval.compare.flips import first_metrics, flipped
-from lpes_eval.harness.segments import Segment
 from lpes_eval.report.sources import Pair
 
 CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
@@ -15,44 +14,37 @@ CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
 KINDS = ("instruction", "context", "gold", "question", "prompt")
 
 
-class Flips:
-    """Samples that flipped, as plain data for the page.
+def packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
+    """The samples that flipped from each pair's first run to its second, in the first metric of each task, for JSON.
 
     ``texts`` has every piece of a prompt once. A sample's prompt is a list of [kind, first text, number of texts], the
-    kind one of ``KINDS``; it is empty where there was no more room, which ``left_out`` counts.
+    kind one of ``KINDS``; it is empty where there was no more room. How many such there are comes with the data.
     """
-
-    def __init__(self) -> None:
-        self.samples: list[dict[str, Any]] = []
-        self.left_out = 0
-        self._known: dict[str, int] = {}  # text -> its number
-        self._context = self._spent = 0
-
-    def add(self, pair: Pair) -> None:
-        """Add what flipped from a pair's first run to its second, in the first metric of each task."""
-        for task, key in first_metrics(pair.report).items():
-            for sample in flipped(pair.a.results, pair.b.results, task, key):
-                prompt = self._packed([segment for segment in sample.pop("segments") if segment.text])
-                self.samples.append({"pair": pair.title, "task": task, **sample, "prompt": prompt})
-
-    def data(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return {"samples": self.samples, "texts": [*self._known], "kinds": KINDS}
-
-    def _packed(self, segments: Sequence[Segment]) -> list[list[int]]:
-        new = [segment for segment in segments if segment.text not in self._known]
-        size = sum(len(segment.text) for segment in new)
-        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
-        if self._spent + size > ROOM or self._context + context > CONTEXT_ROOM:
-            self.left_out += 1
-            return []
-        self._spent, self._context = self._spent + size, self._context + context
+    flips = (
+        {"pair": pair.title, "task": task, **sample}
+        for pair in pairs
+        for task, key in first_metrics(pair.report).items()
+        for sample in flipped(pair.a.results, pair.b.results, task, key)
+    )
+    samples: list[dict[str, Any]] = []
+    known: dict[str, int] = {}  # text -> its number
+    context_spent = spent = left_out = 0
+    for sample in flips:
+        segments = [segment for segment in sample.pop("segments") if segment.text]
         spans: list[list[int]] = []
+        samples.append({**sample, "prompt": spans})
+        new = [segment for segment in segments if segment.text not in known]
+        size = sum(len(one.text) for one in new)
+        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
+        if spent + size > ROOM or context_spent + context > CONTEXT_ROOM:
+            left_out += 1
+            continue
+        spent, context_spent = spent + size, context_spent + context
         for segment in segments:
             kind = KINDS.index(segment.label if segment.label in KINDS else "context")
-            at = self._known.setdefault(segment.text, len(self._known))
+            at = known.setdefault(segment.text, len(known))
             if spans and spans[-1][0] == kind and sum(spans[-1][1:]) == at:
                 spans[-1][2] += 1
             else:
                 spans.append([kind, at, 1])
-        return spans
+    return {"samples": samples, "texts": [*known], "kinds": KINDS}, left_out

@@ -56,16 +56,14 @@ def write(
     """
     from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
-    from lpes_eval.report.flips import Flips
+    from lpes_eval.report.flips import packed
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
     runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
-    flips = Flips()
-    for pair in pairs:
-        flips.add(pair)
+    flips, left_out = packed(pairs)
     pictures = drawing.draw(runs, panels, pairs, searches)
     pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
     if figures:
@@ -76,9 +74,9 @@ def write(
         searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
-        pairs=[_pair(pair, flips.samples) for pair in pairs],
-        notes=notes + ([f"{flips.left_out} prompts were left out to keep the page small."] if flips.left_out else []),
-        flips=flips.data(),
+        pairs=[_pair(pair, flips["samples"]) for pair in pairs],
+        notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
+        flips=flips,
         provenance=[_provenance(run) for run in runs],
     )
     tables.write(str(output), page)
