@@ -16,13 +16,13 @@ def _reader(kind: type, expected: str = "", fits: Callable[[Any], bool] = lambda
     def read(text: str) -> Any:
         try:
             value = kind("" if "_" in text else text)  # Python reads 1_5 as 15
-            if math.isfinite(value) and fits(value):
-                return value
+            if not math.isfinite(value):
+                raise ValueError(value)
         except (ValueError, OverflowError):
-            value = math.nan
-        if math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {text!r}") from None
+        if not fits(value):
             raise argparse.ArgumentTypeError(f"expected {expected}, not {text.strip()}")
-        raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {text!r}")
+        return value
 
     return read
 
