@@ -114,17 +114,17 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
             f"a window of {window} tokens has no room for a prompt and {new_tokens} new tokens; "
             "ask for fewer with --gen_kwargs max_gen_toks=N"
         )
-    why = "by the task's protocol; raise it with --metadata prompt_tokens=N"
-    if cap is None or free < cap:
+    limit, why = cap, "by the task's protocol; raise it with --metadata prompt_tokens=N"
+    if limit is None or free < limit:
+        if cap is not None:
+            message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
+            warning_once(logger, message)
+        limit = free
         why = (
             f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
             "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
             "(--model_args max_length=N)"
         )
-    if cap is not None and free < cap:
-        message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
-        warning_once(logger, message)
-    limit = min(free, cap or free)
     if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
         return Budget(limit, why, tokenizer.encode)
 
