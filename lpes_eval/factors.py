@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lpes_eval import curves, files, hub
@@ -169,8 +169,7 @@ class Factors:
 
     def mean(self, num_layers: int | None = None) -> float:
         """The mean factor, at which the paper measures Position Interpolation (section 4.1)."""
-        values = self.per_layer(num_layers)
-        return math.fsum(values) / len(values)
+        return fmean(self.per_layer(num_layers))
 
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
