@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
@@ -77,7 +78,6 @@ def write(
         pairs=[_pair(pair, flips["samples"]) for pair in pairs],
         notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
         flips=flips,
-        provenance=[_provenance(run) for run in runs],
     )
     tables.write(str(output), page)
     return len(page.encode())
@@ -123,7 +123,7 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
         rows = []
         for one, metric in panel.runs.items():
             cells = [_cell(metric.values.get(label), interval(metric, label)) for label in labels]
-            mean, ends = math.fsum(metric.values.values()) / len(metric.values), None
+            mean, ends = fmean(metric.values.values()), None
             if metric.by_question:
                 half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr
                 ends = (mean - half, mean + half)
@@ -150,23 +150,3 @@ def _pair(pair: Pair, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             flipped = found.count(True), found.count(False)
         sections.append({"section": section, "rows": rows, "flipped": flipped})
     return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
-
-
-def _provenance(run: Run) -> dict[str, Any]:
-    """Where a run's scores came from, and what they cost."""
-    known = {"packages": {}, "model": {}, **run.results.provenance}
-    seconds = run.results.raw.get("total_evaluation_time_seconds")
-    return {
-        "run": run,
-        "facts": {
-            "model": str(run.results.model),
-            "factors": run.results.factors,
-            "results": run.results.path,
-            "date": known.get("date"),
-            "time": seconds and f"{float(seconds):,.0f} s",
-            "questions": ", ".join(f"{name} {task.examples}" for name, task in run.results.tasks.items()),
-            "dtype": known["model"].get("dtype"),
-            "packages": ", ".join(f"{name} {version}" for name, version in known["packages"].items() if version),
-            "command": known.get("command"),
-        },
-    }

@@ -39,6 +39,23 @@ class Run:
         given = (self.results.raw.get("config") or {}).get("factors")
         return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Where its scores came from, and what they cost."""
+        known = {"packages": {}, "model": {}, **self.results.provenance}
+        seconds = self.results.raw.get("total_evaluation_time_seconds")
+        return {
+            "model": str(self.results.model),
+            "factors": self.results.factors,
+            "results": self.results.path,
+            "date": known.get("date"),
+            "time": seconds and f"{float(seconds):,.0f} s",
+            "questions": ", ".join(f"{name} {task.examples}" for name, task in self.results.tasks.items()),
+            "dtype": known["model"].get("dtype"),
+            "packages": ", ".join(f"{name} {version}" for name, version in known["packages"].items() if version),
+            "command": known.get("command"),
+        }
+
 
 class Measured(NamedTuple):
     """What a search measured on held-out examples: by its name, and its place, which is its colour."""
@@ -213,10 +230,9 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
                 try:
                     own = replace(a.results, tasks=asked)
                     found.append(Pair(a, b, compare(own, b.results, prompts_may_differ=prompts_may_differ)))
+                    break
                 except UserError as error:
                     why.append(f"{a.name} and {b.name}: {error}.")
-                    continue
-                break
         notes += why
     return found, notes
 
