@@ -22,6 +22,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -311,21 +312,19 @@ STAMP = "_rotated_by"
 """The attribute of a cache that holds its stamp."""
 
 
+@dataclass(eq=False)
 class Stamp:
     """On a cache and its copies: what has rotated its keys.
-
-    Attributes:
-        factors: one a layer; None for those of a method, and for those of a tensor in compiled code.
-        open: whether a forward that rotates this way is under way. At any other time the cache takes no keys.
-        rotated: how, in words.
 
     Each application of factors, and each method, has its own, so compiled code need only ask whether it is the same.
     """
 
-    def __init__(
-        self, factors: tuple[float, ...] | None = None, rotated: str = "under layer factors, which this model has not"
-    ) -> None:
-        self.factors, self.rotated, self.open = factors, rotated, False
+    factors: tuple[float, ...] | None = None
+    """One a layer; None for those of a method, and for those of a tensor in compiled code."""
+    rotated: str = "under layer factors, which this model has not"
+    """How, in words."""
+    open: bool = False
+    """Whether a forward that rotates this way is under way. At any other time the cache takes no keys."""
 
     def put(self, cache: Cache) -> None:
         """Stamp a cache; in compiled code an attribute is all that can be left."""
