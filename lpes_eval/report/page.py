@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from lpes_eval.compare import tables
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Panel, Run
+    from lpes_eval.report.sources import Panel, Run
 
 
 def add_parser(subparsers: Any) -> None:
@@ -75,7 +75,7 @@ def write(
         searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
-        pairs=[_pair(pair, flips["samples"]) for pair in pairs],
+        pairs=pairs,
         notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
         flips=flips,
     )
@@ -137,16 +137,3 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
 def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:
     shown = "" if ends is None or not math.isfinite(ends[0]) else f"{ends[0]:.2f} – {ends[1]:.2f}"
     return {"value": "" if value is None else f"{value:.3f}", "interval": shown}
-
-
-def _pair(pair: Pair, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `compare` says, and beside the first metric of each task how many answers flipped."""
-    sections: list[dict[str, Any]] = []
-    for section in pair.report.sections:
-        rows = [row for row in section.rows if row.cells[0] in ("all", "mean", "worst")]
-        flipped = None
-        if section.task not in [one["section"].task for one in sections]:
-            found = [one["better"] for one in samples if (one["pair"], one["task"]) == (pair.title, section.task)]
-            flipped = found.count(True), found.count(False)
-        sections.append({"section": section, "rows": rows, "flipped": flipped})
-    return {"title": pair.title, "a": pair.a, "b": pair.b, "sections": sections, "notes": pair.report.notes}
