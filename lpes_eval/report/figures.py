@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean, stdev
@@ -52,7 +52,7 @@ class Picture:
     name: str
     caption: str
     figure: Any
-    tips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tips: Mapping[str, Sequence[str]]
 
     def save(self, folder: Path, kinds: Sequence[str] = ("png", "svg")) -> None:
         """Write it in these formats."""
