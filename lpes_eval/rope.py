@@ -210,9 +210,7 @@ class _LayerFactors:
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; else stamp it and open it."""
-        caches = [
-            value for value in (*args, *kwargs.values()) if isinstance(value, Cache)
-        ]  # torch 2.7 compiles no next
+        caches = [one for one in (*args, *kwargs.values()) if isinstance(one, Cache)]  # torch 2.7 compiles no next
         if not caches:
             return
         cache = caches[0]

@@ -21,9 +21,6 @@ from lpes_eval.errors import DataError, PromptTooLong
 
 logger = logging.getLogger(__name__)
 
-Encode = Callable[[str], Sequence[int]]
-Offsets = Callable[[str], Sequence[tuple[int, int]]]
-
 
 @dataclass(frozen=True)
 class Budget:
@@ -35,8 +32,8 @@ class Budget:
 
     tokens: int
     why: str
-    encode: Encode
-    offsets: Offsets | None = None
+    encode: Callable[[str], Sequence[int]]
+    offsets: Callable[[str], Sequence[tuple[int, int]]] | None = None
 
     def count(self, prompt: str) -> int:
         """How many tokens the model sees for ``prompt``."""
