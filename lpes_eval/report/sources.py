@@ -247,8 +247,8 @@ def search(name: str, folder: Path) -> Search:
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
         found = {entry["key"]: entry for entry in (json.loads(line) for line in lines if line.endswith("\n"))}
-        by_key = {key: entry for key, entry in found.items() if "failed" not in entry}  # whose workers died
-        for entry in by_key.values():
+        entries = [entry for entry in found.values() if "failed" not in entry]  # whose workers died
+        for entry in entries:
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
                 float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
@@ -256,7 +256,7 @@ def search(name: str, folder: Path) -> Search:
     if finished := report.is_file():
         with well_formed(report, "not the report of a search", way_out):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
-    return Search(name, folder, settings, list(by_key.values()), factors.load(files[0]) if files else None, finished)
+    return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished)
 
 
 def _attention(name: str, path: Path) -> Attention:
