@@ -1,5 +1,6 @@
 """The ``lpes-eval`` command itself; its subcommands are tested with what they do."""
 
+import os
 import subprocess
 import sys
 
@@ -8,28 +9,26 @@ import pytest
 import lpes_eval
 from lpes_eval import cli
 
+COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "search")
 
-def test_command_starts_without_the_heavy_packages():
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", [f"\n    {name}" for name in COMMANDS]),
+        ("search", ["(default: 0.2,0.3,0.5)", "(default: 96)"]),
+    ],
+)
+def test_help_names_every_subcommand_and_default_and_needs_no_heavy_package(words, named):
     program = (
-        "import sys\nfrom lpes_eval import cli\n"
-        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print('HEAVY', sorted({'numpy', 'scipy', 'torch', 'transformers', 'lm_eval', 'datasets'} & set(sys.modules)))"
+        "import atexit, sys\nfrom lpes_eval import cli\n"
+        "heavy = {'numpy', 'scipy', 'torch', 'transformers', 'lm_eval', 'datasets', 'tqdm'}\n"
+        "atexit.register(lambda: print('HEAVY', heavy & set(sys.modules)))\ncli.main()"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "HEAVY []" in found.stdout
-
-
-def test_help_names_every_subcommand(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["--help"])
-    printed = capsys.readouterr().out
-    for command in ("factors", "compare", "regress", "report", "attention", "watch", "search"):
-        assert f"\n    {command}" in printed
-
-
-def test_search_is_the_command_of_that_name(capsys):
-    assert cli.main(["search", "--examples", "0"]) == 2
-    assert "--examples: expected at least 1, not 0" in capsys.readouterr().err
+    command, env = [sys.executable, "-c", program, *words.split(), "--help"], os.environ | {"COLUMNS": "1000"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    assert "HEAVY set()" in shown
+    assert all(text in shown for text in named)
 
 
 def test_version_is_that_of_the_package(capsys):
