@@ -1,6 +1,10 @@
 """A small model with definite opinions, and small lm-eval tasks for it, made on the spot."""
 
+import errno
+import math
+import os
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,3 +168,19 @@ def task_folder(tmp_path_factory):
         """,
     )
     return str(folder)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk with ``room`` for so many more writes: of one that does not fit, all but the end gets there."""
+    disk, fsync = SimpleNamespace(room=math.inf), os.fsync
+
+    def write(descriptor):
+        disk.room -= 1
+        if disk.room < 0:
+            os.truncate(descriptor, os.fstat(descriptor).st_size - 20)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", write)
+    return disk

@@ -4,8 +4,6 @@ Two processes in one folder and torn journals are in ``test_journal.py``, memory
 and many more damages in ``tests/fuzz.py``.
 """
 
-import errno
-import os
 import random
 from types import SimpleNamespace
 
@@ -23,29 +21,14 @@ from search.run import Search
 from search.space import Space
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk that is full while ``full`` is set: of what is written last, half gets there."""
-    disk, fsync = SimpleNamespace(full=False), os.fsync
-
-    def write(descriptor):
-        if disk.full:
-            os.truncate(descriptor, os.fstat(descriptor).st_size - 20)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", write)
-    return disk
-
-
 def test_what_does_not_fit_the_disk_is_not_believed_and_what_was_there_stays(tmp_path, disk):
     with Journal(tmp_path, {}) as journal:
         journal.record("a", {"fitness": 0.5})
-        disk.full = True
+        disk.room = 0
         with pytest.raises(OSError, match="No space left"):
             journal.record("b", {"fitness": 0.75})
         assert set(journal.entries) == {"a"}
-    disk.full = False
+    disk.room = 1
     with Journal(tmp_path, {}) as journal:
         assert journal.entries == {"a": {"key": "a", "fitness": 0.5}}
         assert "torn off" in journal.notes[0]
@@ -54,7 +37,7 @@ def test_what_does_not_fit_the_disk_is_not_believed_and_what_was_there_stays(tmp
 def test_a_search_goes_on_where_its_cache_cannot_be_kept_and_says_so_once(tmp_path, disk, caplog):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "cache", tmp_path / "file"):
-        cache, disk.full = FitnessCache(folder), True
+        cache, disk.room = FitnessCache(folder), 0
         for name in "ab":
             cache.put("context", name, {"examples": {}})
             assert cache.get("context", name) is None

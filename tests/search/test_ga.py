@@ -1,11 +1,11 @@
 """The command, from its flags to its files, on a toy model."""
 
-import errno
 import json
 import logging
-import os
+import math
 import re
 import signal
+import time
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from search import config, ga, optimizers, run, search
 from search.guards import Guard, rank
+from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
 from search.report.progress import progress
 from search.space import Individual
@@ -145,6 +146,21 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
     assert "a probability of at most 50 %" in (tmp_path / "out" / "summary.md").read_text()
 
 
+def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_seconds(command, tmp_path, monkeypatch):
+    step = GradientDescent._step
+    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
+    flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
+    flags += ["--learning_rate", "0.05", "--no_cache", "--skip", "1", "--held_out_examples", "0"]
+    status, out, _ = command(*flags)
+    assert status == 0
+    assert "and 2 x 4 examples forwards and backwards, 2 batches of 2" in out
+    entries, factors = journal(tmp_path / "out"), factors_file.load(found(tmp_path / "out"))
+    assert [entry["origin"] for entry in entries] == ["baseline", "PI", "start", "gradient", "gradient"]
+    assert factors.origin["fitness"]["value"] == entries[-1]["fitness"]  # the last epoch, not the fittest
+    assert factors.unscaled_layers == (0,)
+    assert entries[-1]["seconds"] > 1
+
+
 def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
     """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
     optimizer = SimpleNamespace(generation=1, generations=2, expected_evaluations=2, expected_effort=2)
@@ -201,19 +217,11 @@ def test_ctrl_c_and_sigterm_end_cleanly_say_how_to_go_on_and_lose_nothing(
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
-def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, disk):
     assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
-    fsync, left = os.fsync, [12]
-
-    def full(descriptor):
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", full)
-        status, _, err = command(*SEARCH_ONLY, "--no_cache")
+    disk.room = 12
+    status, _, err = command(*SEARCH_ONLY, "--no_cache")
+    disk.room = math.inf
     assert status == 2
     first, second = err.splitlines()[-2:]
     assert "No space left" in first

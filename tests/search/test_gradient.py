@@ -1,7 +1,6 @@
 """Gradient descent on the factors, against finite differences."""
 
 import json
-import time
 
 import pytest
 
@@ -10,7 +9,6 @@ import torch
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
-from search import ga, run
 from search.answer_loss import AnswerLoss
 from search.optimizers.gradient import GradientConfig, GradientDescent
 from search.space import Space
@@ -135,25 +133,6 @@ def test_it_goes_on_from_the_journal_without_descending_again(loss, monkeypatch)
     monkeypatch.setattr(AnswerLoss, "__call__", lambda self, *args: asked.append(args))
     assert run_to_the_end(undisturbed) == (undisturbed, points)
     assert asked == []
-
-
-def test_the_command_runs_it_with_its_examples_in_the_plan_and_its_time_in_the_seconds(
-    toy_lm, task_folder, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(run, "load_model", lambda args, whole: toy_lm)
-    step = GradientDescent._step
-    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
-    flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
-    flags += ["--learning_rate", "0.05", "--tasks", "toy", "--include_path", task_folder, "--no_cache", "--skip", "1"]
-    assert ga.main([*flags, "--held_out_examples", "0", "--output", str(tmp_path)]) == 0
-    assert "and 2 x 4 examples forwards and backwards, 2 batches of 2" in capsys.readouterr().out
-    journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    [file] = [path for path in tmp_path.glob("*.json") if path.name in ("factors.json", "best_effort.json")]
-    found = json.loads(file.read_text())
-    assert [entry["origin"] for entry in journal] == ["baseline", "PI", "start", "gradient", "gradient"]
-    assert found["origin"]["fitness"]["value"] == journal[-1]["fitness"]  # the last epoch, not the fittest
-    assert found["unscaled_layers"] == [0]
-    assert journal[-1]["seconds"] > 1
 
 
 def test_it_needs_reference_answers(toy_lm, load):

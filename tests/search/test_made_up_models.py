@@ -1,7 +1,6 @@
 """Whole searches of models that are made up: which answers are right under which factors is a formula of the test's."""
 
 import hashlib
-import json
 import logging
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from lpes_eval.methods.lpes import LPES
 from search import engines, ga, run, tasks
 from search.engines.harness import HarnessEngine
+from test_ga import found, journal, report
 
 
 def luck(*of):
@@ -55,8 +55,8 @@ def lm():
 
 
 @pytest.fixture
-def search(lm, tmp_path, monkeypatch, capsys):
-    """Runs the command on a made-up model, and returns its exit status, the factors file and what it printed."""
+def search(lm, tmp_path, monkeypatch):
+    """Runs the command on a made-up model, and returns the folder of the search."""
     build = tasks._build
 
     def remembered(*arguments, **options):
@@ -69,18 +69,14 @@ def search(lm, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(engines, "choose", lambda lm, requests, **speed: (Answers(lm, requests), None))
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
-    def call(right, *flags, folder="out"):
+    def call(right, *flags, folder="out", status=0):
         monkeypatch.setattr(Answers, "right", staticmethod(right))
         fixed = ["--metadata", "num_keys=20", "--held_out_examples", "0", "--no_cache"]
-        status = ga.main(["--tasks", "kv_retrieval", *fixed, *flags, "--output", str(tmp_path / folder)])
-        found = [tmp_path / folder / name for name in ("factors.json", "best_effort.json")]
-        return status, next((file for file in found if file.exists()), None), capsys.readouterr().out
+        command = ["--tasks", "kv_retrieval", *fixed, *flags, "--output", str(tmp_path / folder)]
+        assert ga.main(command) == status
+        return tmp_path / folder
 
     return call
-
-
-def journal(file):
-    return [json.loads(line) for line in (file.parent / "journal.jsonl").read_text().splitlines()]
 
 
 def mean(factors):
@@ -88,12 +84,11 @@ def mean(factors):
 
 
 def test_a_model_that_one_factor_helps_best_ends_with_it(search):
-    status, file, _ = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5) if keys == 20 else 1.0)
-    assert (status, file.name) == (0, "factors.json")
-    entries = [entry for entry in journal(file) if entry.get("factor", 1) > 1.4]
+    folder = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5) if keys == 20 else 1.0)
+    assert found(folder).name == "factors.json"
+    entries = [entry for entry in journal(folder) if entry.get("factor", 1) > 1.4]
     assert any(entry["origin"] == "band" and "guards" in entry for entry in entries)
-    best = json.loads((file.parent / "report.json").read_text())["factors"]
-    assert min(best) > 1.4
+    assert min(report(folder)["factors"]) > 1.4
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
@@ -103,8 +98,8 @@ def test_what_early_stopping_by_proof_gives_up_decides_nothing(search, seed):
 
     def fittest(mode):
         right = lambda s, keys, position: 0.6 - 0.3 * (mean(s) - 1)  # noqa: E731
-        _, file, _ = search(right, *words, "--seed", seed, "--early_stopping", mode, folder=mode)
-        individuals = [entry for entry in journal(file) if entry.get("generation") is not None]
+        folder = search(right, *words, "--seed", seed, "--early_stopping", mode, folder=mode)
+        individuals = [entry for entry in journal(folder) if entry.get("generation") is not None]
         return max(individuals, key=lambda entry: entry["fitness"])["points"]
 
     assert fittest("bound") == fittest("off")
@@ -118,8 +113,7 @@ def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(
         return 0.4 + min(0.3, 0.15 * abs(s[1] - 1) + 0.02 * far)
 
     for budget in ("450prompts", "900prompts"):
-        status, file, _ = search(right, "--budget", budget, folder=budget)
-        assert (status, file.name) == (0, "best_effort.json")
+        assert found(search(right, "--budget", budget, folder=budget)).name == "best_effort.json"
 
 
 def test_two_metrics_of_a_task_are_two_guards(search):
@@ -130,7 +124,6 @@ def test_two_metrics_of_a_task_are_two_guards(search):
 
     guards = ["--guard", "kv_retrieval:acc@0"], ["--guard", "kv_retrieval:acc@100"]
     for k, (first, second) in enumerate((guards, guards[::-1])):
-        status, file, _ = search(right, "--examples", "48", *first, *second, folder=f"out{k}")
-        assert (status, file.name) == (0, "best_effort.json")
-    status, _, _ = search(right, *guards[0], *guards[0], folder="twice")
-    assert status == 2
+        folder = search(right, "--examples", "48", *first, *second, folder=f"out{k}")
+        assert found(folder).name == "best_effort.json"
+    search(right, *guards[0], *guards[0], folder="twice", status=2)
