@@ -1,7 +1,6 @@
 """Workers in processes of their own: the same answers, whoever gives them and whoever dies on the way."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ ray = pytest.importorskip("ray")
 
 from search.engines import cluster  # noqa: E402
 from search.engines.cluster import Chunk, Pool, WorkerKilled  # noqa: E402
+from test_ga import journal  # noqa: E402
 
 ARGS = {"workers": 2, "gpus_per_worker": 0.0, "ray_address": None, "model_args": {}, "device": None, "batch_size": 1}
 
@@ -33,50 +33,29 @@ class Echo:
     def ready(self):
         return {"node": "here", "model": ["the same"]}
 
-    def answer(self, chunk, requests, speed):
-        time.sleep(0.05)
+    def begin(self, chunk):
         if 13 in chunk.order[0]:
             os._exit(1)
+
+    def answer(self, chunk, requests, speed):
+        time.sleep(0.05)
+        self.begin(chunk)
         return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
 
 
-def _hanging(folder):
-    def answer(self, chunk, requests, speed):
-        time.sleep(0.05)
-        with contextlib.suppress(FileExistsError):
-            (folder / "hangs").touch(exist_ok=False)  # the first one that comes here
-            time.sleep(3600)
-        return {i: [f"{self.pid}"] for together in chunk.order for i in together}, set()
-
-    return answer
-
-
-def _noting(file):
-    def answer(self, chunk, requests, speed):
-        time.sleep(0.05)
-        with file.open("a") as lines:
-            lines.write(f"{chunk.factors} {chunk.order}\n")
-        return {i: ["answer"] for together in chunk.order for i in together}, set()
-
-    return answer
-
-
-class Other(Echo):
-    """A worker with other packages than the driver's."""
-
-    def __init__(self, args, packages, threads):
-        raise cluster.UserError("the worker on here has torch 1, not 2; install the driver's versions")
+def pool_of(kind=Echo, **args):
+    """Workers of this kind, in place of those before, which hold the cores."""
+    ray.shutdown()
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    pool = Pool(Namespace(**ARGS | args), {}, kind)
+    pool.number = pool.add([])
+    return pool
 
 
 @pytest.fixture(scope="module")
 def pool():
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield Pool(Namespace(**ARGS), {}, Echo)
+    yield pool_of()
     ray.shutdown()
-
-
-def chunks(pool, numbers, factors=(1.0, 1.2)):
-    return [Chunk(pool.number, factors, ((number,),)) for number in numbers]
 
 
 @pytest.fixture
@@ -85,14 +64,20 @@ def requests(pool):
     return pool
 
 
+def chunks(pool, numbers, factors=(1.0, 1.2)):
+    return [Chunk(pool.number, factors, ((number,),)) for number in numbers]
+
+
 def asked(pool, numbers):
-    return [next(iter(answers.items())) for answers, _ in pool.results(chunks(pool, numbers))]
+    """The numbers that were answered, in the order of the answers, and who answered them."""
+    found = [next(iter(answers.items())) for answers, _ in pool.results(chunks(pool, numbers))]
+    return [i for i, _ in found], {response.split()[-1] for _, (response,) in found}
 
 
 def test_answers_come_in_the_order_of_the_questions_from_several_workers(requests):
-    found = asked(requests, range(20, 40))
-    assert [i for i, _ in found] == [*range(20, 40)]
-    assert len({response.split()[-1] for _, (response,) in found}) == 2
+    answered, workers = asked(requests, range(20, 40))
+    assert answered == [*range(20, 40)]
+    assert len(workers) == 2
 
 
 def test_workers_killed_all_the_time_change_no_answer(requests):
@@ -100,21 +85,18 @@ def test_workers_killed_all_the_time_change_no_answer(requests):
 
     def kill():
         while not stop.wait(10.0):
-            pids = [
-                int(pid) for pid in subprocess.run(["pgrep", "-f", "ray::Echo"], capture_output=True).stdout.split()
-            ]
-            if pids:
-                os.kill(draw.choice(pids), signal.SIGKILL)
+            if pids := subprocess.run(["pgrep", "-f", "ray::Echo"], capture_output=True).stdout.split():
+                os.kill(int(draw.choice(pids)), signal.SIGKILL)
                 kills.append(1)
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        found = asked(requests, range(20, 420))
+        answered, _ = asked(requests, range(20, 420))
     finally:
         stop.set()
         killer.join()
-    assert [i for i, _ in found] == [*range(20, 420)]
+    assert answered == [*range(20, 420)]
     assert kills
 
 
@@ -123,7 +105,7 @@ def test_prompts_that_kill_every_worker_are_named_and_the_others_are_answered(re
         requests.number = requests.add([])
         with pytest.raises(WorkerKilled, match=r"factors 1, 1.2: 3 workers died"):
             asked(requests, [13])
-        assert [i for i, _ in asked(requests, range(20, 40))] == [*range(20, 40)], number
+        assert asked(requests, range(20, 40))[0] == [*range(20, 40)], number
 
 
 def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
@@ -138,10 +120,12 @@ def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
 
 
 def test_no_chunk_is_answered_twice(tmp_path):
-    ray.shutdown()
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    pool = Pool(Namespace(**ARGS), {}, type("Noting", (Echo,), {"answer": _noting(tmp_path / "answered")}))
-    pool.number = pool.add([])
+    class Noting(Echo):
+        def begin(self, chunk):
+            with (tmp_path / "answered").open("a") as lines:
+                lines.write(f"{chunk.factors} {chunk.order}\n")
+
+    pool = pool_of(Noting)
     several = [chunks(pool, range(6), factors=(1.0, y)) for y in (1.1, 1.2, 1.3)]
     pool.expect([chunk for some in several for chunk in some])
     for some in several:
@@ -152,23 +136,25 @@ def test_no_chunk_is_answered_twice(tmp_path):
 
 
 def test_a_worker_that_hangs_is_not_waited_for(tmp_path):
-    ray.shutdown()
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    pool = Pool(Namespace(**ARGS), {}, type("Hanging", (Echo,), {"answer": _hanging(tmp_path)}))
-    pool.number = pool.add([])
-    found = asked(pool, range(20, 40)) + asked(pool, range(40, 60))
-    ray.shutdown()
-    assert [i for i, _ in found] == [*range(20, 60)]
-    assert len({response for _, (response,) in found}) == 1
+    class Hanging(Echo):
+        def begin(self, chunk):
+            with contextlib.suppress(FileExistsError):
+                (tmp_path / "hangs").touch(exist_ok=False)  # the first one that comes here
+                time.sleep(3600)
+
+    pool = pool_of(Hanging)
+    (first, worker), (second, same) = (asked(pool, numbers) for numbers in (range(20, 40), range(40, 60)))
+    assert first + second == [*range(20, 60)]
+    assert len(worker | same) == 1
 
 
 def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
-    ray.shutdown()  # the cores that other workers hold
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    broken = Pool(Namespace(**ARGS), {}, Other)
+    class Other(Echo):
+        def __init__(self, args, packages, threads):
+            raise cluster.UserError("the worker on here has torch 1, not 2; install the driver's versions")
+
     with pytest.raises(cluster.UserError, match="cannot start: the worker on here has torch 1, not 2"):
-        list(broken.results([Chunk(broken.add([]), (1.0,), ((0,),))]))
-    ray.shutdown()
+        asked(pool_of(Other), [0])
 
 
 LISTENING = """
@@ -216,7 +202,6 @@ def nodes():
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield cluster
     ray.shutdown()
@@ -224,20 +209,15 @@ def nodes():
 
 
 def test_a_worker_whose_node_joins_later_is_used_and_one_whose_node_leaves_is_not_waited_for(nodes):
-    pool = Pool(Namespace(**ARGS | {"ray_address": nodes.address}), {}, Echo)
-    pool.number = pool.add([])
-
-    def workers():
-        return {response.split()[-1] for _, (response,) in asked(pool, range(20, 40))}
-
-    first = workers()
+    pool, numbers = pool_of(ray_address=nodes.address), range(20, 40)
+    _, first = asked(pool, numbers)
     assert len(first) == 1
     joined = nodes.add_node(num_cpus=1)
     deadline = time.monotonic() + 120
-    while not first < workers():
+    while not first < asked(pool, numbers)[1]:
         assert time.monotonic() < deadline
     nodes.remove_node(joined, allow_graceful=False)
-    while workers() != first:
+    while asked(pool, numbers)[1] != first:
         assert time.monotonic() < deadline
 
 
@@ -248,8 +228,7 @@ SEARCH += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "-
 def searched(folder, *flags):
     """What a small search measures, and its factors."""
     subprocess.run([*SEARCH, *flags, "--output", str(folder)], check=True, capture_output=True)
-    lines = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
-    measured = [{k: v for k, v in line.items() if k in ("key", "scores", "examples")} for line in lines]
+    measured = [{k: v for k, v in line.items() if k in ("key", "scores", "examples")} for line in journal(folder)]
     return measured, (folder / "best_effort.json").read_bytes()
 
 
