@@ -42,12 +42,12 @@ def refused(call, *arguments, says="", **options):
 
 
 def command(*argv, status, main=cli.main):
-    """What a command prints; it ends with this status, or one of these, and without a traceback."""
+    """What a command prints; it ends with this status, and without a traceback."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         found = main([str(word) for word in argv])
     assert "Traceback" not in printed.getvalue()
-    assert found in (status if isinstance(status, tuple) else (status,)), printed.getvalue()
+    assert found == status, printed.getvalue()
     return printed.getvalue()
 
 
@@ -76,6 +76,10 @@ def test_a_search_neither_overwrites_nor_deletes_what_is_not_its_own(tmp_path):
         written(tmp_path / name, "mine")
     refused(Journal(tmp_path, {}).__enter__, says="but no search")
     assert all((tmp_path / name).read_text() == "mine" for name in names)
+    for name in names[:3]:
+        (tmp_path / name).unlink()
+    with Journal(tmp_path, {}):  # what is hidden may be what a killed search left
+        pass
 
 
 def test_update_overwrites_baselines_alone(tmp_path):
@@ -109,42 +113,19 @@ def test_data_of_users_are_read_or_refused(tmp_path):
     refused(files_of.path, source.asked({"data_dir": str(tmp_path)}), says="one of the two")
 
 
-def test_results_that_cannot_be_read_do_not_exit_with_1_which_is_a_verdict(tmp_path):
-    good = write_run(tmp_path / "run", {0: [1.0, 0.0] * 20, 100: [1.0] * 40})
-    command("regress", good, "--baseline", tmp_path / "b.json", "--update", status=0)
-    whole, baseline = json.loads(good.read_text()), json.loads((tmp_path / "b.json").read_text())
-    for key in ("results", "configs", "n-samples", "higher_is_better", "config"):
-        for wrong in (5, [], "x", {"toy": 5}):
-            bad = written(tmp_path / good.name, json.dumps(whole | {key: wrong}))
-            command("regress", bad, "--baseline", tmp_path / "b.json", status=(0, 2, 4))
-    for key in ("tasks", "model", "provenance"):
-        bad = written(tmp_path / "c.json", json.dumps(baseline | {key: 5}))
-        command("regress", good, "--baseline", bad, status=2)
-    samples = next((tmp_path / "run").glob("samples*"))
-    samples.write_text("5\n")
-    command("compare", good, good, status=2)
-
-
 def test_damaged_search_files_are_not_believed(tmp_path):
     from search.cache import FitnessCache
     from search.journal import Journal
 
-    def kept(line):
-        folder = tmp_path / "search"
-        with contextlib.suppress(FileNotFoundError):
-            (folder / "journal.jsonl").unlink()
-        with Journal(folder, {}) as journal:
-            for key in "ab":
-                journal.record(key, {"fitness": 0.5, "scores": {"acc": 0.5}})
-        lines = (folder / "journal.jsonl").read_text().splitlines()
-        written(folder / "journal.jsonl", f"{line or lines[0]}\n{lines[1]}\n")
-        return Journal(folder, {})
-
-    with kept("") as journal:
-        assert journal.entries["a"]["fitness"] == 0.5
+    with Journal(tmp_path / "search", {}) as journal:
+        for key in "ab":
+            journal.record(key, {"fitness": 0.5, "scores": {"acc": 0.5}})
+    kept = tmp_path / "search" / "journal.jsonl"
+    _, last = kept.read_text().splitlines()
     first = json.dumps({"key": "a", "fitness": 9.0, "scores": {"acc": 0.5}})
     for line in (first, '{"key": "a"}', '{"key": "a", "fitness": 0.5}', "{}", "[]", "5", '{"key": []}'):
-        refused(kept(line).__enter__, says="line 1: damaged")
+        written(kept, f"{line}\n{last}\n")
+        refused(Journal(kept.parent, {}).__enter__, says="line 1: damaged")
     cache = FitnessCache(tmp_path / "cache")
     cache.put("c", "n", {"examples": {"acc": [1.0]}})
     [entry] = (tmp_path / "cache").rglob("*.json")

@@ -103,12 +103,13 @@ def test_other_files_are_refused_in_one_line(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_question_that_is_there_twice_is_refused(tmp_path):
+def test_a_question_that_is_there_twice_and_one_that_is_none_are_refused(tmp_path):
     path = write_run(tmp_path, {0: [1.0, 0.0]})
     [samples] = tmp_path.glob("samples_*")
-    samples.write_text(samples.read_text() * 2)
-    with pytest.raises(UserError, match="question 0 is there twice"):
-        results.read(path)
+    for content, message in ((samples.read_text() * 2, "question 0 is there twice"), ("5\n", "line 1: found int")):
+        samples.write_text(content)
+        with pytest.raises(UserError, match=message):
+            results.read(path)
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):

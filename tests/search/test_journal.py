@@ -130,10 +130,3 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be used"), Journal(tmp_path / "file", {}):
         pass
-
-
-def test_a_folder_with_what_a_killed_search_left_is_none_of_other_files(tmp_path):
-    """``tests/replay.py`` has the others."""
-    (tmp_path / ".settings.json.1.part").write_text("half")
-    with Journal(tmp_path, {}):
-        pass
