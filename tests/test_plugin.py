@@ -44,16 +44,19 @@ def test_one_environment_variable_turns_it_off(tmp_path):
 
 
 def test_from_any_folder_a_task_manager_knows_the_tasks_and_keeps_other_peoples(tmp_path):
-    (tmp_path / "mine.yaml").write_text("task: kv_retrieval\ndataset_path: mine\n")
+    for name in ("kv_retrieval", "leval_tpo"):  # the second one is defined in place in ours
+        (tmp_path / f"{name}.yaml").write_text(f"task: {name}\ndataset_path: mine\n")
     code = f"""
 from lm_eval.tasks import TaskManager
 manager = TaskManager(include_path={str(tmp_path)!r})
 assert 'kv_retrieval_300' in manager.all_subtasks and 'leval' in manager.all_groups
 assert 'hellaswag' in manager.all_subtasks and 'mmlu' in manager.all_groups
-print(manager.task_index['kv_retrieval'].yaml_path)
+assert 'leval_sci_fi' in manager.all_tasks
+print(*(manager.task_index[name].yaml_path for name in ('kv_retrieval', 'leval_tpo')), sep='\\n')
 print(len(TaskManager(include_defaults=False).all_tasks))
 """
-    assert python(code, tmp_path).splitlines() == [str(tmp_path / "mine.yaml"), "0"]
+    mine = [str(tmp_path / f"{name}.yaml") for name in ("kv_retrieval", "leval_tpo")]
+    assert python(code, tmp_path).splitlines() == [*mine, "0"]
 
 
 def test_no_name_of_ours_is_a_built_in_one():
@@ -197,12 +200,3 @@ def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone
     assert {"zeroscrolls_gov_report", "zeroscrolls_16k_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
     assert [name for name in listed if name.startswith("leval")] == ["leval", "leval_16k"]
-
-
-def test_a_name_that_somebody_else_uses_stays_theirs(tmp_path):
-    from lm_eval.tasks import TaskManager
-
-    (tmp_path / "mine.yaml").write_text("task: leval_tpo\ndataset_path: mine\n")
-    manager = TaskManager(include_defaults=False, include_path=[str(plugin.tasks_folder()), str(tmp_path)])
-    assert manager.task_index["leval_tpo"].yaml_path == tmp_path / "mine.yaml"
-    assert "leval_sci_fi" in manager.all_tasks
