@@ -9,6 +9,7 @@ from scipy.stats import binomtest, chi2
 from search import diagnose
 from search.diagnose import bands_of
 from search.report.diagnosis import position_bias, wilson
+from test_ga import journal
 
 
 @pytest.mark.parametrize(("right", "questions"), [(0, 24), (7, 24), (12, 12)])
@@ -28,10 +29,8 @@ def test_bias_of_right_and_wrong_answers_is_cochrans_q():
 
 def test_no_bias_is_found_by_chance_as_often_as_the_level_says():
     draw = random.Random(1)
-    found = [
-        position_bias([[float(draw.random() < 0.5) for _ in range(5)] for _ in range(24)]) < 0.05 for _ in range(300)
-    ]
-    assert sum(found) <= 28  # 15 expected; 28 or more have a probability of 0.1 %
+    runs = ([[float(draw.random() < 0.5) for _ in range(5)] for _ in range(24)] for _ in range(300))
+    assert sum(position_bias(rows) < 0.05 for rows in runs) <= 28  # 15 expected; 28 or more have a probability of 0.1 %
     assert position_bias([[1.0, 1.0, 1.0]] * 9) == 1
 
 
@@ -40,12 +39,8 @@ def test_bands_of_a_level_part_the_layers(layers):
     bands = bands_of(layers)
     assert bands[0] == (0, layers - 1)
     assert len(set(bands)) == len(bands)
-    for size in {last - first for first, last in bands}:
-        of_size = [(first, last) for first, last in bands if last - first == size]
-        assert all(0 <= first <= last < layers for first, last in of_size)
-    assert {h for first, last in bands if (first, last) != bands[0] for h in range(first, last + 1)} == set(
-        range(layers)
-    )
+    assert all(first <= last for first, last in bands)
+    assert {h for first, last in bands[1:] for h in range(first, last + 1)} == set(range(layers))
 
 
 def command(folder, *more):
@@ -56,12 +51,11 @@ def command(folder, *more):
 def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(tmp_path, capsys):
     assert command(tmp_path, "--budget", "100prompts") == 0
     assert "budget ended this" in capsys.readouterr().out
-    lines = (tmp_path / "journal.jsonl").read_bytes()
+    begun = journal(tmp_path)
     assert command(tmp_path, "--budget", "2h") == 0
-    text = capsys.readouterr().out
-    assert (tmp_path / "journal.jsonl").read_bytes().startswith(lines)
-    keys = [json.loads(line)["key"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert len(set(keys)) == len(keys)
+    text, ended = capsys.readouterr().out, journal(tmp_path)
+    assert ended[: len(begun)] == begun
+    assert len({entry["key"] for entry in ended}) == len(ended)
 
     said = json.loads((tmp_path / "diagnosis.json").read_text())
     assert [one["length"] for one in said["lengths"]] == ["num_keys=4", "num_keys=8", "num_keys=16"]
@@ -71,9 +65,8 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
     assert scan["command"] in text
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
 
-    measured = len(keys)
     assert command(tmp_path, "--budget", "2h") == 0
-    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == measured
+    assert journal(tmp_path) == ended
 
 
 def test_scores_are_those_of_lm_eval(tmp_path, task_manager):

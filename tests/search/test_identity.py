@@ -1,6 +1,6 @@
 """What tells one fitness from another: settings, code and weights; and nothing that differs between processes."""
 
-import importlib.util
+import importlib
 import os
 import shutil
 import subprocess
@@ -22,19 +22,8 @@ from search.tasks import load_tasks
 REPOSITORY = Path(__file__).parents[2]
 
 
-def imported(path):
-    """The module in a file, read anew."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def task(tmp_path, monkeypatch):
-    """A task's module that takes a function from one helper, and another helper as a module."""
-    monkeypatch.syspath_prepend(tmp_path)
+def test_code_is_the_file_and_what_it_imports_from_and_nothing_installed(tmp_path, monkeypatch):
+    """Of a task's module that takes a function from one helper, and another helper as a module."""
     (tmp_path / "identity_one.py").write_text("def mark(text):\n    return len(text)\n")
     (tmp_path / "identity_two.py").write_text("LIMIT = 3\n")
     (tmp_path / "identity_none.py").write_text("LIMIT = 3\n")
@@ -43,12 +32,8 @@ def task(tmp_path, monkeypatch):
         "def process_results(doc, results):\n    return {'hits': mark(results[0]) > identity_two.LIMIT}\n"
         "class Filter:\n    def apply(self, resps, docs):\n        return resps\n"
     )
-    yield imported(tmp_path / "identity_task.py")
-    for name in ("identity_one", "identity_two", "identity_task"):
-        sys.modules.pop(name, None)
-
-
-def test_code_is_the_file_and_what_it_imports_from_and_nothing_installed(task, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    task = importlib.import_module("identity_task")
     before = identity.code(task.process_results)
     assert identity.code(task.process_results) == before
     for named in (task.Filter, partial(task.Filter, 3), {"metric": [task.process_results]}):
@@ -75,7 +60,7 @@ def test_plain_data_is_the_same_in_every_process():
             [sys.executable, "-c", program],
             check=True,
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": ".", "PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONPATH": ".", "PYTHONHASHSEED": seed},
             capture_output=True,
         ).stdout
         for seed in ("1", "2")
