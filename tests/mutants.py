@@ -250,7 +250,7 @@ MUTANTS = (
         "search/config.py",
         "if any(flags.get(name) != kept[name] for name in code):",
         "if False:",
-        (f"{SEARCH}/test_ga.py::test_code_that_a_folder_names_runs_only_where_it_is_asked_for_again",),
+        ("tests/test_replay.py::test_resuming_runs_no_code_that_a_planted_folder_names",),
     ),
     Mutant(
         "logits that are no numbers are not an answer",

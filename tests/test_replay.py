@@ -140,16 +140,15 @@ def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):
     from lpes_eval.files import seal
     from search import config, ga
 
-    planted = {**vars(config.defaults()), "tasks": ["x"], "include_path": str(tmp_path), "output": None, "resume": None}
-    code, vllm = {"trust_remote_code": True}, {"engine_args": {"worker_cls": "planted.Worker"}}
-    joins = {"ray_address": "127.0.0.1:6379"}
-    planted_names = {"include_path": str(tmp_path), "model_args": code, "tasks": ["a.yaml"]} | vllm | joins
-    for name, value in planted_names.items():
-        kept = planted | {"include_path": None, "metadata": {}, "gen_kwargs": {}} | {name: value}
+    named = {"model_args": {"trust_remote_code": True}, "engine_args": {"worker_cls": "planted.Worker"}}
+    named |= {"ray_address": "127.0.0.1:6379", "tasks": ["a.yaml"], "include_path": str(tmp_path)}
+    for name, value in named.items():
+        kept = vars(config.defaults()) | {"tasks": ["x"], "output": None, name: value}
         written(tmp_path / "arguments.json", json.dumps(seal(kept)))
         said = command("--resume", tmp_path, status=2, main=ga.main)
         assert "runs code" in said
         assert f"--{name}" in said
+    assert "runs code" in command("--resume", tmp_path, "--include_path", "elsewhere", status=2, main=ga.main)
     written(tmp_path / "arguments.json", json.dumps(kept))
     assert "damaged" in command("--resume", tmp_path, status=2, main=ga.main)
 

