@@ -98,3 +98,13 @@ def write_run(
         encoding="utf-8",
     )
     return path
+
+
+def put(path, place, value):
+    """Put a value in a place of a JSON file."""
+    data = json.loads(path.read_text())
+    at = data
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path.write_text(json.dumps(data))

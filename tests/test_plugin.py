@@ -128,7 +128,7 @@ def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(ca
     assert capsys.readouterr().err.startswith(f"lm_eval: error: {message}")
 
 
-def test_what_other_tasks_are_told_is_their_business(capsys):
+def test_what_other_tasks_are_told_is_their_business():
     plugin.check_examples(["mmlu", "kv_retrieval"], {"max_length": 4096}, {"max_seq_lengths": [4096]})
     plugin.check_examples(["kv_retrieval"], {"dtype": "float16"}, {"num_keys": 4, "search_seed": 1})
 

@@ -167,7 +167,7 @@ def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path):
     assert "\x1b" not in command("factors", tmp_path / ESCAPES.replace("/", "").replace("\x00", ""), status=2)
 
 
-def test_underscores_in_numbers_long_values_and_warnings_as_errors(tmp_path):
+def test_underscores_in_numbers_long_values_and_warnings_as_errors():
     from lpes_eval import factors, flags
     from lpes_eval.methods import base, tables
 

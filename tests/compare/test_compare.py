@@ -13,7 +13,7 @@ from lpes_eval.compare import flips, results
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
-from runs import write_run
+from runs import put, write_run
 
 
 def right_or_wrong(seed, accuracies, questions=60):
@@ -118,10 +118,9 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     command = results.read(path).provenance["command"]
     kept = "--log_samples --output_path results"
     assert command == f"lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy {kept}"
-    data = json.loads(path.read_text())
-    data["config"] |= {"gen_kwargs": {"max_gen_toks": 7}, "factors": {"given": "f.json"}}
-    data["config"]["model_args"]["factors"] = [1.0, 1.5]  # which lm-eval would take apart wrongly
-    path.write_text(json.dumps(data))
+    put(path, ("config", "gen_kwargs"), {"max_gen_toks": 7})
+    put(path, ("config", "factors"), {"given": "f.json"})
+    put(path, ("config", "model_args", "factors"), [1.0, 1.5])  # which lm-eval would take apart wrongly
     run = results.read(path)
     words = shlex.split(run.provenance["command"])
     assert json.loads(words[words.index("--model_args") + 1]) == {"pretrained": "tiny", "factors": [1.0, 1.5]}
@@ -160,9 +159,7 @@ def test_task_without_positions_is_one_row(tmp_path):
 def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
     paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "ab"]
     for path in paths:
-        data = json.loads(path.read_text())
-        data["results"]["toy"]["perplexity,none"] = 7.5
-        path.write_text(json.dumps(data))
+        put(path, ("results", "toy", "perplexity,none"), 7.5)
     found = comparison(*paths)
     assert [section.metric for section in found.sections] == ["acc"]
     assert any("perplexity" in note for note in found.notes)

@@ -14,7 +14,7 @@ import pytest
 
 from lpes_eval import cli
 from lpes_eval.compare import baseline, results
-from runs import write_run
+from runs import put, write_run
 
 POSITIONS = (0, 25, 50, 75, 100)
 
@@ -42,16 +42,6 @@ def add_task(path, name, *, samples=True):
     path.write_text(json.dumps(data))
     for logged in path.parent.glob("samples_toy_*") if samples else ():
         logged.with_name(logged.name.replace("toy", name)).write_text(logged.read_text())
-
-
-def damage(path, place, value):
-    """Put a value in a place of a JSON file."""
-    data = json.loads(path.read_text())
-    at = data
-    for key in place[:-1]:
-        at = at[key]
-    at[place[-1]] = value
-    path.write_text(json.dumps(data))
 
 
 @pytest.fixture
@@ -205,7 +195,7 @@ METRIC = ("tasks", "toy", "metrics", "acc,none")
 )
 def test_a_damaged_baseline_is_an_error_of_use_and_replaced_on_request(tmp_path, committed, capsys, place, value):
     run, whole = write_answers(tmp_path / "run"), committed.read_text()
-    damage(committed, place, value)
+    put(committed, place, value)
     assert call(run, "--baseline", committed) == 2
     assert re.search(rf"{committed}: damaged baseline .* --update", capsys.readouterr().err)
     assert call(run, "--baseline", committed, "--update") == (2 if place == ("format",) else 0)
@@ -325,6 +315,6 @@ def test_a_task_may_have_a_slash_in_its_name(tmp_path):
 def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, committed, place, value, capsys):
     path = write_answers(tmp_path / "run", questions=1)
     [samples] = path.parent.glob("samples_*")
-    damage(path if place[0] in path.read_text() else samples, place, value)
+    put(path if place[0] in path.read_text() else samples, place, value)
     assert call(path, "--baseline", committed) in (2, 4)
     assert re.fullmatch(rf"lpes-eval: error: .*{path.parent}.*\n", capsys.readouterr().err)

@@ -1,6 +1,9 @@
 """Answers to prompts that share rows, finish at different times and reject drafts, against ``HFLM.generate_until``."""
 
 import random
+from collections import Counter
+from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pytest
 
@@ -141,18 +144,13 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
 def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
     requests = questions(beginnings=(60, 60), asked_of_each=3)
     answerer = ExactEngine(toy_lm, requests, reuse_layers=False)
-    tokens = dict.fromkeys(range(3), 0)
-    hooks = [
-        layer.mlp.register_forward_hook(
-            lambda module, args, _, h=h: tokens.__setitem__(h, tokens[h] + args[0].shape[1])
-        )
-        for h, layer in enumerate(toy_lm.model.model.layers)
-    ]
-    try:
+    tokens = Counter()
+    with ExitStack() as hooks:
+        for h, layer in enumerate(toy_lm.model.model.layers):
+            hooks.enter_context(
+                layer.mlp.register_forward_pre_hook(lambda _, args, h=h: tokens.update({h: args[0].shape[1]}))
+            )
         texts(answerer)
-    finally:
-        for hook in hooks:
-            hook.remove()
     prefixes = {group.prefix for group in answerer._groups}
     assert tokens[0] == tokens[1]
     assert tokens[0] - tokens[2] >= max(map(len, prefixes)) > 100
@@ -206,18 +204,14 @@ def test_a_new_engine_knows_no_outputs_of_weights_that_may_have_changed_since(tm
     assert before != after == texts(ExactEngine(lm, requests, reuse_layers=False))
 
 
-def test_a_layers_own_forward_is_put_back(toy_lm):
+def test_a_layers_own_forward_is_put_back(toy_lm, monkeypatch):
     """As ``accelerate`` puts it there, to move a layer's weights."""
-    layer, calls = toy_lm.model.model.layers[0], []
-    forward = layer.forward
-    layer.forward = own = lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs)
-    try:
-        texts(ExactEngine(toy_lm, questions(seed=2)))
-        assert calls
-        assert layer.forward is own
-        assert "forward" not in vars(toy_lm.model.model.layers[1])
-    finally:
-        del layer.forward
+    layer, other, _ = toy_lm.model.model.layers
+    monkeypatch.setitem(vars(layer), "forward", own := Mock(wraps=layer.forward))
+    texts(ExactEngine(toy_lm, questions(seed=2)))
+    assert own.called
+    assert layer.forward is own
+    assert "forward" not in vars(other)
 
 
 def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):

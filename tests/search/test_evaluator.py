@@ -185,13 +185,16 @@ def test_one_question_cannot_be_divided(toy_lm, task_folder, tmp_path, split):
         load_tasks(toy_lm, ["toy_plain"], split=split, include_path=lonely)
 
 
+def edit(file, before, after):
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
 def edited(task_folder, tmp_path, before, after):
     """A copy of the toy tasks with other code."""
-    folder = tmp_path / "tasks"
-    shutil.copytree(task_folder, folder)
-    text = (folder / "utils.py").read_text()
-    assert before in text
-    (folder / "utils.py").write_text(text.replace(before, after))
+    folder = shutil.copytree(task_folder, tmp_path / "tasks")
+    edit(folder / "utils.py", before, after)
     return str(folder)
 
 

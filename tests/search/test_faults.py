@@ -66,16 +66,13 @@ def test_an_individual_under_which_the_logits_are_nan_is_named(toy_lm, load, eng
     parts = load(task)
     asked = engine(toy_lm, [request for part in parts for request in part.task.instances])
     broken = lambda module, args, output: output * (float("nan") if 1.5 in rope.applied(toy_lm.model) else 1)  # noqa: E731
-    handle = toy_lm.model.lm_head.register_forward_hook(broken)
-    try:
+    with toy_lm.model.lm_head.register_forward_hook(broken):
         asked.set_factors([1.0, 1.25, 1.0])
         assert list(asked.answer())
         asked.set_factors([1.0, 1.5, 1.0])
         with pytest.raises(UserError, match=r"under factors 1, 1\.5, 1 the model's logits are not numbers"):
             list(asked.answer())
-    finally:
-        handle.remove()
-        rope.remove(toy_lm.model)
+    rope.remove(toy_lm.model)
 
 
 def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import namedtuple
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,14 +95,10 @@ def test_the_default_is_a_scan_of_bands_that_ends_by_itself(command, tmp_path):
     assert origins <= {"baseline", "PI", "start", "band", "together", "finalist", "held out"}
 
 
-def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(command, tmp_path, toy_lm, monkeypatch):
-    applied = []
-    set_factors = rope.apply
-    monkeypatch.setattr(
-        rope, "apply", lambda model, factors: (applied.append(list(factors)), set_factors(model, factors))
-    )
+def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(rope, "apply", apply := Mock(wraps=rope.apply))
     command(*SEARCH_ONLY, "--no_cache")
-    assert applied[:2] == [[1.0] * 3, [1.5] * 3]
+    assert [list(call.args[1]) for call in apply.call_args_list[:2]] == [[1.0] * 3, [1.5] * 3]
     baseline, pi = journal(tmp_path / "out")[:2]
     assert [entry["origin"] for entry in (baseline, pi)] == ["baseline", "PI"]  # what is equal is measured once
     assert baseline["examples"] != pi["examples"]

@@ -18,6 +18,7 @@ from search import identity
 from search.evaluator import Evaluator
 from search.identity import fingerprint
 from search.tasks import load_tasks
+from test_evaluator import edit
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -79,23 +80,16 @@ def test_plain_data_is_the_same_in_every_process():
     ids=["process_results", "reference answers", "repeats", "filter"],
 )
 def test_a_task_that_was_edited_is_another_fitness(toy_lm, task_folder, tmp_path, file, before, after):
-    folder = tmp_path / "tasks"
-    shutil.copytree(task_folder, folder)
+    folder = shutil.copytree(task_folder, tmp_path / "tasks")
     filters = 'filter_list: [{name: all, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]'
-    code = (folder / "utils.py").read_text()
-    assert '"c" if i % 2 else "e"' in code
-    (folder / "utils.py").write_text(
-        code.replace('"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
-    )
+    edit(folder / "utils.py", '"c" if i % 2 else "e"', f"open({str(folder / 'answer.txt')!r}).read()")
     (folder / "answer.txt").write_text("c")
     with (folder / "toy_plain.yaml").open("a") as plain:
         plain.write(f"\nrepeats: 1\n{filters}\n")
     load = lambda: Evaluator(toy_lm, load_tasks(toy_lm, ["toy_plain"], include_path=str(folder)))  # noqa: E731
     described = load().describe()
     assert load().describe() == described
-    text = (folder / file).read_text()
-    assert before in text
-    (folder / file).write_text(text.replace(before, after))
+    edit(folder / file, before, after)
     assert load().describe() != described
 
 
