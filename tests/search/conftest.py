@@ -14,7 +14,7 @@ LAYERS = 3
 @pytest.fixture(scope="session")
 def toy_lm(tmp_path_factory):
     """An ``lpes`` model: a Llama with large random weights, so that factors change answers and ties do not occur."""
-    torch = pytest.importorskip("torch")
+    import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     from benchmarks.reference import tokenizer

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("torch")
 import torch
 from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer

@@ -3,16 +3,13 @@
 import random
 import shutil
 
-import pytest
-
-from lpes_eval.data import splits
-
-pytest.importorskip("torch")
 import lm_eval
+import pytest
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
+from lpes_eval.data import splits
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search.cache import FitnessCache

@@ -1,7 +1,6 @@
 """The command, from its flags to its files, on a toy model."""
 
 import json
-import logging
 import math
 import re
 import signal
@@ -11,8 +10,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("torch")
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
@@ -44,7 +41,6 @@ def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
         printed = capsys.readouterr()
         return status, printed.out, printed.err
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     yield call
     rope.remove(toy_lm.model)
 

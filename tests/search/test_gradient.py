@@ -3,8 +3,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("torch")
 import torch
 
 from lpes_eval import rope

@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from search import identity

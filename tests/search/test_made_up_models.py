@@ -1,7 +1,6 @@
 """Whole searches of models that are made up: which answers are right under which factors is a formula of the test's."""
 
 import hashlib
-import logging
 
 import pytest
 
@@ -67,7 +66,6 @@ def search(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "_build", remembered)
     monkeypatch.setattr(run, "load_model", lambda args, whole: lm)
     monkeypatch.setattr(engines, "choose", lambda lm, requests, **speed: (Answers(lm, requests), None))
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
     def call(right, *flags, folder="out", status=0):
         monkeypatch.setattr(Answers, "right", staticmethod(right))
