@@ -70,6 +70,10 @@ class Metric:
     values: Mapping[str, float]
     by_question: Mapping[str, tuple[float, ...]] | None
 
+    def scores(self, label: str) -> tuple[float, ...]:
+        """The questions' scores at a label; none where they are not known."""
+        return (self.by_question or {}).get(label, ())
+
     def matrix(self, labels: Iterable[str]) -> NDArray[np.float64]:
         """The questions' scores, shape (questions, labels)."""
         import numpy as np

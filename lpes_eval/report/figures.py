@@ -19,7 +19,6 @@ from lpes_eval.files import write_atomically
 from lpes_eval.report.sources import Pair, Panel, Run, Search
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.results import Metric
     from lpes_eval.factors import Factors
 
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
@@ -159,7 +158,7 @@ def positions(panel: Panel) -> Picture:
     drawing = Drawing("position of the gold item in the context (%)", metric_name)
     counts, ticks, scores = set[int](), set[float](), list[float]()
     for run, metric in panel.runs.items():
-        values, ends = list(metric.values.values()), [interval(metric, label) for label in metric.values]
+        values, ends = list(metric.values.values()), [interval(metric.scores(label)) for label in metric.values]
         asked = [float(label.removesuffix(" %")) for label in metric.values]
         at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
         tips = [
@@ -305,17 +304,17 @@ def tradeoff(search: Search) -> Picture | None:
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {most} search prompts")
 
 
-def interval(metric: Metric, label: str) -> tuple[float, float] | None:
-    """The 95 % interval of a score: Wilson's for right-or-wrong answers, the normal one for others."""
+def interval(scores: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of questions' scores: Wilson's for right-or-wrong answers, else the normal one."""
     from scipy.stats import binomtest, norm
 
-    scores = (metric.by_question or {}).get(label, ())
     if (n := len(scores)) < 2:
         return None
     if set(scores) <= {0.0, 1.0}:
         low, high = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
     else:
-        low, high = norm.interval(0.95, fmean(scores), stdev(scores) / math.sqrt(n))
+        half = norm.ppf(0.975) * stdev(scores) / math.sqrt(n)
+        low, high = fmean(scores) - half, fmean(scores) + half
     return float(low), float(high)
 
 

@@ -116,13 +116,13 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
         questions = ", ".join(map(str, sorted(asked)))
         if not panel.by_position:
             having = [panel.runs.get(one) for one in runs]
-            cells = [_cell(m.values["all"], interval(m, "all")) if m else _cell(None, None) for m in having]
+            cells = [_cell(m.values["all"], interval(m.scores("all"))) if m else _cell(None, None) for m in having]
             others.append({"run": None, "name": panel.title, "cells": cells, "questions": questions})
             continue
         labels = list(dict.fromkeys(label for metric in panel.runs.values() for label in metric.values))
         rows = []
         for one, metric in panel.runs.items():
-            cells = [_cell(metric.values.get(label), interval(metric, label)) for label in labels]
+            cells = [_cell(metric.values.get(label), interval(metric.scores(label))) for label in labels]
             mean, ends = fmean(metric.values.values()), None
             if metric.by_question:
                 half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr

@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.tables import finite, p_value, text_table
 from lpes_eval.files import write_atomically
+from lpes_eval.report.figures import interval
 
 if TYPE_CHECKING:
     from search.diagnose import Diagnosis, Length, Scan
 
 LEVEL = 0.05
-Z = 1.959963984540054
-
-
-def wilson(mean: float, questions: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a mean of scores from 0 to 1 (J. Am. Stat. Assoc. 22, 1927).
-
-    Scores between 0 and 1 vary less than right and wrong answers, so for them it is too wide rather than too narrow.
-    """
-    centre = (mean + Z**2 / (2 * questions)) / (1 + Z**2 / questions)
-    half = Z * math.sqrt(mean * (1 - mean) / questions + Z**2 / (4 * questions**2)) / (1 + Z**2 / questions)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def position_bias(rows: Sequence[Sequence[float]]) -> float:
@@ -61,8 +51,8 @@ def _length(length: Length, p: float) -> dict[str, Any]:
     means = [sum(column) / n for column in columns]
     mean = sum(means) / len(means)
     positions = [
-        {"position": column.position, "score": score, "interval": wilson(score, n)}
-        for column, score in zip(length.objective.columns, means, strict=True)
+        {"position": column.position, "score": score, "interval": interval(scores)}
+        for column, score, scores in zip(length.objective.columns, means, columns, strict=True)
     ]
     return {
         "task": length.objective.name,
@@ -121,7 +111,7 @@ def _table(task: str, lengths: Sequence[dict[str, Any]]) -> str:
         cells = [f"{100 * at['score']:.0f} ({_span(at['interval'])})" for at in one["positions"]]
         cells += [f"{100 * one['mean']:.0f}", p_value(one["friedman_p_holm"])]
         rows.append([one["length"], str(one["questions"]), *cells])
-    title = "Right answers in percent by position of the gold item, 95 % Wilson intervals (p: Friedman's test, Holm)"
+    title = "Right answers in percent by position of the gold item, 95 % intervals (p: Friedman's test, Holm)"
     return f"{title}\n{text_table(header, rows)}"
 
 

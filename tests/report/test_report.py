@@ -186,7 +186,7 @@ def test_names_that_occur_twice_are_told_apart(tmp_path):
 def test_intervals_of_accuracies_are_wilsons(tmp_path):
     [run], *_ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
     metric = run.results.tasks["toy"].metrics["acc,none"]
-    assert interval(metric, "0 %") == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+    assert interval(metric.scores("0 %")) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
 
 
 def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, report):

@@ -4,18 +4,12 @@ import json
 import random
 
 import pytest
-from scipy.stats import binomtest, chi2
+from scipy.stats import chi2
 
 from search import diagnose
 from search.diagnose import bands_of
-from search.report.diagnosis import position_bias, wilson
+from search.report.diagnosis import position_bias
 from test_ga import journal
-
-
-@pytest.mark.parametrize(("right", "questions"), [(0, 24), (7, 24), (12, 12)])
-def test_intervals_are_wilsons(right, questions):
-    expected = binomtest(right, questions).proportion_ci(method="wilson")
-    assert wilson(right / questions, questions) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_bias_of_right_and_wrong_answers_is_cochrans_q():
