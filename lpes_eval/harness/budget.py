@@ -95,8 +95,8 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         DataError: the model has no tokenizer, or its window is not known, and none is named.
         PromptTooLong: the answer alone fills the window.
     """
-    if not isinstance(new_tokens, int):
-        raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number")
+    if not isinstance(new_tokens, int) or new_tokens < 1:
+        raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number, 1 or more")
     metadata = metadata or {}
     window = getattr(lm, "max_length", None) or metadata.get("max_length")
     if not isinstance(window, int):

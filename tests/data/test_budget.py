@@ -34,6 +34,7 @@ def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
         (PromptTooLong, "window of 200 .* 512 new tokens.*max_gen_toks",
          lambda: budget.for_model(model(tokenizer, 200), 512)),
         (DataError, "max_gen_toks=abc: expected", lambda: budget.for_model(model(tokenizer, 200), "abc")),
+        (DataError, "max_gen_toks=0: expected .* 1 or more", lambda: budget.for_model(model(tokenizer, 200), 0)),
         (DataError, "tokenizer=NAME", lambda: budget.for_model(SimpleNamespace(max_length=100), 10)),
         (DataError, "max_length=N", lambda: budget.for_model(SimpleNamespace(tokenizer=tokenizer), 10)),
         (PromptTooLong, r"test without its document: \d+ prompt tokens",
