@@ -61,8 +61,8 @@ class HeldOut:
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
 
-    PI has the fittest uniform factor that the search measured, or where none was any use the mean of the found factors
-    (section 4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
+    PI has the uniform factor that gained most in the search, or where none did the mean of the found factors (section
+    4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
     """
     from lpes_eval.compare import statistics
     from search import identity

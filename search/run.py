@@ -144,12 +144,19 @@ class Search:
 
     @property
     def best_uniform(self) -> Factors | None:
-        """Of the uniform factors measured in full and fitter than the plain model, the fittest; None without any."""
+        """The uniform factor that gains most over the plain model on the same questions; None where none does."""
         entries = self.journal.entries
-        plain = entries[self.uniform(1.0).digest()]["fitness"]
-        measured = [e for e in entries.values() if "examples" in e and "factor" in e and e["fitness"] > plain]
-        best = max(measured, key=lambda entry: entry["fitness"], default=None)
-        return self.uniform(best["factor"]) if best else None
+        plain = entries[self.uniform(1.0).digest()]["examples"]
+
+        def gain(entry: Mapping[str, Any]) -> float:
+            same = {
+                name: [one if value is not None else None for one, value in zip(plain[name], values, strict=True)]
+                for name, values in entry["examples"].items()
+            }
+            return float(entry["fitness"] - self.evaluator.score(same).fitness)
+
+        best = max((e for e in entries.values() if "examples" in e and "factor" in e), key=gain)
+        return self.uniform(best["factor"]) if gain(best) > 1e-9 else None
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections import namedtuple
+from statistics import mean
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -485,12 +486,27 @@ def test_a_program_may_name_the_model(monkeypatch):
         search("kv_retrieval", model="some/model")
 
 
-@pytest.mark.parametrize(("fitness", "factor"), [({1.2: 0.7, 1.5: 0.6}, 1.2), ({1.5: 0.3}, None)])
-def test_the_uniform_factor_to_compare_with_is_one_that_helps(fitness, factor):
+@pytest.mark.parametrize(
+    ("measured", "factor"),
+    [
+        ({1.2: [1, 1, 1, 0], 1.5: [1, 0, 1, 0]}, 1.2),
+        ({1.5: [0, 0, 0, 1]}, None),
+        ({1.5: [1, None, None, None]}, None),  # all right, but so is the plain model on this question
+        ({1.2: [1, 1, None, None], 1.5: [1, 1, 1, 0]}, 1.2),
+    ],
+)
+def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_same_questions(measured, factor):
     def uniform(f):
         return factors_file.Factors.from_list([f])
 
-    measured = {1.0: 0.5, **fitness}
-    entries = {uniform(f).digest(): {"factor": f, "fitness": y, "examples": {}} for f, y in measured.items()}
-    made = SimpleNamespace(journal=SimpleNamespace(entries=entries), uniform=uniform)
+    def score(examples):
+        return SimpleNamespace(fitness=mean(value for value in examples["acc"] if value is not None))
+
+    entries = {
+        uniform(f).digest(): {"factor": f, "fitness": score({"acc": values}).fitness, "examples": {"acc": values}}
+        for f, values in ({1.0: [1, 0, 1, 0]} | measured).items()
+    }
+    made = SimpleNamespace(
+        journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score), uniform=uniform
+    )
     assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
