@@ -54,7 +54,7 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
             first.clear()
         total = max(optimizer.expected_evaluations, asked)
         to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)
-        left = f"about {seconds(to_come * took / answered)}" if answered else "-"
+        left = f"about {seconds(to_come * took / answered)}" if answered and to_come else "-"
         line = (
             f"generation {optimizer.generation}/{optimizer.generations}  individual {asked} of about {total}  "
             f"{individual.origin:9}  fitness {entry['fitness']:.4f}  best {best['fitness']:.4f}  {pace}  left {left}"
