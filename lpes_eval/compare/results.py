@@ -102,7 +102,8 @@ class Task:
 @dataclass(frozen=True)
 class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
-    came from (date, command, packages, dtype, hashes), the tasks by name, and the results JSON itself, if it is one.
+    came from (date, command, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has
+    none, or does not say), and the results JSON itself, if it is one.
     """
 
     path: Path
@@ -110,6 +111,7 @@ class Results:
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
+    per_layer: tuple[float, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -189,8 +191,9 @@ def read(path: str | Path) -> Results:
         tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
         if not tasks:
             raise ValueError("no scores of any task")
-        given = _factors(raw).get("given")
-        return Results(path, _model(raw), None if given is None else str(given), _provenance(raw), tasks, raw)
+        given, per_layer = _factors(raw).get("given"), tuple(map(float, _factors(raw).get("per_layer") or ()))
+        named = None if given is None else str(given)
+        return Results(path, _model(raw), named, _provenance(raw), tasks, per_layer, raw)
 
 
 @contextmanager

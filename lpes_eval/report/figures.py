@@ -211,7 +211,7 @@ def differences(pair: Pair) -> Picture:
 
 def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines: list[Line] = [(run.name, run.per_layer, run.place, ()) for run in runs if run.per_layer]
+    lines: list[Line] = [(run.name, run.results.per_layer, run.place, ()) for run in runs if run.results.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
             lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))

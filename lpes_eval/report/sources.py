@@ -34,12 +34,6 @@ class Run:
         return self.results.model.kind == published.KIND
 
     @property
-    def per_layer(self) -> list[float]:
-        """One factor a layer; empty where the model has none, or does not say."""
-        given = (self.results.raw.get("config") or {}).get("factors")
-        return list(given.get("per_layer") or []) if isinstance(given, Mapping) else []
-
-    @property
     def facts(self) -> dict[str, Any]:
         """Where its scores came from, and what they cost."""
         known = {"packages": {}, "model": {}, **self.results.provenance}

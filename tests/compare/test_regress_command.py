@@ -306,6 +306,7 @@ def test_a_task_may_have_a_slash_in_its_name(tmp_path):
         (("configs", "toy", "metadata"), [1]),
         (("config", "model_args"), 5),
         (("config", "limit"), "x"),
+        (("config", "factors"), {"per_layer": [1, "x"]}),
         (("higher_is_better", "toy"), "up"),
         (("group_subtasks",), {"g": 5}),
         (("prompt_hash",), None),
