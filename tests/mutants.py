@@ -225,6 +225,13 @@ MUTANTS = (
         (f"{SEARCH}/test_made_up_models.py",),
     ),
     Mutant(
+        "what is given up is not asked the rest of its prompts",
+        "search/evaluator.py",
+        "in self.engine.answer(order, may_stop=race is not None):",
+        "in self.engine.answer(order):",
+        (f"{SEARCH}/test_evaluator.py",),
+    ),
+    Mutant(
         "what was given up is not kept",
         "search/optimizers/bands.py",
         "return fitness > than and fitness >= self._least(than)",

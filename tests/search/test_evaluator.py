@@ -251,20 +251,22 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_
     assert 0 in decided
 
 
-def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, load, monkeypatch):
+def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
-    evaluator = Evaluator(toy_lm, load("toy_luck"), tokens_per_batch=1)
+    evaluator = Evaluator(toy_lm, load("toy_luck"))
     measured = [(factors, evaluator(factors)) for factors in individuals(8, seed=2)]
     best = max((full for _, full in measured), key=lambda full: full.fitness)
-    stopped = 0
+    answered = []
+    evaluator.progress = lambda so_far, asked: answered.append(so_far)
+    spared = 0
     for factors, full in measured:
         early = evaluator(factors, Cutoff(best.fitness, best.examples, error=0.0))
         if early.stopped_after:
-            stopped += 1
+            spared += evaluator.prompts - answered[-1]
             assert full.fitness < best.fitness
         else:
             assert early.fitness == full.fitness
-    assert stopped
+    assert spared
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(

@@ -1,6 +1,7 @@
 """Whole searches of models that are made up: which answers are right under which factors is a formula of the test's."""
 
 import hashlib
+import re
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(
         assert found(search(right, "--budget", budget, folder=budget)).name == "best_effort.json"
 
 
-def test_two_metrics_of_a_task_are_two_guards(search):
+def test_two_metrics_of_a_task_are_two_guards(search, capsys):
     def right(s, keys, position):
         if position == 0:
             return 0.9 if s[1] == 1 else 0.1
@@ -124,4 +125,6 @@ def test_two_metrics_of_a_task_are_two_guards(search):
     for k, (first, second) in enumerate((guards, guards[::-1])):
         folder = search(right, "--examples", "48", *first, *second, folder=f"out{k}")
         assert found(folder).name == "best_effort.json"
+        named = re.search("^Guards .*$", capsys.readouterr().out, re.M)[0]
+        assert all(f"kv_retrieval{one} (" in named for one in (", num_keys=10", ":acc@0", ":acc@100"))
     search(right, *guards[0], *guards[0], folder="twice", status=2)
