@@ -1,17 +1,19 @@
 """How much faster the search answers than ``simple_evaluate``, and the share of each measure.
 
     python benchmarks/search_speed.py --individuals 20 --examples 200
+    python benchmarks/search_speed.py --every 4 --examples 96
 
-Every individual that the default search asks for is measured by ``lm_eval.simple_evaluate``, by the search's
-evaluator, and by the same evaluator with one measure switched off at a time: in turns, on the same machine, model and
-examples. It stops where a single example's score differs. Rows are written after every individual: first the run's
-own, with command, machine and versions, then one an individual. ``python -m benchmarks.experiments.page`` makes the
-table of ``docs/results.md`` from them.
+The first individuals that the default search asks for, or with ``--every`` some of a whole search, are measured by
+``lm_eval.simple_evaluate``, by the search's evaluator, and by the same evaluator with one measure switched off at a
+time: in turns, on the same machine, model and examples. It stops where a single example's score differs. Rows are
+written after every individual: first the run's own, with command, machine and versions, then one an individual.
+``python -m benchmarks.experiments.page`` makes the table of ``docs/results.md`` from them.
 """
 
 import argparse
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -49,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--individuals", type=at_least(1), default=20, help="with different factors")
-    add("--examples", type=at_least(1), default=200)
+    add("--every", type=at_least(1), metavar="N", help="run a whole search, and compare every Nth individual")
+    add("--examples", type=at_least(1), default=200, help="with --every, a scan's first steps ask a quarter of them")
     add("--switched_off", type=at_least(0), default=sys.maxsize, metavar="N", help="for N individuals, evenly spread")
     add("--batch_size", type=at_least(1), default=16, help="simple_evaluate's, and of fixed batches")
     add("--pretrained", default="reference")
@@ -80,21 +83,24 @@ def main() -> None:
         raise UserError(f"nothing to compare: lm-eval's own loop answers, because {evaluator.slow_because}")
     metadata = {**args.metadata, "split": "search", "positions": list(POSITIONS)}
 
-    def by_the_harness(factors):
-        """Every example's score, by column."""
+    def by_the_harness(factors, limit):
+        """Every example's score, by column; None of those that are not asked."""
         lm.set_factors(factors)
         manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
-        options = {"limit": args.examples, "task_manager": manager, "metadata": metadata}
+        options = {"limit": limit, "task_manager": manager, "metadata": metadata}
         found = lm_eval.simple_evaluate(model=lm, tasks=[args.task], **options)["samples"]
         scores = {}
         for name, (objective, column) in evaluator.columns.items():
             of = {sample["doc_id"]: sample[column.metric] for sample in found[objective.name]}
-            scores[name] = [of[number] for number in objective.numbers]
+            scores[name] = [of.get(number) for number in objective.numbers]
         return scores
 
-    apart = max(1, args.individuals // max(1, args.switched_off))
+    space = Space.free(evaluator.num_layers)
+    scan = BandScan(space, start=space.line(1.0, 1.0))
+    most = math.ceil(scan.max_evaluations / args.every) if args.every else args.individuals
+    apart = max(1, most // max(1, args.switched_off))
 
-    def measured(factors, number):
+    def measured(factors, number, part):
         """A row: seconds and counts by variant, in turns, so that none is always the first."""
         turn = [HARNESS, ALL, *(without if args.switched_off and number % apart == 0 else ())]
         row, scores = {"seconds": {}, "counts": {}}, {}
@@ -102,9 +108,9 @@ def main() -> None:
             count = getattr(getattr(variants.get(variant), "engine", None), "count", None)
             before, start = dict(vars(count)) if count else {}, time.perf_counter()
             if variant == HARNESS:
-                scores[variant] = by_the_harness(factors)
+                scores[variant] = by_the_harness(factors, len(part or evaluator.questions))
             else:
-                found = variants[variant](factors)
+                found = variants[variant](factors, part=part)
                 scores[variant] = found.examples
             row["seconds"][variant] = time.perf_counter() - start
             row |= {"fitness": found.fitness} if variant == ALL else {}
@@ -116,7 +122,7 @@ def main() -> None:
             row["seconds"][REBUILT] = row["seconds"][ALL] + time.perf_counter() - start
         for variant, by_column in scores.items():
             if differing := [name for name in evaluator.columns if by_column[name] != scores[HARNESS][name]]:
-                raise UserError(f"{variant}, individual {number + 1}: examples of {differing} score otherwise")
+                raise UserError(f"{variant}, comparison {number + 1}: examples of {differing} score otherwise")
         row["scores_compared"] = sum(map(len, scores[HARNESS].values())) * (len(turn) - 1)
         return row
 
@@ -131,23 +137,27 @@ def main() -> None:
         "prompt_tokens_an_individual": evaluator.prompt_tokens,
     }
     others = [row for row in files.read_jsonl(args.out) if row["run"] != args.run] if args.out.exists() else []
-    space = Space.free(evaluator.num_layers)
-    scan, rows = BandScan(space, start=space.line(1.0, 1.0)), {}
-    while len(rows) < args.individuals and not scan.done:
+    known, rows = {}, []
+    while len(rows) < most and not scan.done:
+        part = evaluator.part(scan.effort) if args.every else None
         fitness = []
         for individual in scan.ask():
             factors = tuple(y for _, y in individual.points)
-            if factors not in rows and len(rows) < args.individuals:
-                named = {"run": args.run, "factors": factors, "origin": individual.origin}
-                rows[factors] = row = named | measured(factors, len(rows))
-                head["load_average"] = os.getloadavg()[0]
-                written = (*others, head, *rows.values())
-                files.write_atomically(args.out, "".join(json.dumps(one) + "\n" for one in written))
-                seconds = ", ".join(f"{name} {value:.1f} s" for name, value in row["seconds"].items())
-                print(f"{len(rows)}: {row['origin']}, fitness {row['fitness']:.3f}; {seconds}", flush=True)
-            fitness.append(rows[factors]["fitness"] if factors in rows else -1.0)  # -1: beyond the number asked for
+            if (asked := (factors, len(part or ()))) not in known and len(rows) < most:
+                if len(known) % (args.every or 1):
+                    known[asked] = evaluator(factors, part=part).fitness
+                else:
+                    row = {"run": args.run, "factors": factors, "origin": individual.origin}
+                    rows.append(row | measured(factors, len(rows), part))
+                    known[asked] = rows[-1]["fitness"]
+                    head["load_average"] = os.getloadavg()[0]
+                    written = (*others, head, *rows)
+                    files.write_atomically(args.out, "".join(json.dumps(one) + "\n" for one in written))
+                    seconds = ", ".join(f"{name} {value:.1f} s" for name, value in rows[-1]["seconds"].items())
+                    print(f"{len(rows)}: {individual.origin}, fitness {known[asked]:.3f}; {seconds}", flush=True)
+            fitness.append(known.get(asked, -1.0))  # -1: beyond the number asked for
         scan.tell(fitness)
-    found = speed_of([head, *rows.values()])
+    found = speed_of([head, *rows])
     for name, seconds in found["seconds"].items():
         print(f"{name:36} {seconds:8.2f} s an individual, {found['slower'][name]:.2f} times {ALL}")
     print(f"{found['median']:.1f} times as fast as {HARNESS} (median); every example's score was equal")
