@@ -256,12 +256,15 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
         parent = known.get((factors_of(least[0], kind.curve, L), n), (0, None))[1] if least else None
         if least is not None and parent is not None:
             race = Race([0.0] * n, [1 / n] * n, list(parent), kind.error, margin=least[1] - float(parent.sum()))
-            for asked, unit in enumerate(shuffled(range(n), stream("order", repr(factors))), 1):  # noqa: B007
-                race.take(unit, float(values[unit]))
+            seen: list[float] = []
+            for unit in shuffled(range(n), stream("order", repr(factors))):
+                seen.append(float(values[unit]))
+                race.take(unit, seen[-1])
                 if race.lost:
                     break
-            if race.lost and asked < n:
-                fitness, values = min(least[1] - 1e-9, fitness), None
+            asked = len(seen)
+            if race.lost and asked < n:  # its fitness is that of what it was asked
+                fitness, values = min(least[1] - 1e-9, n * math.fsum(seen) / asked), None
         prompts += 3 * asked
         seconds += 3 * asked * landscape.seconds(factors)
         known[factors, n] = fitness, values
