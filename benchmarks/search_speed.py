@@ -123,7 +123,9 @@ def main() -> None:
         for variant, by_column in scores.items():
             if differing := [name for name in evaluator.columns if by_column[name] != scores[HARNESS][name]]:
                 raise UserError(f"{variant}, comparison {number + 1}: examples of {differing} score otherwise")
-        row["scores_compared"] = sum(map(len, scores[HARNESS].values())) * (len(turn) - 1)
+        row["prompts"] = evaluator.asked(part)
+        asked = sum(score is not None for by_example in scores[HARNESS].values() for score in by_example)
+        row["scores_compared"] = asked * (len(turn) - 1)
         return row
 
     head = {
@@ -133,7 +135,7 @@ def main() -> None:
         "machine": hardware(torch.get_num_threads(), str(lm.device)),
         "packages": {**packages(), "python": platform.python_version()},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "prompts_an_individual": evaluator.prompts,
+        "prompts_an_individual": evaluator.prompts,  # at most
         "prompt_tokens_an_individual": evaluator.prompt_tokens,
     }
     others = [row for row in files.read_jsonl(args.out) if row["run"] != args.run] if args.out.exists() else []

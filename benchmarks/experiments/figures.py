@@ -251,7 +251,8 @@ def speed_of(table: Iterable[Row]) -> Row:
     return {
         "name": f"{asked['pretrained']}, {machine.get('gpu') or machine['processor']}",
         "individuals": len(rows),
-        "prompts": head["prompts_an_individual"],
+        "prompts": sorted({row.get("prompts", head["prompts_an_individual"]) for row in rows}),
+        "every": asked.get("every"),
         "compared": sum(row["scores_compared"] for row in rows),
         "seconds": {name: column.mean() for name, column in seconds.items()},
         "slower": {name: column.sum() / every[column.notna()].sum() for name, column in seconds.items()},
