@@ -155,6 +155,8 @@ class Factors:
 
     def fitted(self, num_layers: int) -> Factors:
         """These factors for a model of another depth: each layer's by its relative depth, linear between two layers."""
+        if self.factors is None and self.num_layers is None:  # they are for any depth
+            return self
         own = self.per_layer()
         if len(own) == num_layers:
             return self
@@ -175,7 +177,8 @@ class Factors:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
         from lpes_eval.report import figures
 
-        line = ("factors", self.per_layer(num_layers), 1, figures.points_of(self))
+        values = self.per_layer(num_layers)
+        line = ("factors", values, 1, figures.points_of(self, len(values)))
         return figures.factors([line]).in_notebook()
 
     # -- keeping it --------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     if model is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
     name, revision = (model, None) if isinstance(model, str) else (model["name"], model.get("revision"))
-    base = [f"base_model: {json.dumps(name)}"] if name.count("/") == 1 and not name.startswith((".", "lpes-")) else []
+    on_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "lpes-"))
+    base = [f"base_model: {json.dumps(name)}"] if on_the_hub else []
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
     yield from ("", f"    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}", "")

@@ -21,6 +21,7 @@ from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
 from lpes_eval.factors import Factors, load, parse
 from lpes_eval.files import write_atomically
+from lpes_eval.report.figures import points_of
 
 SCHEMA = json.loads(Path(module.__file__).with_name("factors.schema.json").read_text())
 GOOD = {"format": "lpes-factors", "version": 1, "factors": [1.0, 1.5, 2.0, 1.2]}
@@ -273,6 +274,9 @@ def test_a_link_is_written_through_and_a_pipe_is_written_into(tmp_path):
     os.close(reader)
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"old", "link", "pipe", "dangling", "folder"}
+    old.chmod(0o600)
+    write_atomically(old, "private")
+    assert old.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_factors_command_shows_one_line_a_layer_or_what_is_wrong(tmp_path, capsys):
@@ -309,3 +313,13 @@ def test_factors_for_another_depth_keep_their_relative_depth():
         expected = np.interp(np.linspace(0, 1, depth), np.linspace(0, 1, len(own)), own)
         assert found == pytest.approx(list(expected))
     assert Factors.from_list(own).fitted(3).per_layer() == [1.0, 1.1, 2.0]
+    for factors in (Factors.from_uniform(1.5), Factors.from_curve("linear", [(0, 1.0), (1, 2.0)])):  # for any depth
+        assert factors.fitted(9).per_layer(9) == factors.per_layer(9)
+
+
+@pytest.mark.parametrize(
+    ("unscaled", "places"), [((), [0, 31 / 3, 31]), ((0, 1), [2, 2 + 29 / 3, 31]), (range(32), [])]
+)
+def test_control_points_are_drawn_at_the_layers_where_they_act(unscaled, places):
+    curve = Factors.from_curve("linear", [(4, 1.0), (5, 2.0), (7, 1.0)], unscaled_layers=unscaled)
+    assert [x for x, _ in points_of(curve, 32)] == pytest.approx(places)

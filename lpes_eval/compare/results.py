@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -289,21 +289,26 @@ def read_samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
             f"{results}: {len(found)} sample files of {task} beside it, and its name has no date to tell which is its "
             "own; keep the name that lm_eval gave it"
         )
-    by_filter: dict[str, dict[tuple[bool, Any], dict[str, Any]]] = {}
+    by_filter: dict[str, list[dict[str, Any]]] = {}
     for path in found:
         with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
             for line in files.read_jsonl(path, required=SAMPLE_FIELDS):
-                document = line["doc"] if isinstance(line["doc"], dict) else {}
-                question = document.get("question_id", line["doc_id"])
-                key = (not isinstance(question, int), question if isinstance(question, int) else str(question))
-                samples = by_filter.setdefault(str(line.get("filter", "none")), {})
-                if key in samples:
-                    raise DataError(
-                        f"{path}: question {question} is there twice; the samples of two runs went to one file, "
-                        "or the task gives two documents the same question_id"
-                    )
-                samples[key] = line
-    return {name: [samples[key] for key in sorted(samples)] for name, samples in by_filter.items()}
+                by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
+            by_filter = {name: _in_order(path, lines) for name, lines in by_filter.items()}
+    return by_filter
+
+
+def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The samples by question, or by document where a task gives several documents the same ``question_id``."""
+    for name in ("question_id", "doc_id"):
+        keyed = {}
+        for line in lines:
+            named = line["doc"] if name == "question_id" and isinstance(line["doc"], dict) else line
+            question = named.get(name, line["doc_id"])
+            keyed[not isinstance(question, int), question if isinstance(question, int) else str(question)] = line
+        if len(keyed) == len(lines):
+            return [keyed[key] for key in sorted(keyed)]
+    raise DataError(f"{path}: question {question} is there twice; the samples of two runs went to one file")
 
 
 def _digest(hashes: Iterable[str]) -> str:

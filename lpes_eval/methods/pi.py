@@ -29,6 +29,7 @@ class OneFactor(LayerFactors):
     """
 
     factors: Any = field(init=False, repr=False)
+    fit: Any = field(init=False, repr=False, default=None)
     factor: Any = 1.5
     skip: Any = 0
 
@@ -51,7 +52,10 @@ class PI(LPES):
     paper = "2306.15595"
     published_time = None
     Inside = OneFactor
-    foreign: ClassVar = {"factors": "pi takes factor=NUMBER for all layers; factors=FILE is for lpes"}
+    foreign: ClassVar = {
+        "factors": "pi takes factor=NUMBER for all layers; factors=FILE is for lpes",
+        "fit": "one factor fits models of any depth; fit= is for lpes",
+    }
     benchmark_settings = MethodLM.benchmark_settings
 
 

@@ -214,7 +214,8 @@ def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
     lines: list[Line] = [(run.name, run.results.per_layer, run.place, ()) for run in runs if run.results.per_layer]
     for place, search in enumerate(searches, len(runs)):
         if search.found and search.found.num_layers:
-            lines.append((search.name, search.found.per_layer(), place, points_of(search.found)))
+            values = search.found.per_layer()
+            lines.append((search.name, values, place, points_of(search.found, len(values))))
     return factors(lines) if lines else None
 
 
@@ -234,9 +235,22 @@ def factors(lines: Sequence[Line]) -> Picture:
     return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def points_of(found: Factors) -> Sequence[tuple[float, float]]:
-    """The control points of a curve, unless it is one free factor a layer."""
-    return () if found.curve is None or found.curve[0] == "free" else found.curve[1]
+def points_of(found: Factors, depth: int) -> Sequence[tuple[float, float]]:
+    """The control points of a curve at the layers where they act, unless it is one free factor a layer."""
+    if found.curve is None or found.curve[0] == "free":
+        return ()
+    (first, _), *_, (last, _) = points = found.curve[1]
+    scaled = [h for h in range(depth) if h not in found.unscaled_layers]
+    if not scaled:
+        return ()
+
+    def layer(x: float) -> float:
+        """From the first scaled layer at the first x to the last at the last, linear between two layers."""
+        part, whole = math.modf((x - first) / (last - first) * (len(scaled) - 1))
+        below, above = scaled[int(whole)], scaled[min(int(whole) + 1, len(scaled) - 1)]
+        return below + part * (above - below)
+
+    return [(layer(x), y) for x, y in points]
 
 
 def progress(search: Search, cost: str = "prompts") -> Picture | None:

@@ -104,8 +104,8 @@ class Search:
 
     @property
     def baselines(self) -> list[Mapping[str, Any]]:
-        """The entries of the plain model."""
-        return [entry for entry in self.entries if entry.get("origin") == "baseline"]
+        """The plain model's entry, the first one, which an optimiser may have asked for too."""
+        return list(self.entries[:1])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     for run in runs:
         for name in run.results.tasks:
             for known, members in groups:
-                if known == name and _stand_together(members[0], run, name):
+                if known == name and all(_stand_together(one, run, name) for one in members):
                     members.append(run)
                     break
             else:
@@ -222,8 +222,10 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
                     asked[name] = tasks[0]
             if asked:
                 try:
+                    both = asked.keys() | (b.results.tasks.keys() - a.results.tasks.keys())
                     own = replace(a.results, tasks=asked)
-                    found.append(Pair(a, b, compare(own, b.results, prompts_may_differ=prompts_may_differ)))
+                    theirs = replace(b.results, tasks={name: b.results.tasks[name] for name in both})
+                    found.append(Pair(a, b, compare(own, theirs, prompts_may_differ=prompts_may_differ)))
                     break
                 except UserError as error:
                     why.append(f"{a.name} and {b.name}: {error}.")

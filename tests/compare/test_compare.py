@@ -106,10 +106,18 @@ def test_other_files_are_refused_in_one_line(tmp_path, content, message):
 def test_a_question_that_is_there_twice_and_one_that_is_none_are_refused(tmp_path):
     path = write_run(tmp_path, {0: [1.0, 0.0]})
     [samples] = tmp_path.glob("samples_*")
-    for content, message in ((samples.read_text() * 2, "question 0 is there twice"), ("5\n", "line 1: found int")):
+    for content, message in ((samples.read_text() * 2, "is there twice"), ("5\n", "line 1: found int")):
         samples.write_text(content)
         with pytest.raises(UserError, match=message):
             results.read(path)
+
+
+def test_documents_that_share_a_question_id_are_told_apart_by_their_number(tmp_path):
+    """As lm-eval's score tasks have them."""
+    path = write_run(tmp_path, {0: [1.0, 0.0, 1.0]})
+    [samples] = tmp_path.glob("samples_*")
+    samples.write_text(re.sub(r'"question_id": \d', '"question_id": "one"', samples.read_text()))
+    assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0, 1.0)
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):

@@ -202,6 +202,11 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
     assert [dict(metric.values) for metric in first_line.runs.values()][1] == {"0 %": 1.0, "50 %": 0.0}
     assert [run.name for run in whole.runs] == ["gpt"]
     assert "gpt (published)" in report(own, csv).text
+    other = write_run(
+        tmp_path / "x", BEFORE, group="mdqa_pos", metric="best_subspan_em", metadata={"num_documents": 20}, text="other"
+    )
+    runs = sources.read([csv, own.parent, other.parent])[0]  # own and other have other questions
+    assert [run.name for run in sources.panels(runs)[0].runs] == ["gpt", "own"]
     csv.write_text("\n".join([header, *rows[:-1]]))
     assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
 
