@@ -74,6 +74,7 @@ def search(
     """
     from argparse import ArgumentTypeError
 
+    from lpes_eval import reference
     from lpes_eval.errors import UserError
     from search import config, ga, run
     from search.parser import build_parser
@@ -89,8 +90,17 @@ def search(
             except (ArgumentTypeError, ValueError) as error:
                 raise UserError(f"search(): {action.dest}: {error}") from None
     vars(args).update(flags)
+    for name, way_out in (("dry_run", "is the command's alone"), ("resume", "name the folder as output=")):
+        if flags.get(name):
+            raise UserError(f"search(): {name}: {way_out}")
     if isinstance(model, str):
         args.model_args, model = {**args.model_args, "pretrained": model}, None
+    elif model is not None:
+        if args.workers:
+            raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
+        loaded = model.config._name_or_path
+        shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
+        args.model_args = {**args.model_args, "pretrained": next(shipped, loaded)}
     args.tasks = list(tasks) or args.tasks
     kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
     args.optimizer = optimizer if isinstance(optimizer, str) else args.optimizer

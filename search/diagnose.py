@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.tables import reader_may_leave
-from lpes_eval.errors import PromptTooLong, UserError
+from lpes_eval.data import mdqa, source
+from lpes_eval.errors import DataError, PromptTooLong, UserError
 from lpes_eval.flags import at_least, budget, mapping
 from search import config
 from search.optimizers.bands import levels_of
@@ -225,7 +226,7 @@ def _load(found: Diagnosis, name: str) -> None:
             questions = args.questions if number != 2 * (size or 0) else SCANNED  # these take longest
             one = (objective, evaluator) if number == size else build(questions, None, **{setting: number})
             found.lengths.append(Length(*one, title, number))
-        except PromptTooLong as error:
+        except (PromptTooLong, DataError) as error:  # a file of one's own has one size
             found.refused.append(f"{name}, {title}: {error}")
     found.scans.append(Scan(objective.name, name, build(SCANNED + args.questions, POSITIONS)[1]))
 
@@ -287,8 +288,11 @@ def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[flo
 def search_command(found: Diagnosis, name: str) -> str:
     """The command that starts a search on this task."""
     args, command = found.args, ["python", "-m", "search.ga", "--tasks", name]
-    model = {"pretrained": args.pretrained} | args.model_args
-    for flag, values in (("model_args", model), ("metadata", args.metadata)):
+    model, metadata = {"pretrained": args.pretrained} | args.model_args, args.metadata
+    scanned = next(scan.evaluator.objectives[0].task for scan in found.scans if scan.asked == name)
+    if isinstance(scanned, mdqa.Task) and source.asked(model | metadata) != source.asked(args.model_args | metadata):
+        metadata = metadata | {"source": "generated"}  # else the search would ask a named model the official articles
+    for flag, values in (("model_args", model), ("metadata", metadata)):
         if values:
             command += [f"--{flag}", ",".join(f"{key}={value}" for key, value in values.items())]
     command += ["--device", args.device] if args.device else []

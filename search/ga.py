@@ -104,12 +104,12 @@ def run(search: Search) -> Outcome | None:
                     fittest, best = search.chosen()
             except KeyboardInterrupt:
                 if so_far is not None:
-                    plain = to_beat[PLAIN]["fitness"]
-                    print(f"\nBest so far: fitness {so_far['fitness']:.4f}, the plain model {plain:.4f}", flush=True)
+                    print(f"\nBest so far, on {so_far['prompts']} prompts: fitness {so_far['fitness']:.4f}, ", end="")
+                    print(f"the plain model {search.plain_on(so_far):.4f}", flush=True)
                     print(f"Its factors: {args.output / 'best_effort.json'}", flush=True)
                 raise
         outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))
-        outcome.file = write_factors(search, outcome)
+        outcome.file = write_factors(search, outcome, "best_effort.json" if search.held_out else "")
         pages.write(search, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:
             outcome.held_out = evaluate_held_out(search, outcome.found)

@@ -76,6 +76,7 @@ class Search:
         optimizer.history = journal.generations
         fittest: tuple[Individual, dict[str, Any]] | None = None
         best: Individual | None = None
+        counted: set[str] = set()  # factors that are asked for again cost nothing again
         unit, most = self.args.budget or ("seconds", math.inf)
         while best is None and not optimizer.done:
             fitness, part = [], self.evaluator.part(optimizer.effort)
@@ -103,8 +104,9 @@ class Search:
                 elif not own:  # an individual from now on
                     journal.record(name, {**known, **made})
                 entry = journal.entries[name]
-                for each in self.spent:
+                for each in self.spent if name not in counted else ():
                     self.spent[each] += entry[each]
+                counted.add(name)
                 if fittest is None or rank(entry) > rank(fittest[1]):
                     fittest = individual, entry
                 watch(individual, entry, new)
@@ -145,18 +147,19 @@ class Search:
     @property
     def best_uniform(self) -> Factors | None:
         """The uniform factor that gains most over the plain model on the same questions; None where none does."""
-        entries = self.journal.entries
-        plain = entries[self.uniform(1.0).digest()]["examples"]
-
-        def gain(entry: Mapping[str, Any]) -> float:
-            same = {
-                name: [one if value is not None else None for one, value in zip(plain[name], values, strict=True)]
-                for name, values in entry["examples"].items()
-            }
-            return float(entry["fitness"] - self.evaluator.score(same).fitness)
-
-        best = max((e for e in entries.values() if "examples" in e and "factor" in e), key=gain)
+        entries = self.journal.entries.values()
+        gain = lambda entry: entry["fitness"] - self.plain_on(entry)  # noqa: E731
+        best = max((entry for entry in entries if "examples" in entry and "factor" in entry), key=gain)
         return self.uniform(best["factor"]) if gain(best) > 1e-9 else None
+
+    def plain_on(self, entry: Mapping[str, Any]) -> float:
+        """The plain model's fitness on the questions of an individual that was not given up."""
+        plain = self.journal.entries[self.uniform(1.0).digest()]["examples"]
+        same = {
+            name: [one if value is not None else None for one, value in zip(plain[name], values, strict=True)]
+            for name, values in entry["examples"].items()
+        }
+        return self.evaluator.score(same).fitness
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""
@@ -213,7 +216,8 @@ class Search:
         if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
             return None
         points, fitness = least
-        return self._cutoff(fitness, self.journal.entries[self.name(Individual(points, ""))])
+        entry = self.journal.entries[self.name(Individual(points, ""))]
+        return self._cutoff(fitness, entry) if "examples" in entry else None  # its workers died
 
     def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
         from search.evaluator import Cutoff
@@ -312,8 +316,10 @@ def load(
         args.early_stopping = None
     optimizer = make_optimizer(args, evaluator, kind)
     names = [*SETTINGS, *(each.name for each in settings_of(optimizers.load(args.optimizer)))]
-    if args.early_stopping == "probable":  # proof changes nothing about the outcome, so it is no setting
+    if args.early_stopping == "probable":
         names += ["early_stopping", "early_stopping_error"]
+    elif args.early_stopping and optimizer.looks_at_the_lost:  # else proof changes nothing, so it is no setting
+        names += ["early_stopping"]
     settings = {
         "search": {name: getattr(args, name) for name in names},
         "fitness": evaluator.describe(),
@@ -381,8 +387,10 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
         return space.start()
     if isinstance(points, float | int):
         points = [points] * (space.d + 1)
+    if len(points) != space.d + 1:
+        raise UserError(f"--start: {len(points)} control points; expected {space.d + 1}")
     if not any(isinstance(point, list) for point in points):
-        points = list(zip([x for x, _ in space.start()], points, strict=False))
+        points = list(zip([x for x, _ in space.start()], points, strict=True))
     points = space.nearest(to_points(points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"

@@ -69,6 +69,8 @@ class Optimizer:
     a layer."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
+    looks_at_the_lost: ClassVar[bool] = False
+    """Whether the fitness of individuals below the cutoff decides anything, so that giving them up early may, too."""
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
@@ -141,7 +143,7 @@ class Optimizer:
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
-        """An individual and a fitness: what is less fit than that changes nothing, however low its fitness is."""
+        """An individual and a fitness: what is less fit than that is of no use, and may be given up early."""
         return None
 
     def ask(self) -> list[Individual]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass
 
+from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import Individual, Points
@@ -28,6 +30,12 @@ class RandomSearch(Optimizer):
     Config = GenerationConfig
     title = "control points drawn at random, a control"
     default_start = None
+
+    @classmethod
+    def settle(cls, args: Namespace) -> None:
+        """Refuse generations of nobody."""
+        if not args.mutations + args.crossovers:
+            raise UserError("--mutations 0 --crossovers 0: a generation has no individual; expected at least one")
 
     def _set_up(self, model: object) -> None:
         self.max_evaluations = self.config.size * (self.generations + 1)

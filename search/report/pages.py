@@ -226,7 +226,7 @@ def write(search: Search, outcome: Outcome) -> None:
         "factors": outcome.found.per_layer(),
         "best": {name: value for name, value in outcome.best.items() if name not in ("examples", "ended")},
         "to_beat": {
-            name: {key: entry[key] for key in ("key", "fitness", "scores", "seconds")}
+            name: {key: entry[key] for key in ("key", "fitness", "scores", "seconds", "stopped_after") if key in entry}
             for name, entry in outcome.to_beat.items()
         },
         **_totals(search),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -74,6 +75,6 @@ def _table(search: Search, rows: Mapping[str, Entry]) -> Table:
     for heading in ("fitness", *(label(column, several) for _, column in search.evaluator.columns.values())):
         table.add_column(heading, justify="right")
     for name, entry in rows.items():
-        values = [f"{entry['scores'][column]:.3f}" for column in search.evaluator.columns]
+        values = [f"{entry['scores'].get(column, math.nan):.3f}" for column in search.evaluator.columns]
         table.add_row(name, f"{entry['fitness']:.4f}", *values)
     return table

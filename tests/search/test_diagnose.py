@@ -2,10 +2,13 @@
 
 import json
 import random
+import shutil
 
 import pytest
 from scipy.stats import chi2
 
+from lpes_eval import reference
+from lpes_eval.data import kv
 from search import diagnose
 from search.diagnose import bands_of
 from search.report.diagnosis import position_bias
@@ -96,3 +99,26 @@ def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path,
     assert "Traceback" not in printed
     assert said.startswith("diagnose: error: ")
     assert error in said
+
+
+def test_lengths_that_a_file_does_not_have_are_left_out(tmp_path, capsys):
+    records = [kv.generate(i, 8).records for i in range(80)]
+    lines = [json.dumps({"ordered_kv_records": r, "key": r[0][0], "value": r[0][1]}) for r in records]
+    (tmp_path / "kv-retrieval-8_keys.jsonl").write_text("\n".join(lines))
+    assert command(tmp_path / "own", "--metadata", f"num_keys=8,data_dir={tmp_path}", "--budget", "1prompts") == 0
+    said = json.loads((tmp_path / "own" / "diagnosis.json").read_text())
+    assert [one["length"] for one in said["lengths"]] == ["num_keys=8"]
+    assert "num_keys=4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "metadata"), [("kv_retrieval", "num_keys=4"), ("mdqa_pos", "num_documents=2,source=generated")]
+)
+def test_the_search_that_it_names_asks_the_same_data(task, metadata, tmp_path):
+    """On generated articles, where a named model's search would ask the official ones."""
+    model = shutil.copytree(reference.path("kv"), tmp_path / "model")
+    words = ["--tasks", task, "--metadata", metadata.partition(",")[0], "--budget", "1prompts"]
+    assert diagnose.main([str(model), *words, "--output", str(tmp_path / "new")]) == 0
+    (scan,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["scans"]
+    assert f"--metadata {metadata}" in scan["command"]
+    assert ("source" in scan["command"]) == ("source" in metadata)

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from lpes_eval import factors as factors_file
-from lpes_eval import rope
+from lpes_eval import reference, rope
 from lpes_eval.errors import UserError
 from search import config, ga, optimizers, run, search
 from search.guards import Guard, rank
@@ -283,6 +283,7 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
         (["--start", "1.2", "--optimizer", "random"], "leave it out"),
         (["--optimizer", "ga", "--max_dy", "0.25"], "--max_dy 0.25: the grid has steps of 0.1"),
         (["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"], "CMA-ES needs 4"),
+        (["--optimizer", "random", "--mutations", "0", "--crossovers", "0"], "a generation has no individual"),
         (["--optimizer", "gradient", "--epoch_samples", "1"], "--epoch_samples 1: less than one"),
         (["--metadata", "split=search"], "--metadata split="),
         (["--metadata", "positions=0"], "--positions"),
@@ -376,6 +377,27 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
     assert not (tmp_path / "out" / "factors.json").exists()
     assert (tmp_path / "out" / "best_effort.json").exists()
     assert "best_effort.json" in (tmp_path / "out" / "summary.md").read_text()
+
+
+def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command, tmp_path, monkeypatch):
+    def stopped(*_):
+        assert found(tmp_path / "out").name == "best_effort.json"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Outcome, "shown", property(lambda self: True))
+    monkeypatch.setattr(ga, "evaluate_held_out", stopped)
+    assert command(*SMALL, "--held_out_examples", "4")[0] == 130
+    assert found(tmp_path / "out").name == "best_effort.json"
+
+
+def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
+    flags = ["--optimizer", "random", "--control_points", "2", "--mutations", "20", "--crossovers", "0"]
+    flags += ["--generations", "9", "--examples", "5", "--held_out_examples", "0"]
+    assert command(*flags)[0] == 0
+    asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry["generation"] is not None]
+    assert len(asked) < 200  # of 200 draws some have the same factors
+    assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
+    assert "The budget ended" not in (tmp_path / "again" / "summary.md").read_text()
 
 
 def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(command, tmp_path):
@@ -475,6 +497,21 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
         search("toy", model=toy_lm, populaton=3)
     with pytest.raises(UserError, match="budget: expected 90s, 10m"):
         search("toy", model=toy_lm, budget="ten")
+    for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
+        with pytest.raises(UserError, match=rf"search\(\): {flag}: "):
+            search("toy", model=toy_lm, **{flag: value})
+
+
+@pytest.mark.parametrize(
+    ("loaded", "named"), [("some/model", "some/model"), (str(reference.path("kv")), "lpes-eval/reference-kv")]
+)
+def test_a_model_that_a_program_hands_over_goes_by_the_name_that_it_was_loaded_from(
+    toy_lm, task_folder, tmp_path, monkeypatch, loaded, named
+):
+    monkeypatch.setattr(toy_lm.model.config, "_name_or_path", loaded)
+    flags = {"include_path": task_folder, "generations": 0, "population": 4, "parents": 2, "held_out_examples": 0}
+    search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
+    assert factors_file.load(found(tmp_path / "out")).origin["model"] == named
 
 
 def test_a_program_may_name_the_model(monkeypatch):
@@ -509,4 +546,5 @@ def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_sa
     made = SimpleNamespace(
         journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score), uniform=uniform
     )
+    made.plain_on = lambda entry: run.Search.plain_on(made, entry)
     assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
