@@ -28,7 +28,7 @@ def page(rows: Sequence[dict[str, Any]], searches: Sequence[Any], models: Iterab
                 gain = f"{found.gain.mean():+.1f} ± {1.96 * found.gain.sem():.1f}"
                 cells.append(f"{gain}; {found.shown.sum()}/{len(found)}")
             cells.append(f"{of_search.prompts.mean():,.0f}")
-            cells += [f"{of_search.seconds.mean():,.0f}"] * timed
+            cells += ["–" if kind.optimizer == "gradient" else f"{of_search.seconds.mean():,.0f}"] * timed
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
