@@ -175,6 +175,15 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, load, tm
         Evaluator(toy_lm, load("toy", examples=3), cache=cache)(factors)
 
 
+def test_the_time_of_the_plan_is_the_plain_models(toy_lm, load):
+    evaluate = Evaluator(toy_lm, load("toy"))
+    evaluate([1.5] * 3)
+    prompts, seconds = evaluate.time_two_batches()
+    assert 0 < prompts <= evaluate.prompts
+    assert seconds > 0
+    assert set(rope.applied(toy_lm.model) or [1.0]) == {1.0}
+
+
 @pytest.mark.parametrize("split", ["search", "held_out"])
 def test_one_question_cannot_be_divided(toy_lm, task_folder, tmp_path, split):
     lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
