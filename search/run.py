@@ -318,7 +318,7 @@ def load(
     names = [*SETTINGS, *(each.name for each in settings_of(optimizers.load(args.optimizer)))]
     if args.early_stopping == "probable":
         names += ["early_stopping", "early_stopping_error"]
-    elif args.early_stopping and optimizer.looks_at_the_lost:  # else proof changes nothing, so it is no setting
+    elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
         names += ["early_stopping"]
     settings = {
         "search": {name: getattr(args, name) for name in names},

@@ -68,7 +68,7 @@ class BandScan(Optimizer):
     title = "a scan of bands of layers, coarse to fine"
     default_start = 1.0
     ignores = ("curve", "generations")
-    looks_at_the_lost = True  # for finalists, and for the bands that are tuned
+    uses_given_up_fitness = True  # for finalists, and for the bands that are tuned
 
     def _set_up(self, model: object) -> None:
         self._fitness: dict[Points, float] = {}  # on as many examples as now

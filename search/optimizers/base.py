@@ -69,8 +69,8 @@ class Optimizer:
     a layer."""
     needs_every_fitness: ClassVar[bool] = False
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
-    looks_at_the_lost: ClassVar[bool] = False
-    """Whether the fitness of individuals below the cutoff decides anything, so that giving them up early may, too."""
+    uses_given_up_fitness: ClassVar[bool] = False
+    """Whether it learns from individuals below the cutoff, so that giving them up early may change what it finds."""
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
