@@ -105,7 +105,7 @@ def run(search: Search) -> Outcome | None:
             except KeyboardInterrupt:
                 if so_far is not None:
                     print(f"\nBest so far, on {so_far['prompts']} prompts: fitness {so_far['fitness']:.4f}, ", end="")
-                    print(f"the plain model {search.plain_on(so_far):.4f}", flush=True)
+                    print(f"the plain model {search.plain_on(so_far['examples']):.4f}", flush=True)
                     print(f"Its factors: {args.output / 'best_effort.json'}", flush=True)
                 raise
         outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))

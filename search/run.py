@@ -148,16 +148,16 @@ class Search:
     def best_uniform(self) -> Factors | None:
         """The uniform factor that gains most over the plain model on the same questions; None where none does."""
         entries = self.journal.entries.values()
-        gain = lambda entry: entry["fitness"] - self.plain_on(entry)  # noqa: E731
+        gain = lambda entry: entry["fitness"] - self.plain_on(entry["examples"])  # noqa: E731
         best = max((entry for entry in entries if "examples" in entry and "factor" in entry), key=gain)
         return self.uniform(best["factor"]) if gain(best) > 1e-9 else None
 
-    def plain_on(self, entry: Mapping[str, Any]) -> float:
-        """The plain model's fitness on the questions of an individual that was not given up."""
+    def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
+        """The plain model's fitness on the questions that others were asked."""
         plain = self.journal.entries[self.uniform(1.0).digest()]["examples"]
         same = {
             name: [one if value is not None else None for one, value in zip(plain[name], values, strict=True)]
-            for name, values in entry["examples"].items()
+            for name, values in examples.items()
         }
         return self.evaluator.score(same).fitness
 
@@ -262,8 +262,9 @@ class Search:
         plain, least = self.journal.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
         if plain is None:
             return {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
-        beaten = plain["fitness"] if part is None else self.evaluator.only(plain["examples"], part).fitness
-        if measured.fitness <= beaten + 1e-9 or (least and measured.fitness < least[1] - 1e-9):
+        if measured.fitness <= self.plain_on(measured.examples) + 1e-9 or (
+            least and measured.fitness < least[1] - 1e-9
+        ):
             return {}
         share = 1.0 if part is None else self.optimizer.effort
         return {"guards": self._compared(plain, measured, factors, share)}

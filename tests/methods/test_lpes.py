@@ -149,6 +149,7 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (LPES, {"factor": 1.2}, UserError, r"^factor=1.2: lpes takes factors="),
         (LPES, {"factors": Factors.from_list([1.0] * 99)}, FactorsError, r"for 99 layers, the model has \d+"),
         (PI, {"factors": 1.2}, UserError, "factors=FILE is for lpes"),
+        (PI, {"fit": "relative_depth"}, UserError, "fit=relative_depth: one factor fits models of any depth"),
         (PI, {"factor": 0}, FactorsError, "factor=0: .* expected a number from 0.001"),
         (PI, {"skip": 6}, UserError, "^skip=6: the model has 6 layers, of which none"),
         *(

@@ -228,6 +228,11 @@ def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, repor
 # --- searches ---
 
 
+def test_the_plain_model_that_an_optimiser_asked_for_too_stays_the_baseline(tmp_path):
+    folder = write_search(tmp_path / "s", [individual(3, 0.5, key="plain", origin="finalist"), individual(1, 0.6)])
+    assert [entry["key"] for entry in sources.search("s", folder).baselines] == ["plain"]
+
+
 def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     lines = [
         individual(0, 0.5, key="plain", generation=None, origin="baseline"),

@@ -18,7 +18,7 @@ from search.engines.harness import HarnessEngine
 from search.journal import Journal
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.run import Search
-from search.space import Space
+from search.space import Space, to_points
 
 
 def test_what_does_not_fit_the_disk_is_not_believed_and_what_was_there_stays(tmp_path, disk):
@@ -99,3 +99,6 @@ def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_
     assert failed
     assert all(entry["failed"] == "3 workers died" for entry in failed)
     assert search.factors(best).per_layer()[0] <= 1.6
+    search.args.early_stopping = "bound"
+    search.optimizer = SimpleNamespace(cutoff=(to_points(failed[0]["points"]), 0.0))
+    assert search.cutoff is None  # it has no answers to be held against

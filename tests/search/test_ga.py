@@ -128,6 +128,10 @@ def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byt
     assert reports["hasty"]["stopped_early"] > 0
     assert reports["hasty"]["prompts"] < reports["patient"]["prompts"]
     assert found(tmp_path / "hasty").read_bytes() == found(tmp_path / "patient").read_bytes()
+    scan = ["--tasks", "toy_luck", "--examples", "3", "--held_out_examples", "0", "--budget", "1prompts"]
+    assert command(*scan, "--early_stopping", "bound", output=tmp_path / "scan")[0] == 0
+    settings = [report(tmp_path / name)["settings"]["search"] for name in ("hasty", "scan")]
+    assert ["early_stopping" in each for each in settings] == [False, True]  # a scan may find others by it
 
 
 def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path, monkeypatch):
@@ -272,6 +276,8 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
     assert first("--start", str(file))[0] == tuple(points)
     factors_file.Factors.from_list([1.033, 1.449, 1.25, 1.0]).save(file)
     assert [y for _, y in first("--start", str(file), "--curve", "free", layers=4)[0]] == [1.0, 1.4, 1.3, 1.0]
+    with pytest.raises(UserError, match="--start: 4 control points; expected 3"):
+        first("--start", str(file), "--curve", "free", layers=3)
 
 
 @pytest.mark.parametrize(
@@ -546,5 +552,5 @@ def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_sa
     made = SimpleNamespace(
         journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score), uniform=uniform
     )
-    made.plain_on = lambda entry: run.Search.plain_on(made, entry)
+    made.plain_on = lambda examples: run.Search.plain_on(made, examples)
     assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
