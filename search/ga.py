@@ -101,7 +101,7 @@ def run(search: Search) -> Outcome | None:
             try:
                 fittest, best = search.run(watch)
                 if args.choose:
-                    fittest, best = search.chosen()
+                    fittest, best = search.chosen(fittest, best)
             except KeyboardInterrupt:
                 if so_far is not None:
                     print(f"\nBest so far, on {so_far['prompts']} prompts: fitness {so_far['fitness']:.4f}, ", end="")

@@ -119,11 +119,15 @@ class Search:
         fitter = self.guards and entry["fitness"] > journal.entries[self.uniform(1.0).digest()]["fitness"]
         return best, self._with_guards(factors) if fitter else entry
 
-    def chosen(self) -> tuple[Individual, dict[str, Any]]:
-        """The best individual by ``--choose``, of those that were measured in full and worsen no guard."""
+    def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Individual, dict[str, Any]]:
+        """The best individual by ``--choose``, of those that were measured in full and worsen no guard.
+
+        Where a budget ends the search before it asks all questions, that is ``fittest`` alone, with its entry ``best``.
+        """
         entries = self.journal.entries
         plain = entries[self.uniform(1.0).digest()]
-        found = trades([plain, *self.journal.individuals.values()], self.evaluator)
+        individuals = [*self.journal.individuals.values(), {**best, **fittest.to_dict()}]
+        found = trades([plain, *individuals], self.evaluator)
         for trade in ranked(found, self.args.choose, self.evaluator):
             if trade.entry["key"] == plain["key"]:
                 break

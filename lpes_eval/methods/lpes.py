@@ -15,7 +15,7 @@ from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from lpes_eval.config_field import FIELD, carried
+from lpes_eval.config_field import FIELD, carried, holder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.methods.base import InModel, MethodLM, one_of
@@ -76,8 +76,9 @@ class LayerFactors(InModel):
 
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model; without any, refuse one that has some in it."""
-        self._model = model
-        self.read(getattr(model, "config", None))
+        self._model, config = model, getattr(model, "config", None)
+        self._carried = getattr(holder(config), FIELD, None)
+        self.read(config)
         if self.parsed is not None:
             self.check(model)
             rope.apply(model, self.parsed)
@@ -88,6 +89,8 @@ class LayerFactors(InModel):
     def detach(self) -> None:
         """Leave the model exactly as it was."""
         rope.remove(self._model)
+        if self._carried is not None:
+            setattr(holder(self._model.config), FIELD, self._carried)
 
     def describe(self) -> dict[str, Any]:
         """The factors, one a layer."""

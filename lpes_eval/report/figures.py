@@ -142,14 +142,16 @@ def draw(
             for picture in (progress(search), progress(search, "seconds"), tradeoff(search))
         ],
     }
+    return {section: [picture for picture in pictures if picture is not None] for section, pictures in found.items()}
+
+
+def save(pictures: Sequence[Picture], folder: Path) -> None:
+    """Write all pictures into a folder; of several with one name (two sets of examples, two folders) each its own."""
     names: list[str] = []
-    drawn: dict[str, list[Picture]] = {section: [] for section in found}
-    for section, pictures in found.items():
-        for picture in filter(None, pictures):
-            names.append(picture.name)
-            n = names.count(picture.name)  # two sets of examples may have one name
-            drawn[section].append(replace(picture, name=f"{picture.name}-{n}") if n > 1 else picture)
-    return drawn
+    for picture in pictures:
+        names.append(picture.name)
+        n = names.count(picture.name)
+        replace(picture, name=f"{picture.name}-{n}" if n > 1 else picture.name).save(folder)
 
 
 def positions(panel: Panel) -> Picture:

@@ -68,8 +68,7 @@ def write(
     pictures = drawing.draw(runs, panels, pairs, searches)
     pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
     if figures:
-        for picture in (one for section in pictures.values() for one in section):
-            picture.save(Path(figures))
+        drawing.save([picture for section in pictures.values() for picture in section], Path(figures))
     page = render(
         runs=runs,
         searches=searches,

@@ -158,7 +158,8 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
     drawn = figures.draw(runs, sources.panels(runs), pairs, [])
-    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
+    figures.save([picture for section in drawn.values() for picture in section], tmp_path / "figures")
+    assert len([*(tmp_path / "figures").glob("*.svg")]) == 5  # each a file of its own
     assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
         ["short a", "short b"],
         ["long a", "long b"],

@@ -81,6 +81,16 @@ def test_remove_leaves_the_configuration_as_a_plain_models(folder):
     assert not (model.config.to_dict().keys() - plain.keys() - {"architectures", "dtype"})
 
 
+def test_detach_leaves_what_the_folder_carries(folder):
+    from lpes_eval.methods.pi import PI
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    PI.apply(model, factor=1.3).detach()
+    assert rope.applied(model) is None
+    lpes_eval.apply(model)
+    assert rope.applied(model) == FACTORS
+
+
 def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))  # there are no weights

@@ -115,6 +115,17 @@ def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(
         assert found(search(right, "--budget", budget, folder=budget)).name == "best_effort.json"
 
 
+def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chosen(search):
+    def handed_over(*flags, folder):
+        found = search(lambda s, keys, position: 0.3 + 0.6 * (mean(s) - 1), *flags, folder=folder)
+        return report(found)["factors"]
+
+    flags = ["--budget", "450prompts", "--guard", "none"]
+    fittest = handed_over(*flags, folder="fittest")
+    assert fittest != [1.0] * 4
+    assert handed_over(*flags, "--choose", "worst", folder="chosen") == fittest
+
+
 def test_two_metrics_of_a_task_are_two_guards(search, capsys):
     def right(s, keys, position):
         if position == 0:
