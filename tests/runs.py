@@ -81,6 +81,7 @@ def write_run(
                 "higher_is_better": {group: dict.fromkeys(metrics, higher_is_better)},
                 "n-samples": {group: {"original": n, "effective": n}},
                 "config": {
+                    "lpes_eval": "0.0.9",
                     "model": kind,
                     "model_args": arguments,
                     "model_num_parameters": parameters,

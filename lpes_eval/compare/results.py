@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-import lpes_eval
 from lpes_eval import files, reference
 from lpes_eval.errors import DataError, UserError
 
@@ -337,7 +336,7 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
         "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
         "command": _command(raw),
         "packages": {
-            "lpes_eval": lpes_eval.__version__,
+            "lpes_eval": config.get("lpes_eval"),
             "lm_eval": raw.get("lm_eval_version"),
             "transformers": raw.get("transformers_version"),
             "torch": torch[1] if torch else None,

@@ -15,6 +15,7 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from torch import nn
 
+import lpes_eval
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 
@@ -148,8 +149,12 @@ class MethodLM(HFLM):
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
 
     def get_model_info(self) -> dict[str, Any]:
-        """What ``hf`` reports, and the method's name and settings."""
-        return super().get_model_info() | {"method": {"name": self._name, **self.method.describe()}}
+        """What ``hf`` reports, the version of this package, and ``recorded``."""
+        return super().get_model_info() | {"lpes_eval": lpes_eval.__version__, **self.recorded()}
+
+    def recorded(self) -> dict[str, Any]:
+        """What is kept of the method with the results: its name and settings."""
+        return {"method": {"name": self._name, **self.method.describe()}}
 
     @property
     def cache_key(self) -> str | None:

@@ -143,14 +143,14 @@ class LPES(MethodLM):
         parsed = self.method.parsed
         return parsed.digest(len(self.layer_factors or ()))[:16] if parsed is not None else None
 
-    def get_model_info(self) -> dict[str, Any]:
-        """What ``hf`` reports, and the factors, their hash and their origin."""
+    def recorded(self) -> dict[str, Any]:
+        """The factors, their hash and their origin."""
         parsed, values = self.method.parsed, self.layer_factors
         info: dict[str, Any] | None = None
         if parsed is not None:
             info = {"given": str(self.method.factors), "per_layer": values}
             info |= {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}
-        return super(MethodLM, self).get_model_info() | {"factors": info}
+        return {"factors": info}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""

@@ -71,8 +71,8 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     call(write_answers(tmp_path / "run", model=model), "--baseline", path, "--update")
     data = json.loads(path.read_text())
     assert data["model"] == {"kind": "hf", "name": "tiny", "parameters": 7}
-    assert data["provenance"]["packages"]["transformers"] == "5.23.0"
-    assert data["provenance"]["packages"]["torch"] == "2.13.0+cpu"
+    evaluated_by = {"lpes_eval": "0.0.9", "lm_eval": "0.4.13", "transformers": "5.23.0", "torch": "2.13.0+cpu"}
+    assert data["provenance"]["packages"] == evaluated_by
     assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
     assert data["provenance"]["command"].startswith("lm_eval --model hf --model_args pretrained=tiny --tasks toy")
     assert str(tmp_path) not in path.read_text()

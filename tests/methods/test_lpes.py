@@ -51,8 +51,9 @@ def test_without_factors_it_is_hf_sample_by_sample_and_factors_leave_no_trace(lp
 def test_factors_in_force_are_recorded_with_their_hash_and_their_origin(lpes, tmp_path):
     made = Factors.from_curve("linear", [(0, 1.0), (1, 1.4)], num_layers=6, origin={"task": "kv_retrieval"})
     made.save(tmp_path / "f.json")
-    info = json.loads(json.dumps(LPES(factors=str(tmp_path / "f.json")).get_model_info(), default=str))["factors"]
-    assert info == {
+    info = json.loads(json.dumps(LPES(factors=str(tmp_path / "f.json")).get_model_info(), default=str))
+    assert info["lpes_eval"] == lpes_eval.__version__
+    assert info["factors"] == {
         "given": str(tmp_path / "f.json"),
         "per_layer": made.per_layer(),
         "sha256": made.digest(),
