@@ -256,15 +256,16 @@ class Pool:
         refs = [*self._running, *self._starting]
         ready, _ = self._ray.wait(refs, timeout=LOOK)
         now = time.monotonic()
-        if ready or self._running:
+        if self._running:
             self._last_there = now
         elif now - self._last_there > SAY_AFTER:
-            logger.warning("no worker is there yet: waiting for the cluster, or for the model to be loaded")
+            waiting = "waiting for the cluster, or for the model to be loaded"
+            logger.warning("no worker is there yet: %s; one that dies starts again, and Ray's logs say why", waiting)
             self._last_there = now
         for ref in ready:
             if (worker := self._starting.pop(ref, None)) is not None:
                 try:
-                    found = self._ray.get(ref)
+                    found, self._last_there = self._ray.get(ref), now
                     self._model = self._model or found["model"]
                     if found["model"] != self._model:
                         raise UserError(f"the worker on {found['node']} has another model than the first worker")

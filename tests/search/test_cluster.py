@@ -1,6 +1,7 @@
 """Workers in processes of their own: the same answers, whoever gives them and whoever dies on the way."""
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -191,7 +192,7 @@ def test_a_worker_with_another_model_than_the_first_is_refused():
     pool = object.__new__(Pool)
     found = [{"node": node, "model": [{"weights_sha256": node}, None]} for node in ("a", "b")]
     pool._ray = type("Ray", (), {"wait": staticmethod(lambda refs, timeout: (refs, [])), "get": found.__getitem__})
-    pool._running, pool._starting, pool._model = {}, {0: "worker", 1: "worker"}, None
+    pool._running, pool._starting, pool._model, pool._last_there = {}, {0: "worker", 1: "worker"}, None, math.inf
     with pytest.raises(cluster.UserError, match="the worker on b has another model"):
         pool._collect()
 
