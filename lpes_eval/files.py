@@ -28,12 +28,13 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def parse(text: bytes | str, where: str) -> Any:
+def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
     """The JSON value of a text, if it means the same to every reader.
 
     Args:
         text: JSON, in UTF-8.
         where: names the place in errors.
+        finite: False to take NaN and Infinity, as Python writes them, for the numbers that they are.
 
     Raises:
         DataError: not UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of
@@ -41,7 +42,8 @@ def parse(text: bytes | str, where: str) -> Any:
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        value = json.loads(text, object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite)
+        number = _finite if finite else float
+        value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
@@ -103,7 +105,11 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_jsonl(
-    path: str | Path, required: Collection[str] | Mapping[str, Any] = (), member: str | None = None
+    path: str | Path,
+    required: Collection[str] | Mapping[str, Any] = (),
+    member: str | None = None,
+    *,
+    finite: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield one object a line; blank lines are passed over.
 
@@ -112,6 +118,7 @@ def read_jsonl(
         required: the fields that every line must have; or a line as it should be, whose fields every line must have,
             with values of the same types. An item of a list must be like one of those in that line.
         member: the file's name in the archive.
+        finite: as ``parse`` has it.
 
     Raises:
         DataError: no such file, a broken archive or one that holds far more than its size, a line that is not a JSON
@@ -121,7 +128,7 @@ def read_jsonl(
     for number, line in enumerate(_lines(Path(path), member), 1):
         if not line.strip():
             continue
-        record = parse(line, f"{place}, line {number}")
+        record = parse(line, f"{place}, line {number}", finite)
         if not isinstance(record, dict):
             raise DataError(f"{place}, line {number}: found {type(record).__name__}, expected a JSON object")
         if missing := [field for field in required if field not in record]:

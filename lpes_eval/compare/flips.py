@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Results, read_samples
+from lpes_eval.compare.results import Results, position_of, read_samples
 from lpes_eval.data import kv, mdqa
 from lpes_eval.harness.segments import Segment, join
 
@@ -73,7 +73,8 @@ def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: s
     """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
     requests = list((line_b.get("arguments") or {}).values()) or [{}]
     place = min(_place(line_b, label), len(requests) - 1)  # one request may be scored under several names
-    prompt = str(requests[place].get("arg_0", ""))
+    asked = requests if label == "all" else [requests[place]]
+    prompt = "\n\n".join(dict.fromkeys(str(one.get("arg_0", "")) for one in asked))
     segments, expected = _labelled(line_b["doc"], label) or ([Segment("prompt", prompt)], line_b.get("target"))
     text = join(segments)
     before, found, after = prompt.partition(text) if text else ("", "", prompt)
@@ -95,7 +96,7 @@ def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | N
     """The prompt's segments and the reference of this package's benchmarks by position; None for any other."""
     if not isinstance(doc, dict) or label == "all":
         return None
-    position = float(label.removesuffix(" %"))
+    position = position_of(label)
     makers: dict[Any, Any] = {kv.Question: kv.Question, mdqa.Example: mdqa.Example.of}
     for kind, make in makers.items():
         if doc.keys() == kind.__dataclass_fields__.keys():
@@ -112,17 +113,22 @@ def _place(line: Mapping[str, Any], label: str) -> int:
 
 
 def _likelihoods(line: Mapping[str, Any]) -> list[float]:
-    """Those of the choices, if the sample is one of multiple choice: lm-eval logs (likelihood, is greedy), as text."""
+    """Those of the choices, if the sample is one of multiple choice: several endings of one prompt.
+
+    Of each lm-eval logs (likelihood, is greedy), as text.
+    """
     answers = line.get("filtered_resps") or []
+    prompts = {one.get("arg_0") for one in (line.get("arguments") or {}).values()}
     pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and str(one[1]) in ("True", "False")]
-    return [float(one[0]) for one in pairs] if 1 < len(pairs) == len(answers) else []
+    return [float(one[0]) for one in pairs] if len(prompts) == 1 and 1 < len(pairs) == len(answers) else []
 
 
 def _answer(line: Mapping[str, Any], label: str) -> str:
     if likelihoods := _likelihoods(line):
         requests = list(line["arguments"].values())
         return _short(requests[likelihoods.index(max(likelihoods))].get("arg_1"))
-    return _short((line.get("filtered_resps") or [""])[_place(line, label)])
+    answers = line.get("filtered_resps") or [""]
+    return _short(answers if label == "all" else answers[_place(line, label)])
 
 
 def _short(value: Any) -> str:

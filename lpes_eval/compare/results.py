@@ -102,7 +102,7 @@ class Task:
 class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
     came from (date, command, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has
-    none, or does not say), and the results JSON itself, if it is one.
+    none, or does not say), the results JSON itself, if it is one, and the file or folder that it was asked for by.
     """
 
     path: Path
@@ -112,6 +112,7 @@ class Results:
     tasks: Mapping[str, Task]
     per_layer: tuple[float, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    given: Path | None = field(default=None, compare=False)
 
     @property
     def side(self) -> tuple[str, str]:
@@ -130,7 +131,9 @@ class Results:
         """
         from lpes_eval.report import figures, sources
 
-        runs = [sources.Run(sources.name_of(one.path), one, place) for place, one in enumerate((self, *others))]
+        results = (self, *others)
+        names = sources.numbered([sources.name_of(one.given or one.path) for one in results])
+        runs = [sources.Run(name, one, place) for place, (name, one) in enumerate(zip(names, results, strict=True))]
         for panel in sources.panels(runs):
             if panel.by_position and runs[0] in panel.runs and task in (None, panel.title.partition(",")[0]):
                 return figures.positions(panel).in_notebook()
@@ -156,7 +159,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
         return (
-            "the same examples in other prompts (a chat template, or text cut to another length); "
+            f"the same examples in other prompts{because or ' (a chat template, or text cut to another length)'}; "
             "--other-prompts compares them all the same"
         )
     return None
@@ -179,7 +182,7 @@ def read(path: str | Path) -> Results:
     Raises:
         DataError: no such file, no results in the folder, or a file that lm-eval did not write.
     """
-    path = Path(path)
+    given = path = Path(path)
     if path.is_dir():
         dated = [(match[1], found) for found in path.rglob("*.json") if (match := DATE.search(found.stem))]
         if not dated:
@@ -190,9 +193,9 @@ def read(path: str | Path) -> Results:
         tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
         if not tasks:
             raise ValueError("no scores of any task")
-        given, per_layer = _factors(raw).get("given"), tuple(map(float, _factors(raw).get("per_layer") or ()))
-        named = None if given is None else str(given)
-        return Results(path, _model(raw), named, _provenance(raw), tasks, per_layer, raw)
+        named, per_layer = _factors(raw).get("given"), tuple(map(float, _factors(raw).get("per_layer") or ()))
+        factors = None if named is None else str(named)
+        return Results(path, _model(raw), factors, _provenance(raw), tasks, per_layer, raw, given)
 
 
 @contextmanager
@@ -265,6 +268,11 @@ def _labels(names: Collection[str]) -> dict[str, dict[str, str]]:
     return labels or {name: {"all": name} for name in names}
 
 
+def position_of(label: str) -> float:
+    """A position in percent, from its label."""
+    return float(label.removesuffix(" %"))
+
+
 def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
     """What the metadata says of the examples; lm-eval merges the model's arguments into it."""
     kept = {key: value for key, value in sorted(metadata.items()) if key not in left_out}
@@ -291,7 +299,7 @@ def read_samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
     by_filter: dict[str, list[dict[str, Any]]] = {}
     for path in found:
         with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
-            for line in files.read_jsonl(path, required=SAMPLE_FIELDS):
+            for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
                 by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
             by_filter = {name: _in_order(path, lines) for name, lines in by_filter.items()}
     return by_filter

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,13 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _holds_results(path: Path) -> bool:
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes()) if path.is_file() else None
+        return isinstance(found, dict) and {"results", "configs"} <= found.keys()
+    return False
+
+
 def write(target: str, text: str) -> None:
     """Write to standard output for ``-``, to a file otherwise.
 
@@ -238,6 +245,8 @@ def write(target: str, text: str) -> None:
         with reader_may_leave():
             print(text, flush=True)
         return
+    if _holds_results(Path(target)):
+        raise UserError(f"{target}: holds results of lm-eval, which this would replace; give another file")
     try:
         if target == os.environ.get("GITHUB_STEP_SUMMARY"):
             with Path(target).open("a", encoding="utf-8") as file:

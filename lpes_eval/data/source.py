@@ -178,6 +178,7 @@ def download(url: str, way_out: str) -> Path:
                         reason = "HF_HUB_OFFLINE is set"
                     missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
                     raise DataError(f"{missing}; {way_out}") from None
+                record.unlink(missing_ok=True)  # of a file that somebody deleted
                 os.replace(part, target)
             if not record.is_file():
                 files.write_atomically(record, files.sha256(target) + "\n")

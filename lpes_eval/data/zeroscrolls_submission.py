@@ -46,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written = io.StringIO(newline="")
         csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
         files.write_atomically(options.output, written.getvalue())
-    except UserError as error:
-        sys.stderr.write(f"{parser.prog}: error: {error}\n")
+    except (UserError, OSError) as error:
+        said = f"{options.output}: {error.strerror}" if isinstance(error, OSError) else error
+        sys.stderr.write(f"{parser.prog}: error: {said}\n")
         return 2
     sys.stdout.write(f"{options.output}: {', '.join(f'{task} {len(found)}' for task, found in answers.items())}\n")
     return 0
@@ -61,7 +62,11 @@ def _collect(samples: Sequence[Path], given: Sequence[str]) -> dict[str, Predict
         if len(named) != 1:
             raise DataError(f"{path}: the name does not say which task's samples these are; keep lm_eval's file name")
         sources.append((named[0], path, of_samples))
-    sources += [(task, Path(file), files.read_json) for task, _, file in (one.partition("=") for one in given)]
+    for one in given:
+        task, found, file = one.partition("=")
+        if not found:
+            raise UserError(f"--predictions {one}: expected TASK=FILE.json, such as quality={one}")
+        sources.append((task, Path(file), files.read_json))
     origin: dict[str, Path] = {}
     answers: dict[str, Predictions] = {}
     for task, path, read in sources:

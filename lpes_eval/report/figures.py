@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from lpes_eval.compare.results import position_of
 from lpes_eval.files import write_atomically
 from lpes_eval.report.sources import Pair, Panel, Run, Search
 
@@ -145,13 +146,16 @@ def draw(
     return {section: [picture for picture in pictures if picture is not None] for section, pictures in found.items()}
 
 
-def save(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write all pictures into a folder; of several with one name (two sets of examples, two folders) each its own."""
+def named_apart(drawn: Mapping[str, Sequence[Picture]]) -> dict[str, list[Picture]]:
+    """The same, but where several pictures have one name (two sets of examples, two folders) each has its own."""
     names: list[str] = []
-    for picture in pictures:
-        names.append(picture.name)
-        n = names.count(picture.name)
-        replace(picture, name=f"{picture.name}-{n}" if n > 1 else picture.name).save(folder)
+    found: dict[str, list[Picture]] = {section: [] for section in drawn}
+    for section, pictures in drawn.items():
+        for picture in pictures:
+            names.append(picture.name)
+            n = names.count(picture.name)
+            found[section].append(replace(picture, name=f"{picture.name}-{n}") if n > 1 else picture)
+    return found
 
 
 def positions(panel: Panel) -> Picture:
@@ -161,7 +165,7 @@ def positions(panel: Panel) -> Picture:
     counts, ticks, scores = set[int](), set[float](), list[float]()
     for run, metric in panel.runs.items():
         values, ends = list(metric.values.values()), [interval(metric.scores(label)) for label in metric.values]
-        asked = [float(label.removesuffix(" %")) for label in metric.values]
+        asked = [position_of(label) for label in metric.values]
         at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
         tips = [
             f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
+from lpes_eval.compare.results import Metric, position_of
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ def write(
     flips, left_out = packed(pairs)
     pictures = drawing.draw(runs, panels, pairs, searches)
     pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
+    pictures = drawing.named_apart(pictures)
     if figures:
-        drawing.save([picture for section in pictures.values() for picture in section], Path(figures))
+        for picture in (one for section in pictures.values() for one in section):
+            picture.save(Path(figures))
     page = render(
         runs=runs,
         searches=searches,
@@ -111,14 +114,12 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
 
     tables, others = [], []
     for panel in panels:
-        asked = {len(scores) for m in panel.runs.values() for scores in (m.by_question or {}).values()}
-        questions = ", ".join(map(str, sorted(asked)))
         if not panel.by_position:
             having = [panel.runs.get(one) for one in runs]
             cells = [_cell(m.values["all"], interval(m.scores("all"))) if m else _cell(None, None) for m in having]
-            others.append({"run": None, "name": panel.title, "cells": cells, "questions": questions})
+            others.append({"run": None, "name": panel.title, "cells": cells, "questions": _asked(*panel.runs.values())})
             continue
-        labels = list(dict.fromkeys(label for metric in panel.runs.values() for label in metric.values))
+        labels = sorted({label for m in panel.runs.values() for label in m.values}, key=position_of)
         rows = []
         for one, metric in panel.runs.items():
             cells = [_cell(metric.values.get(label), interval(metric.scores(label))) for label in labels]
@@ -126,11 +127,19 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
             if metric.by_question:
                 half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr
                 ends = (mean - half, mean + half)
-            rows.append({"run": one, "cells": [*cells, _cell(mean, ends)], "questions": questions})
+            whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
+            cells.append(_cell(mean, ends) if whole else _cell(None, None))
+            rows.append({"run": one, "cells": cells, "questions": _asked(metric)})
         tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
     if others:
         tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
     return tables
+
+
+def _asked(*metrics: Metric) -> str:
+    """How many questions."""
+    counts = {len(scores) for metric in metrics for scores in (metric.by_question or {}).values()}
+    return ", ".join(map(str, sorted(counts)))
 
 
 def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,18 +144,15 @@ def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Att
     runs: list[Run] = []
     searches: list[Search] = []
     attentions: list[Attention] = []
-    names: list[str] = []
-    for path in map(Path, paths):
-        name = name_of(path)
-        names.append(name)
-        shown = f"{name} ({names.count(name)})" if names.count(name) > 1 else name
+    given = [Path(path) for path in paths]
+    for name, path in zip(numbered([name_of(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
-            searches.append(search(shown, path))
+            searches.append(search(name, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
-            attentions.append(_attention(shown, file))
+            attentions.append(_attention(name, file))
         else:
             read_one = published.read if path.suffix == ".csv" else results.read
-            runs.append(Run(shown, read_one(path), len(runs)))
+            runs.append(Run(name, read_one(path), len(runs)))
     return runs, searches, attentions
 
 
@@ -165,25 +163,32 @@ def name_of(path: Path) -> str:
     return path.resolve().parent.name if name == "results" else name
 
 
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, each with its number where it occurs again."""
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, counts, strict=True)]
+
+
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores: what may stand in one picture.
 
     These are scores on the same examples; published ones join those of the same task and length.
     """
-    groups: list[tuple[str, list[Run]]] = []
+    groups: list[list[tuple[Run, str]]] = []
     for run in runs:
         for name in run.results.tasks:
-            for known, members in groups:
-                if known == name and all(_stand_together(one, run, name) for one in members):
-                    members.append(run)
+            for members in groups:
+                if all(_stand_together(*one, run, name) for one in members):
+                    members.append((run, name))
                     break
             else:
-                groups.append((name, [run]))
+                groups.append([(run, name)])
     found = []
-    for name, members in groups:
-        tasks = {run: run.results.tasks[name] for run in members}
+    for members in groups:
+        tasks = {run: run.results.tasks[name] for run, name in members}
+        name = min(members, key=lambda one: one[0].is_published)[1]
         for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            title = ", ".join([name, *_size(tasks[members[0]]), key.removesuffix(",none")])
+            title = ", ".join([name, *_size(tasks[members[0][0]]), key.removesuffix(",none")])
             having = [(run, task.metrics[key]) for run, task in tasks.items() if key in task.metrics]
             for whole in (False, True):  # with a score at each position, and with one alone
                 of_form: dict[Run | Measured, Metric] = {r: m for r, m in having if ("all" in m.values) == whole}
@@ -191,11 +196,12 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     return found
 
 
-def _stand_together(a: Run, b: Run, name: str) -> bool:
-    tasks = a.results.tasks[name], b.results.tasks[name]
-    if a.is_published or b.is_published:
-        return _size(tasks[0]) == _size(tasks[1])
-    return mismatch(*tasks, prompts_may_differ=True) is None
+def _stand_together(a: Run, name_a: str, b: Run, name_b: str) -> bool:
+    tasks = a.results.tasks[name_a], b.results.tasks[name_b]
+    if a.is_published or b.is_published:  # mdqa_pos_20 is mdqa_pos of 20 documents
+        benchmarks = {re.sub(r"_\d+$", "", name) for name in (name_a, name_b)}
+        return len(benchmarks) == 1 and _size(tasks[0]) == _size(tasks[1])
+    return name_a == name_b and mismatch(*tasks, prompts_may_differ=True) is None
 
 
 def _size(task: results.Task) -> list[str]:
@@ -204,32 +210,32 @@ def _size(task: results.Task) -> list[str]:
 
 
 def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
-    """Each run beside the first one before it that was asked the same, and notes on what could not be compared."""
+    """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
     found, notes = [], []
     runs = [run for run in runs if not run.is_published]
     for i, b in enumerate(runs[1:], 1):
-        why = []
+        left = dict(b.results.tasks)
+        alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
             asked = {}
-            for name in (name for name in a.results.tasks if name in b.results.tasks):
-                tasks = a.results.tasks[name], b.results.tasks[name]
+            for name in (name for name in a.results.tasks if name in left):
+                tasks = a.results.tasks[name], left[name]
                 reason = mismatch(*tasks, prompts_may_differ=prompts_may_differ)
                 if None in [task.documents for task in tasks]:
                     reason = "no samples were logged (lm_eval --log_samples)"
                 if reason:
-                    why.append(f"{a.name} and {b.name}, {name}: {reason}.")
+                    notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
                 else:
                     asked[name] = tasks[0]
             if asked:
+                own = replace(a.results, tasks=asked)
+                theirs = replace(b.results, tasks={name: left[name] for name in left if name in {*asked, *alone}})
                 try:
-                    both = asked.keys() | (b.results.tasks.keys() - a.results.tasks.keys())
-                    own = replace(a.results, tasks=asked)
-                    theirs = replace(b.results, tasks={name: b.results.tasks[name] for name in both})
                     found.append(Pair(a, b, compare(own, theirs, prompts_may_differ=prompts_may_differ)))
-                    break
                 except UserError as error:
-                    why.append(f"{a.name} and {b.name}: {error}.")
-        notes += why
+                    notes.append(f"{a.name} and {b.name}: {error}.")
+                else:
+                    left = {name: task for name, task in left.items() if name not in theirs.tasks}
     return found, notes
 
 

@@ -120,6 +120,24 @@ def test_documents_that_share_a_question_id_are_told_apart_by_their_number(tmp_p
     assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0, 1.0)
 
 
+def test_a_number_that_overflowed_leaves_the_other_metrics_to_be_compared(tmp_path):
+    paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "ab"]
+    for path in paths:
+        [samples] = path.parent.glob("samples_*")
+        samples.write_text(samples.read_text().replace('"target": "yes"', '"target": "yes", "nll": NaN'))
+        put(path, ("results", "toy", "nll,none"), float("nan"))
+    assert [section.metric for section in comparison(*paths).sections] == ["acc"]
+
+
+def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
+    paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "abc"]
+    before = paths[0].read_text()
+    for options in (["compare", "--json", *paths], ["report", *paths, "-o", paths[0]]):
+        assert cli.main(list(map(str, options))) == 2
+        assert f"{paths[0]}: holds results of lm-eval" in capsys.readouterr().err
+        assert paths[0].read_text() == before
+
+
 def test_command_says_how_to_make_such_a_run_again(tmp_path):
     arguments = {"pretrained": "/home/ci/models/tiny", "factors": "f.json"}
     path = write_run(tmp_path, {0: [1.0], 50: [1.0]}, model=("lpes", arguments, 5))

@@ -328,6 +328,8 @@ def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys, write):
         write(tmp_path / "p.json", content)
         assert zeroscrolls_submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
     assert "id -> prediction" in capsys.readouterr().err
+    assert zeroscrolls_submission.main([*common, "quality.json"]) == 2
+    assert "--predictions quality.json: expected TASK=FILE.json" in capsys.readouterr().err
 
 
 def test_a_complete_submission_passes_and_a_wrong_one_is_refused():

@@ -13,7 +13,7 @@ from lpes_eval.compare import results
 from lpes_eval.data import kv
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from lpes_eval.report import figures, sources
+from lpes_eval.report import figures, page, sources
 from lpes_eval.report.figures import interval
 from runs import write_run
 
@@ -157,14 +157,32 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
-    drawn = figures.draw(runs, sources.panels(runs), pairs, [])
-    figures.save([picture for section in drawn.values() for picture in section], tmp_path / "figures")
-    assert len([*(tmp_path / "figures").glob("*.svg")]) == 5  # each a file of its own
+    drawn = figures.named_apart(figures.draw(runs, sources.panels(runs), pairs, []))
+    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
     assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
         ["short a", "short b"],
         ["long a", "long b"],
         ["alone"],
     ]
+
+
+def test_tasks_that_are_spread_over_several_runs_are_all_compared(tmp_path):
+    for name, groups in (("one", "x"), ("other", "y"), ("both", "xy")):
+        for group in groups:
+            write_run(tmp_path / name / group, BEFORE, group=group)
+    x, y = (json.loads(next((tmp_path / "both" / group).glob("results_*")).read_text()) for group in "xy")
+    for key, value in x.items():
+        y[key] = value | y[key] if isinstance(value, dict) else value
+    [path] = (tmp_path / "both/y").glob("results_*")
+    path.write_text(json.dumps(y))
+    [samples] = (tmp_path / "both/x").glob("samples_*")
+    shutil.copy(samples, path.parent)
+    pairs, notes = sources.pairs(sources.read([tmp_path / "one", tmp_path / "other", path])[0])
+    assert [(pair.a.name, [one.task for one in pair.report.sections]) for pair in pairs] == [
+        ("one", ["x"]),
+        ("other", ["y"]),
+    ]
+    assert not notes
 
 
 def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
@@ -196,9 +214,10 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
     csv = tmp_path / "gpt.csv"
     csv.write_text("\n".join([header, *rows]))
     own = write_run(
-        tmp_path / "own", BEFORE, group="mdqa_pos", metric="best_subspan_em", metadata={"num_documents": 20}
+        tmp_path / "own", BEFORE, group="mdqa_pos_20", metric="best_subspan_em", metadata={"num_documents": 20}
     )
     first_line, whole = sources.panels(sources.read([own.parent, csv])[0])
+    assert first_line.title.startswith("mdqa_pos_20, ")
     assert [run.name for run in first_line.runs] == ["own", "gpt"]
     assert [dict(metric.values) for metric in first_line.runs.values()][1] == {"0 %": 1.0, "50 %": 0.0}
     assert [run.name for run in whole.runs] == ["gpt"]
@@ -224,6 +243,47 @@ def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, repor
         samples.write_text(json.dumps(line))
     [sample] = report(*paths).data["samples"]
     assert (sample["answers"], sample["expected"]) == (["cat", "dog"], "dog")
+
+
+@pytest.mark.parametrize(
+    "answers", [[["yes", "no"], ["yes", "yes"]], [[["-9.5", "False"]] * 2, [["-7.5", "False"]] * 2]]
+)
+def test_a_sample_of_several_prompts_is_shown_with_all_of_them(tmp_path, report, answers):
+    """Such as one of L-Eval's sci_fi, whose two answers make one score, and the windows of lpes_ppl."""
+    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    for path, given in zip(paths, answers, strict=True):
+        [samples] = path.parent.glob("samples_*")
+        line = json.loads(samples.read_text()) | {"target": "1024", "filtered_resps": given}
+        line["arguments"] = {f"gen_args_{i}": {"arg_0": prompt} for i, prompt in enumerate(("first", "second"))}
+        samples.write_text(json.dumps(line))
+    [sample] = report(*paths).data["samples"]
+    assert sample["answers"] == [" | ".join(map(str, given)) for given in answers]
+    text = json.dumps(sample)
+    assert "first" in text
+    assert "second" in text
+
+
+def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(tmp_path):
+    few = write_run(
+        tmp_path / "few",
+        {0: [0.0], 50: [0.0], 100: [1.0]},
+        group="mdqa_pos",
+        metric="best_subspan_em",
+        metadata={"num_documents": 5},
+    )
+    csv = tmp_path / "gpt.csv"
+    csv.write_text("model,num_documents,gold_index,question,em_first_line,em_full\n")
+    with csv.open("a") as lines:
+        lines.writelines(f"gpt,5,{index},q{q},1.0,1.0\n" for index in range(5) for q in range(3))
+    first_line, _ = page._scores(sources.panels(sources.read([few, csv])[0]), [])
+    assert first_line["labels"] == ["0 %", "25 %", "50 %", "75 %", "100 %", "mean"]
+    assert [row["cells"][-1]["value"] for row in first_line["rows"]] == ["", "1.000"]  # few has a mean over others
+    assert [row["questions"] for row in first_line["rows"]] == ["1", "3"]
+
+
+def test_one_position_alone_has_a_row_of_what_changed(tmp_path, report):
+    paths = [write_run(tmp_path / name, {50: scores}) for name, scores in (("a", [0.0, 1.0]), ("b", [1.0, 1.0]))]
+    assert "50 %0.50001.0000+0.5000" in report(*paths).text
 
 
 # --- searches ---
@@ -305,6 +365,9 @@ def test_a_notebook_has_the_figures_of_the_page(tmp_path):
     runs = [results.read(write_run(tmp_path / n, s)) for n, s in (("a", BEFORE), ("b", AFTER))]
     figure = runs[0].plot(runs[1], task="toy")
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
+    write_run(tmp_path / "c/model", AFTER)  # as lm_eval --output_path c does
+    figure = runs[0].plot(results.read(tmp_path / "c"), runs[0])
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "c", "a (2)"]
     assert figure._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="no scores by position of other"):
         runs[0].plot(task="other")
