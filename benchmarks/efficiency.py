@@ -85,7 +85,7 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
             models[name], settings[name] = with_method(name, model)
             reset_peak(args.device)
             timed([models[name]])
-            peaks[name] = peak(args.device)
+            peaks[name] = None if args.compiled else peak(args.device)  # the others' static caches stay
             return
         in_step = True
         try:
@@ -114,6 +114,7 @@ def run_cell(cell: dict[str, Any], model: Any, args: argparse.Namespace, until: 
                 models.pop(name, None)
                 free(args.device)
         rounds += 1
+    free(args.device)  # what was compiled for this cell
     config = model.config
     described = {
         "model_type": config.model_type,

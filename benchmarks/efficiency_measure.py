@@ -55,8 +55,11 @@ def build(shape: str, device: str, dtype: str) -> Any:
 
 
 @functools.cache
-def _compiled(model: Any, tokens: int) -> tuple[Any, StaticCache]:
-    """A model's compiled forward and the cache that it writes to, as ``generate`` makes them for a static cache."""
+def _compiled(model: Any, batch: int, tokens: int) -> tuple[Any, StaticCache]:
+    """A model's compiled forward and the cache that it writes to, as ``generate`` makes them for a static cache.
+
+    The cache takes its batch from the first call.
+    """
     return torch.compile(model.forward, mode="reduce-overhead"), StaticCache(config=model.config, max_cache_len=tokens)
 
 
@@ -72,7 +75,7 @@ def measure(
     steps, caches = list[Any](models), list[Any]()
     for i, model in enumerate(models):
         if compiled:
-            steps[i], cache = _compiled(model, tokens.shape[1] + new_tokens)
+            steps[i], cache = _compiled(model, len(tokens), tokens.shape[1] + new_tokens)
             cache.reset()
         else:
             cache = DynamicCache(config=model.config)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cmaes  # noqa: F401  (one of the searches needs it: better to fail now)
 import numpy as np
 from scipy.special import expit, logit, ndtri
 from tqdm import tqdm

@@ -47,7 +47,15 @@ def _summary(frame: pd.DataFrame, searches: Sequence[Any], models: Iterable[Any]
     def each(number: int) -> str:
         return ", ".join(f"{error[number]:.1f} ({name})" for name, error in errors.items())
 
+    gains = frame.groupby(["search", "landscape", "layers"]).gain.mean()
+    beaten = []
+    for kind in searches:
+        ahead = (gains[kind.title] - gains[searches[0].title]).sort_index(level="layers")
+        more = [f"{gain:.1f} in {name} of {layers} layers" for (name, layers), gain in ahead.items() if gain > 1]
+        beaten += [f"{kind.title} ({', '.join(more)})"] if more else []
     return {
+        "beaten": "; ".join(beaten) or "none",
+        "nothing_seeds": len(nothing) // frame[frame.landscape == "nothing"].layers.nunique(),
         "seeds": frame[~default].groupby(["landscape", "layers", "search"]).size().min(),
         "vectors": ", ".join(f"{len(recorded.load(name))} ({name})" for name in errors),
         "errors": each(0),

@@ -88,7 +88,8 @@ def record(name: str, threads: int) -> None:
     torch.set_num_threads(threads)
     task, model, vectors = MODELS[name]
     lm = LPES(pretrained=model)
-    evaluate = Evaluator(lm, load_tasks(lm, [task], examples=EXAMPLES))
+    # With layers reused, a vector's seconds would depend on the vectors before it.
+    evaluate = Evaluator(lm, load_tasks(lm, [task], examples=EXAMPLES), reuse_layers=False)
     loss = AnswerLoss(lm, load_tasks(lm, [task], examples=LOSSES))
     known = load(name)
     RESULTS.mkdir(exist_ok=True)

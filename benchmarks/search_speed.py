@@ -5,8 +5,10 @@
 
 The first individuals that the default search asks for, or with ``--every`` some of a whole search, are measured by
 ``lm_eval.simple_evaluate``, by the search's evaluator, and by the same evaluator with one measure switched off at a
-time: in turns, on the same machine, model and examples. It stops where a single example's score differs. Rows are
-written after every individual: first the run's own, with command, machine and versions, then one an individual.
+time: in turns, on the same machine, model and examples. ``simple_evaluate`` is spared its report on the environment,
+and every side a start from cold: each answers one question before the first row. It stops where a single example's
+score differs. Rows are written after every individual: first the run's own, with command, machine and versions, then
+one an individual.
 ``python -m benchmarks.experiments.page`` makes the table of ``docs/results.md`` from them.
 """
 
@@ -25,11 +27,11 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import lm_eval
+import lm_eval.evaluator
 import torch
 from lm_eval.tasks import TaskManager
 
-from benchmarks.experiments.figures import speed_of
+from benchmarks.experiments.figures import ALL_LAYERS, speed_of
 from benchmarks.experiments.store import hardware
 from lpes_eval import files
 from lpes_eval.errors import UserError
@@ -69,10 +71,11 @@ def main() -> None:
     lm = model()
     load = lambda: load_tasks(lm, [args.task], metadata=args.metadata, examples=args.examples)  # noqa: E731
     objectives = load()
+    run_all = {"reuse_layers": False}  # the others would find fewer layers' outputs, as they see fewer individuals
     without = {
-        "no shared prefixes": {"share_prefixes": False},
-        **({"all layers run": {"reuse_layers": False}} if own else {}),
-        "batches of a fixed number": {"prompts_per_batch": args.batch_size},
+        **({ALL_LAYERS: run_all} if own else {}),
+        "no shared prefixes": {"share_prefixes": False, **run_all},
+        "batches of a fixed number": {"prompts_per_batch": args.batch_size, **run_all},
         OWN_LOOP: {"fast": False},
     }
     variants = {
@@ -128,6 +131,11 @@ def main() -> None:
         row["scores_compared"] = asked * (len(turn) - 1)
         return row
 
+    lm_eval.evaluator.add_env_info = lambda storage: None
+    cold = [1.01] * evaluator.num_layers
+    by_the_harness(cold, 1)
+    for variant in variants.values():
+        variant(cold, part=[0])
     head = {
         "run": args.run,
         "command": shlex.join(["python", *sys.argv]),
@@ -161,7 +169,7 @@ def main() -> None:
         scan.tell(fitness)
     found = speed_of([head, *rows])
     for name, seconds in found["seconds"].items():
-        print(f"{name:36} {seconds:8.2f} s an individual, {found['slower'][name]:.2f} times {ALL}")
+        print(f"{name:36} {seconds:8.2f} s an individual, {found['slower'][name]:.2f} times as long as with it")
     print(f"{found['median']:.1f} times as fast as {HARNESS} (median); every example's score was equal")
 
 

@@ -128,7 +128,8 @@ def mixed(runs):
                 said = "–" if promised is None else f"{promised:g}"
                 rows.append(f"| {what} | {count / runs:.4f} | {low:.4f} to {high:.4f} | {said} |")
                 kept &= promised is None or low <= promised
-    table = "\n".join(rows)
+    caption = f"From {runs:,} pairs of runs without a loss (first row) and as many with these losses:"
+    table = "\n".join([caption, "", *rows])
     print(table)
     begin, rest = PAGE.read_text().split("<!-- mixed -->")
     write_atomically(PAGE, f"{begin}<!-- mixed -->\n{table}\n<!-- /mixed -->{rest.split('<!-- /mixed -->')[1]}")

@@ -60,6 +60,10 @@ class Guard:
                 rows.append([None if value is None else sign * value for sign, value in found])
         return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
 
+    def prompts(self, share: float) -> int:
+        """How many ``rows`` asks beyond the search's own measurement."""
+        return 0 if self.ends else self.evaluator.asked(self.evaluator.part(share))
+
     def check(self, plain: Sequence[float | None], found: Sequence[float | None]) -> dict[str, Any]:
         """How the questions' scores compare with the plain model's: as plain data, for the journal.
 

@@ -45,7 +45,7 @@ class Search:
         held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
         guards: what the factors must not cost, on search examples.
         journal: what was measured, once the folder is open.
-        spent: seconds of measuring and prompts answered by the search so far.
+        spent: seconds of measuring and prompts answered by the search so far, guards included.
         cut: whether the budget ended it.
         part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
@@ -104,8 +104,9 @@ class Search:
                 elif not own:  # an individual from now on
                     journal.record(name, {**known, **made})
                 entry = journal.entries[name]
-                for each in self.spent if name not in counted else ():
-                    self.spent[each] += entry[each]
+                if name not in counted:
+                    self.spent["seconds"] += entry["seconds"]
+                    self.spent["prompts"] += entry["prompts"] + entry.get("guard_prompts", 0)
                 counted.add(name)
                 if fittest is None or rank(entry) > rank(fittest[1]):
                     fittest = individual, entry
@@ -264,14 +265,15 @@ class Search:
         if not self.guards:
             return {}
         plain, least = self.journal.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
+        share = 1.0 if part is None else self.optimizer.effort
+        asked = {"guard_prompts": sum(guard.prompts(share) for guard in self.guards)}
         if plain is None:
-            return {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
+            return asked | {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
         if measured.fitness <= self.plain_on(measured.examples) + 1e-9 or (
             least and measured.fitness < least[1] - 1e-9
         ):
             return {}
-        share = 1.0 if part is None else self.optimizer.effort
-        return {"guards": self._compared(plain, measured, factors, share)}
+        return asked | {"guards": self._compared(plain, measured, factors, share)}
 
     def _compared(
         self, plain: Mapping[str, Any], measured: Measured, factors: Factors, share: float = 1.0

@@ -100,7 +100,8 @@ def score(row: Row) -> Score:
     """What a result comes to."""
     scores = percent(row)
     mean = statistics.mean_over_positions(scores)
-    return Score(len(scores), statistics.position_means(scores), mean.value, Z * mean.stderr)
+    half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
+    return Score(len(scores), statistics.position_means(scores), mean.value, half)
 
 
 def fittest(row: Row) -> pd.Series:
@@ -242,12 +243,22 @@ def checksums(model: str) -> Row:
     return {"file": files.sha256(folder / "model.safetensors"), "weights": weights}
 
 
+ALL_LAYERS = "all layers run"
+WITHOUT_REUSE = ("no shared prefixes", "batches of a fixed number")
+
+
 def speed_of(table: Iterable[Row]) -> Row:
-    """A run of ``benchmarks/search_speed.py``: seconds an individual by all measures, and without each one."""
-    head, *rows = table
+    """A run of ``benchmarks/search_speed.py``: seconds an individual by all measures, and without each one.
+
+    Of runs that had no warm-up the first row is left out. Shared prefixes and batches are switched off in a search that
+    runs all layers; where that was timed too, it is what they are held against.
+    """
+    head, *rows = (row for row in table if "warm_up" not in row)
     machine, asked = head["machine"], head["arguments"]
     seconds = pd.DataFrame([row["seconds"] for row in rows])  # a line an individual, a column a measure
     every, ratios = seconds["all measures"], seconds["simple_evaluate"] / seconds["all measures"]
+    without_reuse = seconds.get(ALL_LAYERS, every)
+    base = dict.fromkeys(seconds, every) | {name: without_reuse for name in seconds if name in WITHOUT_REUSE}
     return {
         "name": f"{asked['pretrained']}, {machine.get('gpu') or machine['processor']}",
         "individuals": len(rows),
@@ -255,7 +266,7 @@ def speed_of(table: Iterable[Row]) -> Row:
         "every": asked.get("every"),
         "compared": sum(row["scores_compared"] for row in rows),
         "seconds": {name: column.mean() for name, column in seconds.items()},
-        "slower": {name: column.sum() / every[column.notna()].sum() for name, column in seconds.items()},
+        "slower": {name: column.sum() / base[name][column.notna()].sum() for name, column in seconds.items()},
         "few": {name: column.count() for name, column in seconds.items()},
         "median": ratios.median(),
         "least": ratios.min(),

@@ -108,7 +108,7 @@ def search(row: Row, model_args: Row) -> Row:
     """``python -m search.ga``, in a process of its own, and without its cache: what it costs by itself.
 
     ``evaluations`` holds of each individual, in the order in which they were measured, its generation, the prompts that
-    it was asked, and its fitness; none if it was given up.
+    it was asked, and its fitness; none if it was given up, or asked a part of the questions.
     """
     from search import config
 
@@ -123,9 +123,7 @@ def search(row: Row, model_args: Row) -> Row:
         found = json.loads(file.read_text())
     examples = sum(task["examples"] for task in report["settings"]["fitness"]["tasks"]) * len(args.positions)
     evaluations = [
-        (entry["generation"], entry["stopped_after"], None)
-        if "stopped_after" in entry
-        else (entry["generation"], examples, round(entry["fitness"], 6))
+        (entry["generation"], n := entry["prompts"], round(entry["fitness"], 6) if n == examples else None)
         for entry in journal
         if entry["generation"] is not None
     ]

@@ -177,7 +177,7 @@ def search_flags(task: str, seed: int, optimizer: str = "ga", **changed: Any) ->
     if optimizer == "random":
         del size["start"]
     flags = {"tasks": task, "seed": seed, "search_seed": seed, "optimizer": optimizer, **size, **changed}
-    flags["held_out_examples"] = 0
+    flags |= {"held_out_examples": 0, "guard": "none"}  # guards are not to decide what the optimisers end with
     if optimizer in ("ga", "random"):
         flags["early_stopping"] = "bound"
     words = []

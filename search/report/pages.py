@@ -198,6 +198,7 @@ def _totals(search: Search) -> dict[str, Any]:
         "evaluated": len(individuals),
         "stopped_early": sum("stopped_after" in entry for entry in individuals),
         "prompts": sum(entry["prompts"] for entry in individuals),
+        "guard_prompts": sum(entry.get("guard_prompts", 0) for entry in individuals),
         "seconds": sum(entry["seconds"] for entry in individuals),
     }
 

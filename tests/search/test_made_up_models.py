@@ -126,6 +126,13 @@ def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chose
     assert handed_over(*flags, "--choose", "worst", folder="chosen") == fittest
 
 
+def test_a_budget_of_prompts_counts_those_of_the_guards(search):
+    folder = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5), "--budget", "600prompts")
+    asked = [(e["prompts"], e.get("guard_prompts", 0)) for e in journal(folder) if e.get("generation") is not None]
+    assert sum(of_guards for _, of_guards in asked) == report(folder)["guard_prompts"] > 0
+    assert sum(map(sum, asked[:-1])) < 600 <= sum(map(sum, asked))
+
+
 def test_two_metrics_of_a_task_are_two_guards(search, capsys):
     def right(s, keys, position):
         if position == 0:
