@@ -29,21 +29,21 @@ def holder(config: Any) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def carried(config: Any) -> Factors | None:
-    """The factors that a configuration carries, if any.
+def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
+    """The factors that a configuration carries, if any; an override of vLLM's stands beside the language model's.
 
     Raises:
-        FactorsError: the field holds no factors, or those of a model of another depth.
+        FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
     """
-    found = getattr(holder(config), FIELD, None) or getattr(config, FIELD, None)
+    found = getattr(config, FIELD, None) or getattr(holder(config), FIELD, None)
     if found is None:
         return None
-    factors = Factors.from_dict(found, f"{FIELD} in config.json") if isinstance(found, Mapping) else parse(found)
-    if (depth := getattr(holder(config), "num_hidden_layers", None)) is not None:
-        try:
+    try:
+        factors = Factors.from_dict(found, "factors") if isinstance(found, Mapping) else parse(found)
+        if of_its_depth and (depth := getattr(holder(config), "num_hidden_layers", None)) is not None:
             factors.per_layer(depth)
-        except FactorsError as error:
-            raise FactorsError(f"{FIELD} in config.json: {error}") from None
+    except FactorsError as error:
+        raise FactorsError(f"{FIELD} in config.json: {error}") from None
     return factors
 
 

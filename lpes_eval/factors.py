@@ -36,6 +36,8 @@ LEAST, GREATEST = 1e-3, 1e6
 
 _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
+_OF_THE_MODEL = ("model", "model_args", "weights", "fitness", "proof")
+"""What ``origin`` says of the model that the factors were found on, and of no other."""
 _ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, Mapping), "a string or an object"),
     "model_args": ((Mapping,), "an object"),
@@ -155,15 +157,22 @@ class Factors:
 
     def fitted(self, num_layers: int) -> Factors:
         """These factors for a model of another depth: each layer's by its relative depth, linear between two layers."""
-        if self.factors is None and self.num_layers is None:  # they are for any depth
+        if self.factors is not None or self.num_layers is not None:
+            own = self.per_layer()
+        elif self.curve is not None and self.curve[0] == "free":  # it has its depth
+            own = self.per_layer(len(self.curve[1]) + len(self.unscaled_layers))
+        else:  # they are for any depth
             return self
-        own = self.per_layer()
         if len(own) == num_layers:
             return self
         at = [h * (len(own) - 1) / max(1, num_layers - 1) for h in range(num_layers)]
         values = [own[int(x)] + (x - int(x)) * (own[min(int(x) + 1, len(own) - 1)] - own[int(x)]) for x in at]
-        note = f"fitted by relative depth from {len(own)} layers to {num_layers}; measured there only if it says so"
-        return Factors(factors=tuple(values), origin={**self.origin, "note": note})
+        model = self.origin.get("model")
+        of = f" of {model['name'] if isinstance(model, Mapping) else model}" if model else ""
+        note = f"fitted by relative depth from {len(own)} layers{of} to {num_layers}; not measured there"
+        notes = [*filter(None, [self.origin.get("note")]), note]
+        kept = {name: value for name, value in self.origin.items() if name not in _OF_THE_MODEL}
+        return Factors(factors=tuple(values), origin={**kept, "note": "; ".join(notes)})
 
     def digest(self, num_layers: int | None = None) -> str:
         """SHA-256 of the factors themselves, one a layer: equal wherever the model would answer equally."""

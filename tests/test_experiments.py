@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from benchmarks.experiments import bench as of
 from benchmarks.experiments import measure, page, pictures, plan, store
@@ -84,7 +85,7 @@ def test_accuracy_is_the_share_of_right_answers_and_differences_are_paired_by_qu
     assert row[1] == "40"
     assert row[2:8] == [f"{share:.1f}" for share in shares]
     per_question = [100 * statistics.fmean(column) for column in zip(*lpes.values(), strict=True)]
-    half = 1.96 * statistics.stdev(per_question) / 40**0.5
+    half = stats.t.ppf(0.975, 39) * statistics.stdev(per_question) / 40**0.5
     assert row[8] == f"{statistics.fmean(shares):.1f} ± {half:.1f}"
     assert row[9] == f"{min(shares):.1f}"
     before = [100 * statistics.fmean(column) for column in zip(*plain.values(), strict=True)]

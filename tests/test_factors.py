@@ -315,6 +315,17 @@ def test_factors_for_another_depth_keep_their_relative_depth():
     assert Factors.from_list(own).fitted(3).per_layer() == [1.0, 1.1, 2.0]
     for factors in (Factors.from_uniform(1.5), Factors.from_curve("linear", [(0, 1.0), (1, 2.0)])):  # for any depth
         assert factors.fitted(9).per_layer(9) == factors.per_layer(9)
+    free = Factors.from_curve("free", [1.1, 2.0], unscaled_layers=(0,))
+    assert free.fitted(5).per_layer() == pytest.approx([1.0, 1.05, 1.1, 1.55, 2.0])
+
+
+def test_what_was_measured_with_a_model_is_not_said_of_factors_for_another_depth():
+    origin = {"model": {"name": "org/m"}, "fitness": 0.9, "proof": {"differences": []}, "task": "t", "note": "by hand"}
+    found = Factors.from_list([1.0, 1.5], origin=origin).fitted(3).origin
+    assert found == {
+        "task": "t",
+        "note": "by hand; fitted by relative depth from 2 layers of org/m to 3; not measured there",
+    }
 
 
 @pytest.mark.parametrize(

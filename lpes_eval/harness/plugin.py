@@ -188,7 +188,7 @@ def _check_early(args: Any) -> None:
         raise FactorsError(f"{typed[0]}: lm_eval reads this without the _; expected a number such as 1.5")
     arguments = getattr(args, "model_args", None)
     arguments = arguments if isinstance(arguments, dict) else {}
-    if getattr(args, "model", None) in methods.names() and arguments.get("factors") is not None:
+    if getattr(args, "model", None) == "lpes" and arguments.get("factors") is not None:
         from lpes_eval import factors
 
         factors.parse(arguments["factors"])

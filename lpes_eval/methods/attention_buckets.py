@@ -57,6 +57,7 @@ class Buckets(InModel):
         one_of("combine", self.combine, ("probabilities", "logits"))
         self.parts = 1
         self._part: Sequence[float] = ()  # the bases of the pass that runs
+        self._model: Any = None
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without a base of its own."""
@@ -65,9 +66,10 @@ class Buckets(InModel):
     def put(self, model: Any) -> None:
         """Put the method into the model, in place of its forward."""
         self._theta = own_base(model, NAME)
-        self._model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
         self.bases = self.bases or published_bases(self._theta)
+        self._stamp = rope.Stamp(rotated=f"by the bases of {NAME}, which is not in this model")
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")
@@ -77,12 +79,15 @@ class Buckets(InModel):
         self._model.forward = forward
 
     def detach(self) -> None:
-        """Leave the model exactly as it was. A cache with N rows for each row of the input is of no use to it."""
+        """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
+        if (model := self._model) is None:
+            return
+        self._model = None
         self._handle.remove()
-        self._model.__dict__.pop(rope.METHOD, None)
-        del self._model.forward
+        model.__dict__.pop(rope.METHOD, None)
+        del model.forward
         if self._shadowed is not None:
-            self._model.forward = self._shadowed
+            model.forward = self._shadowed
 
     # -- one forward
 
@@ -92,9 +97,11 @@ class Buckets(InModel):
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
         cache = next((value for value in call.values() if isinstance(value, Cache)), None)
-        if cache is not None and rope.held_in(cache) > 0:
-            self._check_rows(cache, call)
-            return self._in_parts(call, 1)
+        if cache is not None:
+            if (held := rope.held_in(cache)) > 0:
+                self._check_filled(cache, held, call)
+                return self._in_parts(call, 1)
+            self._stamp.put(cache)
         while True:
             try:
                 return self._in_parts(call, self.parts)
@@ -113,11 +120,11 @@ class Buckets(InModel):
         calls = [call, *(call | copy.deepcopy(caches) for _ in range(size, len(self.bases), size))]
         mixed, outputs = None, []
         for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
-            self._part = self.bases[start : start + size]
+            self._part, self._stamp.open = self.bases[start : start + size], True
             try:
                 outputs.append(self._original(**_repeated(each, len(self._part))))
             finally:
-                rows, self._part = len(self._part), ()
+                rows, self._part, self._stamp.open = len(self._part), (), False
             if len(self.bases) > 1:
                 for logits in outputs[-1].logits.unflatten(0, (rows, -1)):  # (B, T, V)
                     mixed = _mixed(mixed, logits.float(), self.combine)
@@ -125,6 +132,8 @@ class Buckets(InModel):
         if mixed is not None:
             outputs[0].logits = mixed[0]
         _join([rope.cache_of(output) for output in outputs])
+        if isinstance(cache := rope.cache_of(outputs[0]), Cache):
+            self._stamp.put(cache)
         return outputs[0]
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -138,11 +147,15 @@ class Buckets(InModel):
         tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
-    def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
-        given = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
+    def _check_filled(self, cache: Cache, positions: int, call: dict[str, Any]) -> None:
+        if getattr(cache, rope.STAMP, None) is not self._stamp:
+            raise CacheError(
+                f"the key-value cache holds {positions} positions whose keys {NAME} has not rotated with these bases; "
+                "start with an empty cache"
+            )
         keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
         held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
-        if held not in (None, needed := len(self.bases) * len(given)):
+        if held not in (None, needed := len(self.bases) * len(_inputs(call))):
             raise CacheError(
                 f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}; "
                 "start with an empty cache, without beam search"
@@ -155,13 +168,21 @@ ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids
 
 def _repeated(call: dict[str, Any], count: int) -> dict[str, Any]:
     """The arguments of a forward with all rows ``count`` times, block after block."""
+    batch = len(_inputs(call))
 
     def repeat(value: Any, rows: int) -> Any:
         if isinstance(value, dict):  # of masks, by kind of attention
             return {name: repeat(each, rows) for name, each in value.items()}
-        return torch.cat([value] * count, dim=rows) if torch.is_tensor(value) and value.ndim > 1 else value
+        if not torch.is_tensor(value) or value.ndim < 2 or value.shape[rows] == 1 < batch:
+            return value  # positions of one row are those of all
+        return torch.cat([value] * count, dim=rows)
 
     return {name: repeat(value, ROWS[name]) if name in ROWS else value for name, value in call.items()}
+
+
+def _inputs(call: dict[str, Any]) -> Tensor:
+    given: Tensor = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
+    return given
 
 
 def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:

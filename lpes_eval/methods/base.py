@@ -90,9 +90,9 @@ class MethodLM(HFLM):
                 found = "no config.json in this folder"
             if found is not None:
                 raise UserError(f"pretrained={pretrained}: {found}; give a model's folder or its name on the Hub")
-        if not torch.cuda.is_available():  # hf takes its default, cuda, at its word
-            kwargs.setdefault("device", "cpu")
         check_device(kwargs.get("device"))
+        if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda").startswith("cuda"):
+            kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
         if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
             logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)

@@ -46,11 +46,16 @@ _ATTRIBUTE = "_method_attention"
 
 def claim(model: nn.Module, method: str) -> None:
     """Mark ``model`` as having ``method`` in it; ``UserError`` where factors or another method are there already."""
+    refuse_others(model, method)
+    model.__dict__[rope.METHOD] = method
+
+
+def refuse_others(model: nn.Module, method: str) -> None:
+    """``UserError`` where factors or another method are in the model already."""
     if rope.applied(model) is not None:
         raise UserError(f"{method}: the model has layer factors; take them back first (lpes_eval.remove)")
     if (other := rope.method_in(model)) is not None:
         raise UserError(f"{method}: a method is in this model already, {other}; detach it first")
-    model.__dict__[rope.METHOD] = method
 
 
 def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
@@ -102,6 +107,7 @@ class Interception(InModel):
     _entered: tuple[Any, ...] | None = None
     """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
+    _model: Any = None
 
     def attend(self, call: Call) -> Tensor:
         """The attention's output, (B, T, H, D_v)."""
@@ -131,7 +137,7 @@ class Interception(InModel):
         self._handles: list[Any] = []
         self._stamp = rope.Stamp(rotated=f"by {self.name}, which is not in this model")
         self.partial: dict[int, bool] = {}
-        training = model.training
+        training = {module: module.training for module in model.modules()}
         model.eval()
         try:
             with torch.no_grad():
@@ -140,12 +146,16 @@ class Interception(InModel):
             self.detach()
             raise
         finally:
-            model.train(training)
+            for module, was in training.items():
+                module.training = was
         self.layers = tuple(sorted(self._attentions))
 
     def detach(self) -> None:
         """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
-        self._model.__dict__.pop(rope.METHOD, None)
+        if (model := self._model) is None:
+            return
+        self._model = None
+        model.__dict__.pop(rope.METHOD, None)
         for handle in self._handles:
             handle.remove()
         self._release(*self._attentions)

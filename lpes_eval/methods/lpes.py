@@ -59,7 +59,7 @@ class LayerFactors(InModel):
 
     def read(self, config: Any) -> None:
         """Without factors of its own, take those that the model's folder carries."""
-        if self.parsed is None and (found := carried(config)) is not None:
+        if self.parsed is None and (found := carried(config, self.fit is None)) is not None:
             self.factors, self.parsed = f"{FIELD} in config.json", found
 
     def check(self, model: nn.Module) -> None:
@@ -75,7 +75,7 @@ class LayerFactors(InModel):
             raise FactorsError(f"factors{given}: {error}") from None
 
     def put(self, model: nn.Module) -> None:
-        """Put the factors into the model; without any, refuse one that has some in it."""
+        """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
         self._carried = getattr(holder(config), FIELD, None)
         self.read(config)
@@ -85,6 +85,8 @@ class LayerFactors(InModel):
         elif rope.applied(model) is not None:
             way_out = "take them back for the plain model (lpes_eval.remove), or give factors="
             raise UserError(f"pretrained: the model has layer factors in it; {way_out}")
+        elif (method := rope.method_in(model)) is not None:
+            raise UserError(f"pretrained: the model has {method} in it; detach it first")
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""

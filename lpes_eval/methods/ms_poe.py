@@ -67,6 +67,7 @@ class HeadFactors(PromptInterception):
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model whose attention cannot be reached, or of which no layer is left."""
+        super().check(model)
         found, depth = find_attention(model, self.name), len(rope.find_decoder(model).layers)
         if not any(h >= self.skip for h in found):
             raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")

@@ -26,6 +26,7 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, real
+from lpes_eval.methods.interception import refuse_others
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 LENGTH = 1000
@@ -78,6 +79,7 @@ class ScaledChannel(PromptInterception):
         """Find the channel where none is given, and put the method into the model."""
         if self.channel is None:
             self.check(model)
+            refuse_others(model, self.name)
             if not (found := candidates(model, self.samples)):
                 raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=N")
             self.channel = found[0]

@@ -6,6 +6,7 @@ import gc
 import inspect
 import weakref
 
+import peft
 import pytest
 import torch
 from transformers import DynamicCache
@@ -26,7 +27,7 @@ from checks import (
     put,
 )  # fmt: skip
 from lpes_eval import methods, rope
-from lpes_eval.errors import UnsupportedModel, UserError
+from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
 OTHERS = sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED) - set(FAMILIES))
@@ -151,6 +152,50 @@ def test_layer_factors_and_methods_exclude_each_other(llama, name):
     assert torch.equal(logits(llama), expected)
     there.detach()
     lpes_eval.apply(llama, 1.5)
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_a_cache_that_was_filled_otherwise_is_refused_and_so_is_a_second_detach(llama, name):
+    def filled():
+        return llama(**inputs(), use_cache=True).past_key_values
+
+    def go_on(cache):
+        llama(inputs()["input_ids"][:, :1], past_key_values=cache)
+
+    plain = filled()
+    method = put(name, llama)
+    with prompt_ends_at(method, LENGTH - 1):
+        own = filled()
+    with pytest.raises(CacheError, match="has not rotated"):
+        go_on(plain)
+    go_on(own)
+    method.detach()
+    with pytest.raises(CacheError, match="which is not in this model"):
+        go_on(own)
+    other = put("ms_poe" if name == "attention_buckets" else "attention_buckets", llama)
+    method.detach()
+    assert rope.method_in(llama) is not None
+    with pytest.raises(CacheError, match="start with an empty cache"):
+        go_on(own)
+    other.detach()
+
+
+def test_every_module_keeps_its_mode(llama):
+    llama.train()
+    llama.model.layers[1].eval()
+    put("ms_poe", llama).detach()
+    assert [layer.training for layer in llama.model.layers][:3] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["ms_poe", "positional_channel"])
+def test_where_a_prompt_ends_has_to_be_known(llama, name):
+    llama.config._attn_implementation = "flex_attention"
+    with pytest.raises(UserError, match="masks of flex_attention"):
+        put(name, llama)
+    llama.config._attn_implementation = "sdpa"
+    tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8)
+    with pytest.raises(UserError, match="tokens of its own before the prompt"):
+        put(name, peft.get_peft_model(llama, tuning))
 
 
 @pytest.mark.parametrize(

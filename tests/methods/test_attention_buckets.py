@@ -84,10 +84,17 @@ def test_what_does_not_fit_into_memory_is_done_in_parts(llama):
 
 def test_rows_are_counted_in_the_first_layer_that_holds_keys():
     model = tiny_model(tiny_config("qwen3_next"))  # its first layer is linear attention
-    cache = model(**inputs(), use_cache=True).past_key_values
     AttentionBuckets.apply(model, bases=BASES)
-    with pytest.raises(CacheError, match="holds 2 rows, and Attention Buckets with 3 bases needs 6"):
-        model(inputs()["input_ids"][:, :1], past_key_values=cache)
+    cache = model(**inputs(), use_cache=True).past_key_values
+    with pytest.raises(CacheError, match="holds 6 rows, and Attention Buckets with 3 bases needs 3"):
+        model(inputs()["input_ids"][:1, :1], past_key_values=cache)
+
+
+def test_positions_of_one_row_are_those_of_all(llama):
+    AttentionBuckets.apply(llama, bases=BASES)
+    given = {"input_ids": inputs()["input_ids"], "use_cache": False}
+    one = torch.arange(LENGTH)[None]
+    assert torch.equal(logits(llama, **given, position_ids=one), logits(llama, **given, position_ids=one.expand(2, -1)))
 
 
 def test_it_computes_no_loss(llama):

@@ -79,6 +79,10 @@ def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken
         LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=1.2).layer_factors == [1.2] * 6
     lpes_eval.remove(loaded.model)
+    other = methods.load("attention_buckets").apply(loaded.model)
+    with pytest.raises(UserError, match=r"^pretrained: the model has Attention Buckets in it; detach it first"):
+        LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
+    other.detach()
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer).layer_factors is None
 
 
@@ -103,19 +107,21 @@ def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
             evaluate(model, task_manager, num_keys=20)
 
 
-def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_prompt(tmp_path, caplog):
+@pytest.mark.parametrize("device", ["cpu", "cuda:0", None])
+def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_prompt(
+    device, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # lm_eval names cuda:0 where nobody named a device
     caplog.set_level("WARNING", logger="lm_eval")
     settings = {"dtype": "bfloat16", "batch_size": "auto", "max_batch_size": 4, "max_length": 512}
-    model = LPES(add_bos_token=False, factors=1.1, device="cpu", **settings)
+    model = LPES(add_bos_token=False, factors=1.1, device=device, **settings)
     assert (str(model.model.dtype), model.max_length, model.layer_factors) == ("torch.bfloat16", 512, [1.1] * 6)
-    assert model.batch_size == 1
+    assert (model.batch_size, model.device.type) == (1, "cpu")
     assert "batch_size=auto" in caplog.text
     with pytest.raises(UserError, match="unexpected keyword argument 'bogus'; hf takes no such argument"):
         LPES(bogus=1)
     gpt2(tmp_path)
     assert LPES(pretrained=str(tmp_path)).layer_factors is None  # without factors any model runs
-    if not torch.cuda.is_available():  # lm_eval names this device when nobody did
-        assert LPES(device="cuda:0").device.type == "cpu"
 
 
 def test_pi_is_lpes_with_one_factor_and_transformers_linear_scaling():

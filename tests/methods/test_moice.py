@@ -142,6 +142,10 @@ def test_with_equal_bases_it_answers_as_hf_and_another_router_otherwise(routed, 
     assert equal == plain
     assert changed != plain
     assert other.cache_key != ours.cache_key
+    described = other.method.describe()
+    (routed / "other" / router.FILE).rename(routed / "moved")  # while the evaluation runs
+    assert other.method.describe() == described
+    (routed / "moved").rename(routed / "other" / router.FILE)
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from checks import LENGTH, apart, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import UserError
+from lpes_eval.methods import positional_channel
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
 from slow import slow_llama, turn
 
@@ -62,12 +63,16 @@ def test_the_search_finds_the_channels_that_rise_or_fall_smoothly_in_most_layers
     assert ranked(rng.normal(size=(3, 50, 4))) == []
 
 
-def test_a_channel_is_searched_where_none_is_given_and_the_same_prompts_give_the_same():
+def test_a_channel_is_searched_where_none_is_given_and_the_same_prompts_give_the_same(monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(reference.path())
     found = candidates(model, samples=3)
     assert len(set(found)) == len(found) == 10
     method = PositionalChannel.apply(model, samples=3)
     assert method.describe() == {"channel": found[0], "scale": 0.0, "layers": (2, 3, 4)}
+    with monkeypatch.context() as patched:
+        patched.setattr(positional_channel, "candidates", lambda *_: pytest.fail("prompts were run"))
+        with pytest.raises(UserError, match="a method is in this model already"):
+            PositionalChannel.apply(model)
     method.detach()
     shallow = AutoModelForCausalLM.from_pretrained(reference.path("kv"))  # one layer counts, more than one has to
     with pytest.raises(UserError, match=r"no hidden channel is monotone .* give channel="):

@@ -1,15 +1,17 @@
 """Factors travel with the model: in its folder, to a fresh process, and with one line where they do not fit."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 import lpes_eval
 from lpes_eval import Factors, rope
+from lpes_eval.config_field import carried
 from lpes_eval.errors import FactorsError, UserError
 from small_llama import FACTORS, by_hand, llama, logits
 
@@ -96,6 +98,35 @@ def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(fol
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))  # there are no weights
     with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .* for 4 layers, the model has 3; .*$"):
         lpes_eval.load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"lpes_factors": [1, "x"]}))
+    with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .*'x'"):
+        lpes_eval.load_model(tmp_path)
+
+
+def test_the_folders_factors_fit_a_model_of_another_depth_where_asked_for(folder):
+    from lpes_eval.methods.lpes import LPES
+
+    model = AutoModelForCausalLM.from_config(llama(num_hidden_layers=3).config)
+    model.config.lpes_factors = FACTORS
+    LPES.apply(model, fit="relative_depth")
+    assert rope.applied(model) == pytest.approx([FACTORS[0], (FACTORS[1] + FACTORS[2]) / 2, FACTORS[3]])
+
+
+def test_an_override_stands_beside_the_text_configuration_and_wins():
+    config = Gemma3Config(text_config={"num_hidden_layers": 3, "lpes_factors": [1.1, 1.2, 1.3]})
+    assert carried(config).per_layer() == [1.1, 1.2, 1.3]
+    config.lpes_factors = 1
+    assert carried(config).per_layer(3) == [1.0] * 3
+
+
+def test_a_model_is_loaded_from_a_cache_of_ones_own_without_the_network(folder, tmp_path):
+    commit = "a" * 40
+    snapshot = tmp_path / "models--o--m" / "snapshots" / commit
+    shutil.copytree(folder, snapshot)
+    (tmp_path / "models--o--m" / "refs").mkdir()
+    (tmp_path / "models--o--m" / "refs" / "main").write_text(commit)
+    model = lpes_eval.load_model("o/m", cache_dir=tmp_path, local_files_only=True)
+    assert rope.applied(model) == FACTORS
 
 
 def test_factors_on_other_weights_apply_with_one_line_that_names_theirs(folder, tmp_path, caplog):

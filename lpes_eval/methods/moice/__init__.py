@@ -50,6 +50,7 @@ class Mixture(Interception):
     def __post_init__(self) -> None:
         """Read the router; ``UserError`` where there is none, or a damaged one."""
         self.file: Path | None = None
+        self.sha256: str | None = None  # of the file as it is read: it may be another by the end of an evaluation
         if self.router is None:
             raise UserError(
                 "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
@@ -57,7 +58,7 @@ class Mixture(Interception):
             )
         if not isinstance(self.router, Router):
             self.file = routers.file_of(self.router)
-            self.router = routers.read(self.file)
+            self.sha256, self.router = files.sha256(self.file), routers.read(self.file)
 
     def check(self, model: Any) -> None:
         """Refuse a model without a base of its own, and one that the router was not made for."""
@@ -73,7 +74,7 @@ class Mixture(Interception):
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
         file = self.file
-        source = {"router": str(file) if file else None, "sha256": files.sha256(file) if file else None}
+        source = {"router": str(file) if file else None, "sha256": self.sha256}
         config = self.router.config
         return source | {name: getattr(config, name) for name in ("bases", "top_k", "model", "training")}
 

@@ -175,9 +175,9 @@ def train(
     router, batch = Router(config, seed=settings.seed), settings.batch
     log = log_so_far(out, config, settings)
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
+    method = moice.MoICE.apply(model, router=router)
     for weight in frozen:
         weight.requires_grad_(False)
-    method = moice.MoICE.apply(model, router=router)
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
     bar = tqdm(total=settings.steps * batch, initial=len(log) * batch, unit="seq")
@@ -293,7 +293,7 @@ def _run(given: argparse.Namespace) -> None:
     else:
         texts = [found.text for found in perplexity.read(given.text)]
         settings = Settings(given.text.name, files.sha256(given.text), **asked)
-    name = str(reference.path()) if given.model == "reference" else given.model
+    name = str(reference.path(reference.NAMES[given.model])) if given.model in reference.NAMES else given.model
     try:
         config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
