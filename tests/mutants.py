@@ -62,7 +62,7 @@ MUTANTS = (
         "lpes_eval/rope.py",
         "tables[1 + self._owners[h]]",
         "tables[1 + self._owners[h - 1]]",
-        (f"{ROPE}/test_rotation.py::test_each_layer_rotates_at_its_own_scale",),
+        (f"{ROPE}/test_rotation.py::test_factors_divide_positions_at_the_frequencies_of_the_true_length",),
     ),
     Mutant(
         "a layer's output is reused under the same factors only",
@@ -250,7 +250,7 @@ MUTANTS = (
         "lpes_eval/files.py",
         "if not kept or data.get(CHECKSUM) != _checksum(kept):",
         "if not kept:",
-        ("tests/test_replay.py", f"{SEARCH}/test_faults.py"),
+        ("tests/test_fuzz.py", f"{SEARCH}/test_faults.py"),
     ),
     Mutant(
         "code that a search's folder names runs only where it is asked for again",

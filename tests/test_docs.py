@@ -23,7 +23,7 @@ PAGES = [
 ]
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 COMMANDS = ("lm_eval", "lpes-eval", "python")
-OURS = re.compile(r"(lpes_eval|search|benchmarks)\b")
+OURS = re.compile(r"(lpes_eval|search|benchmarks|tests)\b")
 
 
 def name(page):

@@ -11,4 +11,4 @@ def test_every_fault_can_be_planted_and_names_tests_that_exist(mutant):
     for test in mutant.tests:
         file, _, name = test.partition("::")
         text = (mutants.REPOSITORY / file).read_text(encoding="utf-8")
-        assert f"def {name or 'test_'}" in text
+        assert (f"def {name}(" if name else "def test_") in text

@@ -176,7 +176,7 @@ def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
         (record,) = (name for name in names if name.endswith("RECORD"))
         recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
     assert recorded == set(names)
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for path in tracked:
         if path.startswith("tasks/") and not path.endswith(".py"):
             assert f"lpes_eval/{path}" in names

@@ -26,8 +26,10 @@ def within(seconds=3.0):
     signal.signal(signal.SIGALRM, lambda *_: sys.exit("hangs"))
     signal.alarm(30)
     began = time.process_time()
-    yield
-    signal.alarm(0)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
     assert time.process_time() - began < seconds, "too late"
 
 
@@ -111,29 +113,6 @@ def test_data_of_users_are_read_or_refused(tmp_path):
     written(tmp_path / "both.jsonl", "{}"), written(tmp_path / "both.jsonl.gz", gzip.compress(b"{}"))
     files_of = source.Files("kv_retrieval", "both.jsonl.gz", "http://nowhere")
     refused(files_of.path, source.asked({"data_dir": str(tmp_path)}), says="one of the two")
-
-
-def test_damaged_search_files_are_not_believed(tmp_path):
-    from search.cache import FitnessCache
-    from search.journal import Journal
-
-    with Journal(tmp_path / "search", {}) as journal:
-        for key in "ab":
-            journal.record(key, {"fitness": 0.5, "scores": {"acc": 0.5}})
-    kept = tmp_path / "search" / "journal.jsonl"
-    _, last = kept.read_text().splitlines()
-    first = json.dumps({"key": "a", "fitness": 9.0, "scores": {"acc": 0.5}})
-    for line in (first, '{"key": "a"}', '{"key": "a", "fitness": 0.5}', "{}", "[]", "5", '{"key": []}'):
-        written(kept, f"{line}\n{last}\n")
-        refused(Journal(kept.parent, {}).__enter__, says="line 1: damaged")
-    cache = FitnessCache(tmp_path / "cache")
-    cache.put("c", "n", {"examples": {"acc": [1.0]}})
-    [entry] = (tmp_path / "cache").rglob("*.json")
-    assert cache.get("c", "n")["examples"] == {"acc": [1.0]}
-    text = entry.read_text()
-    for damaged in (text.replace("1.0", "0.0"), text.replace('"examples"', '"other"'), "{}", "[]", "[" * 10**5):
-        written(entry, damaged)
-        assert cache.get("c", "n") is None
 
 
 def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):

@@ -114,6 +114,7 @@ def test_every_layers_table_is_the_one_that_apply_makes(family, tmp_path):
         keep = lambda module, args, kwargs, h=h: theirs.__setitem__(h, kwargs["position_embeddings"])  # noqa: E731
         layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
     model(torch.zeros(1, 128, dtype=torch.long))
+    assert len(theirs) == 4
     within = 1e-6 * torch.arange(128).clamp(min=1)[:, None]  # a float32 angle's error grows with the position
     for h, (cos, sin) in theirs.items():
         assert bool(((ours[h] - torch.cat((cos[0, :, :16], sin[0, :, :16]), -1)).abs() <= within).all()), h

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import inspect
+import pickle
 import weakref
 
 import peft
@@ -95,14 +96,14 @@ def test_it_combines_beams_as_without_a_cache_or_refuses_them(llama, name):
     assert torch.equal(cached, anew)
 
 
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", [name for name in methods.names() if name != "attention_buckets"])
 def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
     method, more = put(name, llama), {"ms_poe": 4, "moice": 14}
     with prompt_ends_at(method, LENGTH - 1):
         if name in more:
             with pytest.raises(UserError, match=f"caches {more[name]} heads of keys beside 2 of values"):
                 generated(llama, cache_implementation="static")
-        elif name != "attention_buckets":
+        else:
             assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
 
 
@@ -110,13 +111,14 @@ def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
 def test_a_cache_is_freed_with_its_last_reference(llama, name):
     """Not only when Python looks for garbage, which leaves gigabytes of keys and values in memory."""
     cache = DynamicCache(config=llama.config)
-    gone = weakref.ref(cache)
     with prompt_ends_at(put(name, llama), LENGTH - 1):
         gc.disable()
         try:
             llama.generate(**inputs(), past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=0)
-            del cache
-            assert gone() is None
+            caches = [cache, copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+            gone = [weakref.ref(each) for each in caches]
+            del cache, caches
+            assert [each() for each in gone] == [None] * 3
         finally:
             gc.enable()
 

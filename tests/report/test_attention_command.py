@@ -101,7 +101,9 @@ def test_the_tokens_of_a_prompt_are_those_of_its_segments(lm, task) -> None:
 def test_shares_add_up_and_are_those_of_the_weights(lm) -> None:
     [prompt] = prompts(lm, load("kv_retrieval", {"num_keys": 5, "positions": [50]}), 1, False)
     rows = list(weights(lm.model, prompt.tokens, prompt.answer))
-    for h, (parts, items) in shares(lm.model, prompt).items():
+    found = shares(lm.model, prompt)
+    assert list(found) == list(range(len(rows[0])))
+    for h, (parts, items) in found.items():
         torch.testing.assert_close(parts.sum(-1), torch.ones(len(parts)))
         gold = [number for number, item in enumerate(prompt.items) if item == prompt.gold]
         expected = sum(row[h][:, gold].sum(-1) for row in rows) / len(rows)

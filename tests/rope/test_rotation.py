@@ -16,14 +16,6 @@ from lpes_eval.factors import Factors
 from small_llama import FACTORS, by_hand, generate, interpolated, llama, logits
 
 
-def test_each_layer_rotates_at_its_own_scale(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    lpes = logits(model, ids)
-    lpes_eval.remove(model)
-    assert torch.allclose(lpes, by_hand(model, ids, FACTORS), atol=1e-4)
-    assert not torch.allclose(lpes, by_hand(model, ids, FACTORS[::-1]), atol=1e-2)
-
-
 def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, ids):
     lpes_eval.apply(model, FACTORS)
     model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))

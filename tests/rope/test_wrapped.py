@@ -135,6 +135,7 @@ def test_adapters_that_leave_the_cache_alone_go_with_factors(model, ids, config)
     plain = logits(wrapped, ids)
     # PEFT 0.21 under transformers 5.24: prompt tuning decodes differently with a cache, factors or not
     cached = torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+    assert cached or isinstance(config, PromptTuningConfig)
     lpes_eval.apply(wrapped, [1.0] * 4)
     assert torch.equal(logits(wrapped, ids), plain)
     lpes_eval.apply(wrapped, FACTORS)

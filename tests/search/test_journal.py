@@ -120,7 +120,7 @@ def test_changed_settings_are_refused_and_every_difference_is_named(tmp_path):
         pass
 
 
-def test_an_entry_is_on_the_disk_when_record_returns(tmp_path):
+def test_an_entry_can_be_read_when_record_returns(tmp_path):
     with Journal(tmp_path, {}) as journal:
         journal.record("k", {"fitness": 0.1})
         assert unseal(json.loads((tmp_path / "journal.jsonl").read_text()), "") == {"key": "k", "fitness": 0.1}
