@@ -117,14 +117,9 @@ def resume_command(folder: Path, kept: Mapping[str, Any]) -> str:
 
 
 def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> argparse.Namespace:
-    """Fill in what depends on other flags, and refuse what cannot be searched with any model.
+    """Fill in what depends on other flags, and refuse in one line what cannot be searched with any model.
 
-    Args:
-        args: the command line.
-        kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
-
-    Raises:
-        UserError: one line that names the flag.
+    ``kind`` is an optimiser of the caller's instead of the one that ``--optimizer`` names.
     """
     optimizer, title = kind or optimizers.load(args.optimizer), kind.__name__ if kind else args.optimizer
     optimizer.settle(args)
@@ -245,7 +240,6 @@ def speed_options(args: argparse.Namespace) -> dict[str, Any]:
 
     speed = {
         "fast": not args.lm_eval_loop,
-        "tokens_per_batch": args.tokens_per_batch,
         "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
     }
     if args.engine == "vllm":

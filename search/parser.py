@@ -120,8 +120,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="with probable: how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--tokens_per_batch", type=at_least(1), metavar="N",
-        help="with --batch_size auto; halved when memory runs out")  # fmt: skip
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--engine", choices=("transformers", "vllm"), default="transformers",
         help="what answers; vllm equals transformers but for ties, and is kept apart from it")  # fmt: skip
@@ -186,7 +184,7 @@ OF_LM_EVAL = {
     "--output_path": "--output names the folder",
     "--log_samples": "run the lm_eval command that the search prints at its end",
     "--predict_only": "a search needs scores",
-    "--max_batch_size": "--tokens_per_batch is the limit",
+    "--max_batch_size": "--batch_size N is the limit",
     "--trust_remote_code": "if you must, --model_args trust_remote_code=True",
 }
 """Flags of lm_eval that a search does not take, and what serves instead."""

@@ -287,14 +287,7 @@ class Search:
 def load(
     args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None, curve: Curve | None = None
 ) -> Search:
-    """Load the model and the tasks, and put the search together.
-
-    Args:
-        args: the command line.
-        lm: an lm-eval model instead of the one that ``--model_args`` names.
-        kind: an optimiser of the caller's instead of the one that ``--optimizer`` names.
-        curve: a curve of the caller's instead of the one that ``--curve`` names.
-    """
+    """Load the model and the tasks, and put the search together; model, optimiser and curve may be the caller's own."""
     from search.cache import FitnessCache
     from search.evaluator import Evaluator
     from search.identity import code, packages

@@ -101,7 +101,7 @@ def score(row: Row) -> Score:
     scores = percent(row)
     mean = statistics.mean_over_positions(scores)
     half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
-    return Score(len(scores), statistics.position_means(scores), mean.value, half)
+    return Score(len(scores), scores.mean(axis=0), mean.value, half)
 
 
 def fittest(row: Row) -> pd.Series:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.experiments.bench import layer_factors
 from benchmarks.experiments.figures import BY_SEED, GA, METHOD_LABELS, Figures, Z, fittest, percent
 from benchmarks.experiments.plan import CONTROLS, SEARCHES, SHORT
 from benchmarks.experiments.store import Row
-from lpes_eval.compare import statistics
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
 """Okabe and Ito's palette, told apart with any kind of colour vision; grey for its yellow, which is faint in lines."""
@@ -26,8 +26,8 @@ def positions(figures: Figures, *panels: Any) -> dict[str, Any]:
             scores, at = percent(row), np.array([float(position) for position in row["scores"]])
             drawn[label] = axes.errorbar(
                 at + (number - len(METHOD_LABELS) / 2) * 0.8,  # so that bars do not hide each other
-                statistics.position_means(scores),
-                Z * np.sqrt(np.diag(statistics.position_covariance(scores))),
+                scores.mean(axis=0),
+                Z * stats.sem(scores),
                 color=COLOURS[number % len(COLOURS)],
                 marker=MARKS[number % len(MARKS)],
                 markersize=6 if method == "lpes" else 4,

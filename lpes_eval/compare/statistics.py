@@ -38,28 +38,15 @@ class Estimate:
     stderr: float
 
 
-def position_means(scores: ArrayLike) -> Array:
-    """The mean score at each position, shape (positions,)."""
-    return _checked(scores).mean(axis=0)
-
-
-def position_covariance(scores: ArrayLike) -> Array:
-    """The cluster-robust covariance of the position means, shape (positions, positions): the sample covariance over n.
-
-    Its diagonal is the usual squared standard error of each mean. One question gives NaN. From Liang & Zeger
-    (Biometrika 73, 1986), as Miller recommends for language models ("Adding Error Bars to Evals", arXiv 2411.00640).
-    """
-    values = _checked(scores)
-    n, residuals = len(values), values - values.mean(axis=0)
-    with np.errstate(invalid="ignore"):
-        return residuals.T @ residuals / np.float64(n * (n - 1))
-
-
 def mean_over_positions(scores: ArrayLike) -> Estimate:
-    """The average of the position means, with its standard error clustered by question."""
-    covariance = position_covariance(scores)
-    positions = len(covariance)
-    return Estimate(float(position_means(scores).mean()), float(np.sqrt(covariance.sum()) / positions))
+    """The average of the position means, with its standard error clustered by question.
+
+    That is the standard error of the questions' own averages over positions (Liang & Zeger, Biometrika 73, 1986, as
+    Miller recommends for language models, "Adding Error Bars to Evals", arXiv 2411.00640).
+    """
+    averages = _checked(scores).mean(axis=1)
+    error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
+    return Estimate(float(averages.mean()), float(error))
 
 
 def worst_position(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:

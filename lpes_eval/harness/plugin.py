@@ -5,13 +5,7 @@ start-up (``_lpes_eval_hook``, standard library only) that waits for ``lm_eval``
 functions below extend it. Nothing of lm-eval is imported, and nothing happens, in a Python that does not import it;
 ``LPES_EVAL_PLUGIN=0`` turns it off.
 
-Each function takes the module of lm-eval that has just been imported. What is extended, and why:
-
-- the model registry: our model types, imported when they are used; a built-in of the same name wins;
-- ``TaskManager``: our tasks beside the built-in ones and those of ``--include_path``, which both win over ours;
-- ``evaluate``: a task can see the model that is being evaluated (``current_lm``);
-- ``CachingLM``: ``--use_cache`` keys answers on the request alone, so each set of factors gets a cache file of its own;
-- the command line: an error that the user can fix is one line, and a bad factors file is found before anything loads.
+Each ``extend_*`` takes the module of lm-eval that has just been imported.
 
 Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
 and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.harness.task``).
@@ -76,7 +70,7 @@ def _ours(part: str) -> Iterator[None]:
 
 
 def extend_models(registry: ModuleType) -> None:
-    """``lm_eval.api.registry``: add our model types."""
+    """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins."""
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
     for name in methods.names():
@@ -85,7 +79,10 @@ def extend_models(registry: ModuleType) -> None:
 
 
 def extend_tasks(manager: ModuleType) -> None:
-    """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too."""
+    """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too.
+
+    Built-in tasks and those of ``--include_path`` win over ours.
+    """
     build, init = manager.TaskIndex.build, manager.TaskManager.__init__
     defaults = Path(str(manager.__file__)).parent
 
@@ -136,7 +133,7 @@ def extend_evaluate(evaluator: ModuleType) -> None:
 
 
 def extend_cache(model: ModuleType) -> None:
-    """``lm_eval.api.model``: answers under other factors are other answers."""
+    """``lm_eval.api.model``: ``--use_cache`` knows answers by the request alone, so each set of factors has a file."""
     original = model.CachingLM.__init__
 
     @functools.wraps(original)

@@ -21,25 +21,19 @@ def choose(
     requests: Sequence[Any],
     *,
     fast: bool = True,
-    share_prefixes: bool = True,
-    reuse_layers: bool = True,
-    tokens_per_batch: int | None = None,
-    prompts_per_batch: int | None = None,
     pool: Any = None,
     vllm: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[HarnessEngine, str | None]:
     """The engine for these requests, and why it is lm-eval's own loop; None where it is the fast one.
 
     Args:
         lm: the lm-eval model.
         requests: lm-eval's instances.
-        fast: answer by ``exact`` where that can be exact; the others are its options.
-        share_prefixes: prefill common beginnings once.
-        reuse_layers: on a CPU, begin a prefill with the first layer whose factor has changed.
-        tokens_per_batch: the batch's size.
-        prompts_per_batch: the batch's size in prompts instead.
+        fast: answer by ``exact`` where that can be exact.
         pool: of several processes, whose engines answer then.
         vllm: have vLLM answer, with these options.
+        **options: those of ``ExactEngine``.
 
     Raises:
         UserError: vLLM cannot answer these requests.
@@ -60,9 +54,4 @@ def choose(
         return ClusterEngine(pool, lm, requests), reason
     if reason is not None:
         return HarnessEngine(lm, requests), reason
-    engine = ExactEngine(
-        lm, requests, share_prefixes=share_prefixes, reuse_layers=reuse_layers, tokens_per_batch=tokens_per_batch
-    )
-    if prompts_per_batch is not None:
-        engine.tokens_per_batch = prompts_per_batch * engine.longest
-    return engine, None
+    return ExactEngine(lm, requests, **options), None

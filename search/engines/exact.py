@@ -100,6 +100,7 @@ class ExactEngine(HarnessEngine):
         share_prefixes: prefill a common beginning once.
         reuse_layers: on a CPU, do not run layers whose outputs are known.
         tokens_per_batch: tokens that are worked on at once, by default ``BATCH``; lowered whenever memory runs out.
+        prompts_per_batch: the same in prompts of the longest size.
 
     Attributes:
         count: what answering has cost so far.
@@ -114,11 +115,11 @@ class ExactEngine(HarnessEngine):
         share_prefixes: bool = True,
         reuse_layers: bool = True,
         tokens_per_batch: int | None = None,
+        prompts_per_batch: int | None = None,
     ) -> None:
         super().__init__(lm, requests)
         self.model, self.count = lm.model, Count()
         on_cpu = lm.device.type == "cpu"
-        self.tokens_per_batch = tokens_per_batch or (BATCH if on_cpu else BATCH_ON_A_GPU)
         self._prefilled = PREFILLED if on_cpu else PREFILLED_ON_A_GPU
         if not on_cpu:  # of so many batches each would take nearly as long as one of all prompts
             self.looks = 1
@@ -132,6 +133,8 @@ class ExactEngine(HarnessEngine):
         prompts = [prompt.tokens for prompt in self._prompts]
         self.prompt_tokens = sum(map(len, prompts))
         self.longest = max(len(prompt.tokens) + prompt.max_new for prompt in self._prompts)
+        own_size = (prompts_per_batch or 0) * self.longest
+        self.tokens_per_batch = tokens_per_batch or own_size or (BATCH if on_cpu else BATCH_ON_A_GPU)
         self._groups = share(prompts) if share_prefixes else [Group(p[:-1], [i]) for i, p in enumerate(prompts)]
         self._groups.sort(key=lambda g: -max(len(prompts[i]) for i in g.members))
         self._group_of = {i: group for group in self._groups for i in group.members}
@@ -149,13 +152,7 @@ class ExactEngine(HarnessEngine):
     def answer(
         self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[str]]]:
-        """Answer all requests, batch by batch: each request's number and its responses.
-
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next; by default the
-                longest first, so that memory runs out early or never.
-            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
-        """
+        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
         groups = self._groups if order is None else [group for some in order for group in self._parts(some)]
         waiting = [row for group in groups for row in self._rows(group)]
         most = math.ceil(len(waiting) / (self.looks if may_stop else 1))

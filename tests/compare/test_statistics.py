@@ -23,12 +23,6 @@ def answers(questions, accuracies, seed=0, runs=1):
 # --- standard errors ---
 
 
-def test_means_and_covariance_are_numpys_over_the_number_of_questions():
-    scores = answers(40, [0.7, 0.4, 0.6])
-    assert st.position_means(scores) == pytest.approx(scores.mean(axis=0))
-    assert st.position_covariance(scores) == pytest.approx(np.cov(scores.T) / 40)
-
-
 def test_standard_error_of_the_mean_is_that_of_the_questions_own_averages():
     scores = answers(50, [0.9, 0.5, 0.7])
     by_question = [stdlib.mean(row) for row in scores.tolist()]

@@ -120,7 +120,7 @@ def test_resume_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp
 def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})  # it is one, as conftest.py computes it
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--no_cache"]
-    flags += ["--tasks", "toy_luck", "--tokens_per_batch", "1"]
+    flags += ["--tasks", "toy_luck", "--batch_size", "1"]
     reports = {}
     for name, kind in (("patient", "off"), ("hasty", "bound")):
         assert command(*flags, "--early_stopping", kind, output=tmp_path / name)[0] == 0
