@@ -24,6 +24,7 @@ from lpes_eval.data import mdqa, source
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 from lpes_eval.flags import at_least, budget, mapping
 from search import config
+from search.held_out import as_lm_eval_reads_it
 from search.optimizers.bands import levels_of
 from search.parser import batch_size, names
 
@@ -294,7 +295,7 @@ def search_command(found: Diagnosis, name: str) -> str:
         metadata = metadata | {"source": "generated"}  # else the search would ask a named model the official articles
     for flag, values in (("model_args", model), ("metadata", metadata)):
         if values:
-            command += [f"--{flag}", ",".join(f"{key}={value}" for key, value in values.items())]
+            command += [f"--{flag}", as_lm_eval_reads_it(values)]
     command += ["--device", args.device] if args.device else []
     return shlex.join(command + ["--apply_chat_template"] * args.apply_chat_template)
 

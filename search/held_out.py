@@ -150,7 +150,7 @@ def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file
     divided = any(task.divided for task in tasks)
     flags = {
         "model": "lpes",
-        "model_args": _as_lm_eval_reads_it({**args.model_args, "factors": str(args.output / file)}),
+        "model_args": as_lm_eval_reads_it({**args.model_args, "factors": str(args.output / file)}),
         "tasks": ",".join(task for name in args.tasks for task in fitting[name]),
         **{name: getattr(args, name) for name in ("device", "num_fewshot", "include_path", "system_instruction")},
         "batch_size": None if args.batch_size == "auto" else args.batch_size,
@@ -169,7 +169,7 @@ def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file
     return shlex.join(command)
 
 
-def _as_lm_eval_reads_it(arguments: dict[str, Any]) -> str:
+def as_lm_eval_reads_it(arguments: dict[str, Any]) -> str:
     """``key=value,key=value``, or JSON where that would be read as something else."""
     from lm_eval._cli.utils import key_val_to_dict
 

@@ -3,14 +3,16 @@
 import itertools
 import json
 import random
+import shlex
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from scipy.stats import chi2
 
 from lpes_eval import reference
 from lpes_eval.data import kv
-from search import diagnose
+from search import config, diagnose
 from search.diagnose import bands_of
 from search.report.diagnosis import position_bias
 from test_ga import journal
@@ -95,6 +97,15 @@ def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path,
     assert "Traceback" not in printed
     assert said.startswith("diagnose: error: ")
     assert error in said
+
+
+def test_the_search_that_is_named_has_the_settings_of_the_diagnosis():
+    args = SimpleNamespace(pretrained="m", model_args={"bnb_4bit_quant_type": "a,b"}, metadata={"note": [1, "2"]})
+    args.device, args.apply_chat_template = None, False
+    evaluator = SimpleNamespace(objectives=[SimpleNamespace(task=None)])
+    found = SimpleNamespace(args=args, scans=[SimpleNamespace(asked="kv_retrieval", evaluator=evaluator)])
+    asked = config.parse(shlex.split(diagnose.search_command(found, "kv_retrieval"))[3:])
+    assert (asked.model_args, asked.metadata) == ({"pretrained": "m", **args.model_args}, args.metadata)
 
 
 def test_lengths_that_a_file_does_not_have_are_left_out(tmp_path, capsys):
