@@ -5,6 +5,7 @@ python benchmarks/startup.py [FILE]    prints a row; FILE such as benchmarks/res
 
 import compileall
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.extend(map(str, (ROOT, ROOT / "build_backend")))
 
-from backend import _hook  # noqa: E402
+import backend  # noqa: E402
 
 from benchmarks.experiments.store import hardware, versions  # noqa: E402
 from lpes_eval.files import write_atomically  # noqa: E402
@@ -36,8 +37,8 @@ with tempfile.TemporaryDirectory() as folder:
     for name in times:
         venv.create(Path(folder, name), with_pip=False)
     (packages,) = Path(folder, "with", "lib").glob("python*/site-packages")
-    for name, content in _hook().items():
-        (packages / name).write_bytes(content)
+    (packages / "lpes_eval.pth").write_text(backend.PTH)
+    shutil.copy(ROOT / "build_backend" / "_lpes_eval_hook.py", packages)
     compileall.compile_dir(packages, quiet=1)  # as pip does when it installs
     for _ in range(RUNS):  # in turn, so that both see the same machine
         for name, taken in times.items():
