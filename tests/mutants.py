@@ -163,8 +163,8 @@ MUTANTS = (
     Mutant(
         "the standard error of the mean is clustered by question",
         "lpes_eval/compare/statistics.py",
-        "float(np.sqrt(covariance.sum()) / positions)",
-        "float(np.sqrt(np.trace(covariance)) / positions)",
+        "averages.std(ddof=1) / math.sqrt(len(averages)) if",
+        "np.std(scores, ddof=1) / math.sqrt(np.size(scores)) if",
         (f"{COMPARE}/test_statistics.py",),
     ),
     Mutant(
