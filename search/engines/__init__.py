@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
-from search.engines.limits import reason_against
+from search.engines.limits import draws, reason_against
 
 if TYPE_CHECKING:
     from search.engines.harness import HarnessEngine
@@ -36,7 +36,7 @@ def choose(
         **options: those of ``ExactEngine``.
 
     Raises:
-        UserError: vLLM cannot answer these requests.
+        UserError: vLLM cannot answer these requests, or several processes would answer them otherwise than one.
     """
     from search.engines.exact import ExactEngine
     from search.engines.harness import HarnessEngine
@@ -51,6 +51,9 @@ def choose(
     if pool is not None:
         from search.engines.cluster import ClusterEngine
 
+        if draws(lm, requests):
+            way_out = "answer greedily (do_sample=False), or search without --workers"
+            raise UserError(f"--workers: answers that are drawn at random depend on who draws them; {way_out}")
         return ClusterEngine(pool, lm, requests), reason
     if reason is not None:
         return HarnessEngine(lm, requests), reason

@@ -51,6 +51,12 @@ def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
     return None
 
 
+def draws(lm: Any, requests: Sequence[Any]) -> bool:
+    """Whether any of the answers is drawn at random."""
+    asked = [request.args[1] for request in requests if request.request_type == "generate_until"]
+    return any(normalize_gen_kwargs(options, lm.max_gen_toks).get("do_sample") for options in asked)
+
+
 def no_number(factors: Sequence[float]) -> UserError:
     """The error of a model whose logits are NaN under these factors."""
     return UserError(

@@ -228,6 +228,12 @@ def test_examples_before_a_question_show_no_held_out_question(load):
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
+def test_answers_drawn_at_random_are_not_dealt_out_to_workers(toy_lm, load):
+    tasks = load("toy_plain", gen_kwargs={"do_sample": True, "temperature": 1.5})
+    with pytest.raises(UserError, match=r"^--workers: answers that are drawn at random"):
+        Evaluator(toy_lm, tasks, pool=object())
+
+
 def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_lm, load, tmp_path, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
     tasks = load("toy_luck")
