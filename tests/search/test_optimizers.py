@@ -396,6 +396,8 @@ def test_a_scan_keeps_nothing_that_was_given_up_however_close_it_came():
     algorithm = bands(4)
 
     def just_below(individual):
+        if algorithm.told:
+            assert algorithm.best[0].points == algorithm.start
         return 0.5 if algorithm.cutoff is None else math.nextafter(algorithm.cutoff[1], -math.inf)
 
     search(algorithm, just_below)
