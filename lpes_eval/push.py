@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 
 from lpes_eval import factors as factors_file
@@ -30,6 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the file and its card in one commit; returns 0."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.repo) is None:
+        raise UserError(f"{arguments.repo}: expected OWNER/REPO")
     factors = factors_file.load(arguments.file)
     text = "\n".join(card(factors, arguments.repo))
     if arguments.dry_run:

@@ -29,8 +29,11 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """Save a model with the factors in force; the options are those of ``save_pretrained``.
 
     Raises:
-        UserError: the model has no factors, or only an adapter of it would be saved, which has no place for them.
+        UserError: the folder is a file, the model has no factors, or only an adapter of it would be saved, which has no
+            place for them.
     """
+    if Path(folder).is_file():
+        raise UserError(f"{folder}: is a file; expected a folder, or a name that is not there yet")
     if (factors := rope.in_force(model)) is None:
         raise UserError("the model has no layer factors to save; apply some first, or use model.save_pretrained")
     if getattr(model, "peft_config", None):

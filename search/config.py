@@ -149,6 +149,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         )
     if isinstance(args.choose, list) and len(args.choose) != len(args.positions):
         raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
+    if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
+        raise UserError("--choose: expected weights of 0 or more, one of them above 0")
     # The tasks sort positions; the weights go with them.
     order = sorted(range(len(args.positions)), key=args.positions.__getitem__)
     for name in ("positions", "lambdas", "choose"):

@@ -61,6 +61,8 @@ class Journal:
             self._file = self._path.open("ab")
         except BaseException:
             self._lock.release()
+            if not (self.folder / "settings.json").exists():  # somebody else's folder, left as it was
+                (self.folder / ".lock").unlink(missing_ok=True)
             raise
         return self
 

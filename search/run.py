@@ -88,20 +88,21 @@ class Search:
             coming = [individual for individual in generation if self.name(individual) not in journal.entries]
             self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
             for individual in generation:
-                # What an interrupted search spent before counts too.
-                if self.spent[unit] >= most and (fittest is not None or optimizer.told):
-                    best = fittest[0] if fittest is not None else optimizer.best[0]
-                    self.cut = True
-                    break
                 name = self.name(individual)
                 made = {"generation": optimizer.generation, **individual.to_dict()}
                 known = journal.entries.get(name)
                 own = name in journal.individuals  # else it was measured as something to beat, perhaps not in full
-                if new := known is None or (not own and "stopped_after" in known):
+                new = known is None or (not own and "stopped_after" in known)
+                # What an interrupted search spent before counts too; what it measured is not thrown away.
+                if new and self.spent[unit] >= most and (fittest is not None or optimizer.told):
+                    best = fittest[0] if fittest is not None else optimizer.best[0]
+                    self.cut = True
+                    break
+                if new:
                     entry = self.evaluate(individual)
                     entry["seconds"], asking = round(entry["seconds"] + asking, 3), 0.0
                     journal.record(name, {**made, **entry})
-                elif not own:  # an individual from now on
+                elif known and not own:  # an individual from now on
                     journal.record(name, {**known, **made})
                 entry = journal.entries[name]
                 if name not in counted:

@@ -78,6 +78,7 @@ def test_a_search_neither_overwrites_nor_deletes_what_is_not_its_own(tmp_path):
         written(tmp_path / name, "mine")
     refused(Journal(tmp_path, {}).__enter__, says="but no search")
     assert all((tmp_path / name).read_text() == "mine" for name in names)
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
     for name in names[:3]:
         (tmp_path / name).unlink()
     with Journal(tmp_path, {}):  # what is hidden may be what a killed search left

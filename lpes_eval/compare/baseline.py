@@ -36,7 +36,7 @@ def load(path: str | Path) -> Results:
         DataError: a file that is not a baseline, a damaged one, or one of another version of the format.
     """
     path = Path(path)
-    with well_formed(path, "damaged baseline", "restore the file, or write it again with --update"):
+    with well_formed(path, "damaged baseline", "restore the file, or delete it and write it again with --update"):
         data = json.loads(path.read_text(encoding="utf-8"))
         if (found := (data.get("format"), data.get("format_version"))) != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"'format' and 'format_version' are {found}, expected {(FORMAT, FORMAT_VERSION)}")

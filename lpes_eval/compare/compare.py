@@ -95,7 +95,8 @@ def _differences(
                 notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
                 continue
             scores = metric.matrix(labels), other.matrix(labels)
-            if (least := smallest_effect(*scores)) > 0:
+            # Of fewer than six questions no difference of means has p < 0.05.
+            if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
                 notes.append(
                     f"{name}, {shown}: a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5."
                 )

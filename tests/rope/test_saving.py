@@ -149,6 +149,9 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
         lpes_eval.save(llama(), tmp_path)
     with pytest.raises(FactorsError, match="carries none"):
         lpes_eval.apply(llama())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file: is a file; expected a folder"):
+        lpes_eval.save(llama(), tmp_path / "file")
 
 
 def test_a_composite_models_factors_are_in_its_text_configuration(tmp_path):

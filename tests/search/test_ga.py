@@ -295,6 +295,7 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
         (["--metadata", "positions=0"], "--positions"),
         (["--lambdas", "0.5,0.5"], "--lambdas: 2 weights for 3"),
         (["--choose", "1,0"], "--choose"),
+        (["--choose", "1,-1,1"], "--choose: expected weights of 0 or more"),
         (["--examples", "0"], "--examples: expected at least 1, not 0"),
         (["--limit", "3"], "--limit is a flag of lm_eval"),
         *(
@@ -404,6 +405,15 @@ def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
     assert len(asked) < 200  # of 200 draws some have the same factors
     assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
     assert "The budget ended" not in (tmp_path / "again" / "summary.md").read_text()
+
+
+def test_a_smaller_budget_takes_nothing_back_that_was_measured(command, tmp_path):
+    assert command(*SEARCH_ONLY)[0] == 0
+    before = found(tmp_path / "out").read_bytes(), journal(tmp_path / "out")
+    assert command(*SEARCH_ONLY, "--budget", "1prompts")[0] == 0
+    after = json.loads(found(tmp_path / "out").read_bytes())
+    assert after["origin"]["search"].pop("budget") == ["prompts", 1]
+    assert (after, journal(tmp_path / "out")) == (json.loads(before[0]), before[1])
 
 
 def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(command, tmp_path):
