@@ -213,8 +213,8 @@ MUTANTS = (
     Mutant(
         "what the journal knows is not measured again",
         "search/run.py",
-        'if new := known is None or (not own and "stopped_after" in known):',
-        "if new := True:",
+        'new = known is None or (not own and "stopped_after" in known)',
+        "new = True",
         (f"{SEARCH}/test_ga.py::test_resume_ends_with_the_same_bytes_and_measures_nothing_twice",),
     ),
     Mutant(
