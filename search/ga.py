@@ -93,9 +93,8 @@ def run(search: Search) -> Outcome | None:
                 if new:  # it goes on, with a larger budget perhaps
                     (args.output / "report.json").unlink(missing_ok=True)
                 if so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far)):
-                    so_far, there = entry, ("factors.json", "best_effort.json")
-                    # Whatever happens next, the best factors are there.
-                    if new or not any((args.output / name).exists() for name in there):
+                    so_far = entry
+                    if new or not (args.output / "best_effort.json").exists():  # whatever happens next, they are there
                         write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")
                 show(individual, entry, new)
 

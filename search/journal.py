@@ -48,6 +48,7 @@ class Journal:
         self._lock = FileLock(self.folder / ".lock", timeout=0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_others()  # before anything is written
             self._lock.acquire()
         except Timeout:
             raise UserError(
@@ -61,8 +62,6 @@ class Journal:
             self._file = self._path.open("ab")
         except BaseException:
             self._lock.release()
-            if not (self.folder / "settings.json").exists():  # somebody else's folder, left as it was
-                (self.folder / ".lock").unlink(missing_ok=True)
             raise
         return self
 
@@ -96,14 +95,16 @@ class Journal:
         self.entries[key] = unseal(sealed, key)
         return self.entries[key]
 
+    def _refuse_others(self) -> None:
+        """Refuse a folder of somebody else's; hidden are a lock, and what is left of a file whose writer was killed."""
+        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        if names and "settings.json" not in names:
+            found = "a journal but no settings.json" if self._path.name in names else f"{names[0]} but no search"
+            raise UserError(f"{self.folder}: holds {found}; take an empty folder or a new name")
+
     def _check_settings(self) -> None:
         path = self.folder / "settings.json"
         if not path.exists():
-            if self._path.exists():
-                raise UserError(f"{self.folder}: holds a journal but no settings.json; take another folder")
-            # Hidden are the lock, and what is left of a file of ours whose writer was killed.
-            if others := sorted(path.name for path in self.folder.iterdir() if not path.name.startswith(".")):
-                raise UserError(f"{self.folder}: holds {others[0]} but no search; take an empty folder or a new name")
             write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
             return
         try:

@@ -264,6 +264,7 @@ def speed_of(table: Iterable[Row]) -> Row:
         "individuals": len(rows),
         "prompts": sorted({row.get("prompts", head["prompts_an_individual"]) for row in rows}),
         "every": asked.get("every"),
+        "batch": asked["batch_size"],
         "compared": sum(row["scores_compared"] for row in rows),
         "seconds": {name: column.mean() for name, column in seconds.items()},
         "slower": {name: column.sum() / base[name][column.notna()].sum() for name, column in seconds.items()},

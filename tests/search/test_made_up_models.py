@@ -126,6 +126,16 @@ def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chose
     assert handed_over(*flags, "--choose", "worst", folder="chosen") == fittest
 
 
+def test_a_search_stopped_before_anything_new_names_factors_that_are_there(search, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.Search, "evaluate", stop)  # the start is the plain model, which is known
+    folder = search(lambda s, keys, position: 0.5, "--guard", "none", "--examples", "12", status=130)
+    assert f"Its factors: {folder / 'best_effort.json'}" in capsys.readouterr().out
+    assert found(folder).name == "best_effort.json"
+
+
 def test_a_budget_of_prompts_counts_those_of_the_guards(search):
     folder = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5), "--budget", "600prompts")
     asked = [(e["prompts"], e.get("guard_prompts", 0)) for e in journal(folder) if e.get("generation") is not None]
