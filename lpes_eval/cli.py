@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"lpes-eval: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nlpes-eval: stopped", file=sys.stderr)
+        return 130
     except Exception:  # 1 is a verdict of a subcommand, which a defect must not look like
         traceback.print_exc()
         return 2

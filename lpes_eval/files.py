@@ -165,7 +165,7 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
     """The lines of a file, or of a member of an archive that holds no more than it can sensibly hold."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise DataError(f"{path}: no such file")
+            raise DataError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             if packed != (path.suffix == ".gz"):

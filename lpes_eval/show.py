@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections import ChainMap
+from pathlib import Path
+from types import SimpleNamespace
 
-from lpes_eval import factors
+from lpes_eval import factors, files
 from lpes_eval.errors import FactorsError, plain
 from lpes_eval.flags import at_least
 
@@ -16,7 +19,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="check a factors file, and show one factor a layer",
         description="Check a factors file as --model lpes would, and show one factor a layer and where they came from.",
     )
-    parser.add_argument("file", metavar="FILE", help="a factors file, or one number for all layers")
+    parser.add_argument(
+        "file", metavar="FILE", help="a factors file, the folder of a model that carries some, or one number"
+    )
     parser.add_argument(
         "--layers", type=at_least(1), metavar="N", help="the model's depth, where the file does not name it"
     )
@@ -25,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the file's factors as bars from 1 to the largest; returns 0."""
-    loaded = factors.parse(arguments.file)
+    loaded = _carried(arguments.file) if Path(arguments.file).is_dir() else factors.parse(arguments.file)
     try:
         values = loaded.per_layer(arguments.layers)
     except FactorsError as error:
@@ -39,3 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in loaded.origin.items():
         print(plain(f"  {name}: {value}"))
     return 0
+
+
+def _carried(folder: str) -> factors.Factors:
+    from lpes_eval.config_field import FIELD, carried
+
+    config = files.read_json(path := Path(folder, "config.json"))
+    parts = [part for part in (config, config.get("text_config")) if part] if isinstance(config, dict) else []
+    if (found := carried(SimpleNamespace(**ChainMap(*parts[::-1])))) is None:
+        raise FactorsError(f"{path}: has no {FIELD}, so the model carries no factors")
+    return found

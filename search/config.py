@@ -22,6 +22,8 @@ from search.parser import PRESETS, build_parser, settings_of
 from search.space import Y_HIGH, Y_LOW, Space
 
 AGAIN = "give the search's own command again instead of --resume"
+CHANGEABLE = ("choose", "budget", "held_out_examples")
+"""Flags that may be given with ``--resume``: what was measured stays as it is."""
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
 DIVERSE = "diverse"
@@ -75,14 +77,15 @@ def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise UserError(f"{error}; {AGAIN}") from None
     code = loads_code(kept)
-    if flags.keys() - {"resume", "preset", "choose", "budget", *code}:
-        raise UserError(f"--resume takes all settings from {folder}; leave other flags than --choose and --budget out")
+    if flags.keys() - {"resume", "preset", *CHANGEABLE, *code}:
+        others = f"{', '.join(f'--{name}' for name in CHANGEABLE[:-1])} and --{CHANGEABLE[-1]}"
+        raise UserError(f"--resume takes all settings from {folder}; leave other flags than {others} out")
     if any(flags.get(name) != kept[name] for name in code):
         raise UserError(
             f"{folder}: going on runs code, or joins a cluster, named in arguments.json; if you trust it, say so: "
             f"{resume_command(folder, kept)}"
         )
-    return kept | {name: flags.get(name) or kept.get(name) for name in ("choose", "budget")}
+    return kept | {name: flags.get(name, kept.get(name)) for name in CHANGEABLE}
 
 
 def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:

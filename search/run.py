@@ -350,13 +350,17 @@ def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
     for name in args.model_args.keys() & {"batch_size", "device"}:
         raise UserError(f"--model_args {name}=...: is a flag of its own; give it as --{name}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    kind, device = LPES, args.device
+    if getattr(args, "engine", None) == "vllm":  # which finds its own
+        device = "cpu"
     if not whole:
         from search.engines.cluster import WHOLE, WithoutWeights
 
         if not WHOLE & args.model_args.keys():
-            return WithoutWeights.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": "cpu"})
-    device = "cpu" if getattr(args, "engine", None) == "vllm" else args.device  # vLLM finds its own
-    return LPES.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
+            kind, device = WithoutWeights, "cpu"
+    lm = kind.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
+    lm.note_carried_factors()
+    return lm
 
 
 def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:

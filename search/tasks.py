@@ -23,7 +23,7 @@ from yaml import YAMLError
 
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError
-from lpes_eval.harness import plugin
+from lpes_eval.harness import budget, plugin
 
 POSITIONS = (0.0, 50.0, 100.0)
 LAMBDAS = (0.2, 0.3, 0.5)
@@ -144,7 +144,12 @@ def load_tasks(
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
             metric = metrics[number] if metrics is not None else None
-            found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in _find(manager, name)]
+            try:
+                loaded = _find(manager, name)
+            except OSError as error:  # of the Hub too
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise UserError(f"{name}: its data cannot be loaded ({reason})") from error
+            found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in loaded]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
                 objective.columns = _columns(
@@ -229,8 +234,8 @@ def _matching(manager: TaskManager, name: str) -> list[str]:
     if not matching:
         near = difflib.get_close_matches(name, manager.all_tasks, n=5)
         near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
-        hint = f"the closest names are {', '.join(dict.fromkeys(near)) or 'none'}"
-        raise UserError(f"no task, group or tag is called {name!r}; {hint}; `lm_eval ls tasks` prints all there are")
+        hint = f"the closest names are {', '.join(dict.fromkeys(near))}; " if near else ""
+        raise UserError(f"no task, group or tag is called {name!r}; {hint}`lm_eval ls tasks` prints all there are")
     return matching
 
 
@@ -266,8 +271,8 @@ def _build(
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     limit, chat = None if samples is not None else examples, asked("apply_chat_template")
-    if chat and not getattr(lm.tokenizer, "chat_template", None):
-        raise UserError("--apply_chat_template: the model's tokenizer has no chat template; leave it out")
+    if chat:
+        budget.require_chat_template(lm)
     task.build_all_requests(
         limit=limit,
         samples=samples,

@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # which is not waited for
     for path, named in (
         ("none.json", "no such file; expected a factors file"),
-        (tmp_path, "no such file"),
+        (tmp_path, "is a folder"),
         ("a\0b", "no such file"),
         (tmp_path / "pipe", "no such file"),
         (tmp_path / "big.json", "larger than 1 MiB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from lpes_eval.compare.tables import finite, text_table
@@ -45,9 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval.report import attention, sources
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    TemporaryFile(dir=arguments.output).close()  # a folder that cannot be written to is known before a model is loaded
     device = {"device": arguments.device} if arguments.device else {}
     task = load(arguments.task, arguments.metadata)
     lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
+    lm.note_carried_factors()
     asked = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(asked) * len(sets))

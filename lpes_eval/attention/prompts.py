@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import PromptTooLong, UserError
+from lpes_eval.harness.budget import require_chat_template
 from lpes_eval.harness.segments import Segment, join
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
     Raises:
         UserError: a tokenizer that does not say where its tokens stand, or a prompt that is too long for the model.
     """
+    if chat:
+        require_chat_template(lm)
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
             target = task.target(doc, position)

@@ -17,7 +17,7 @@ from typing import Any
 
 from lm_eval.utils import warning_once
 
-from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.errors import DataError, PromptTooLong, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +145,12 @@ def _load_tokenizer(lm: Any, name: Any) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer={name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+
+
+def require_chat_template(lm: Any) -> None:
+    """Refuse a model whose tokenizer has no chat template; raises ``UserError``."""
+    if not getattr(lm.tokenizer, "chat_template", None):
+        raise UserError("--apply_chat_template: the model's tokenizer has no chat template; leave it out")
 
 
 def render(

@@ -134,6 +134,11 @@ class LPES(MethodLM):
         method.put(self.model)
         self.method = method
 
+    def note_carried_factors(self) -> None:
+        """Say so in one line where the model's folder carries factors, for whoever measures the model without them."""
+        if self.layer_factors is not None:
+            logger.warning("the model carries layer factors (%s in config.json); they are left out here", FIELD)
+
     @property
     def layer_factors(self) -> list[float] | None:
         """The factors in force, one a layer, or None."""

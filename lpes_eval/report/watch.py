@@ -23,8 +23,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "watch",
         help="a running search in the terminal, read from its folder",
-        description="Show a search as it runs, on this machine or on a cluster, from its folder alone; ends when the "
-        "search ends. lpes-eval report FOLDER writes the page of it at any time.",
+        description="Show a search as it runs, on this machine or on a cluster, from its folder alone, until its "
+        "result is there or you press Ctrl-C, which ends the display, not the search. lpes-eval report FOLDER writes "
+        "the page of it at any time.",
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of a search (its --output)")
     parser.set_defaults(run=run)

@@ -136,16 +136,19 @@ def _bias(lengths: Sequence[dict[str, Any]], window: int) -> str:
 
 
 def _verdict(scan: dict[str, Any]) -> str:
+    from search.diagnose import POSITIONS
+
     best, tried = scan["best"], f"{scan['task']}: {scan['bands_tried']} of {scan['bands']} bands of layers tried"
     if best is None:
-        lines = [f"{tried}; none is better than the plain model."]
+        lines = [f"{tried}; none is better than the plain model." if scan["bands_tried"] else f"{tried}."]
     else:
         first, last = best["layers"]
         band = f"{f'layer {first}' if first == last else f'layers {first} to {last}'} by {best['factor']:g}"
         lines = [f"{tried}; the best is {band}."]
         if "gain" in best:
+            at = ", ".join(f"{position:g}" for position in POSITIONS) + " %"
             lines.append(
-                f"On {best['questions']} other questions it changes the mean of {100 * best['plain']:.0f} by "
+                f"On {best['questions']} other questions it changes the mean of {at}, {100 * best['plain']:.0f}, by "
                 f"{100 * best['gain']:+.0f} points ({_span(best['interval'])}; p = {p_value(best['p'])})."
             )
     says = {

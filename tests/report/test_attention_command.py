@@ -123,6 +123,16 @@ def test_the_decay_is_the_mean_cosine_at_divided_distances() -> None:
             assert value == pytest.approx(sum(cosines) / len(cosines), abs=2e-5)
 
 
+def test_what_cannot_be_measured_or_written_is_refused_in_one_line_before_it_is_measured(tmp_path, capsys) -> None:
+    (tmp_path / "file").touch()
+    for flags, said in (
+        (["-o", str(tmp_path / "file")], f"{tmp_path}/file: File exists"),
+        (["-o", str(tmp_path / "new"), "--apply_chat_template"], "has no chat template"),
+    ):
+        assert cli.main(["attention", "reference-kv", "--device", "cpu", *flags]) == 2
+        assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, capsys) -> None:
     folder, page = tmp_path / "looks", tmp_path / "report.html"
     given = ["--factors", "1.5", "--questions", "1", "--metadata", "num_keys=3", "--device", "cpu", "-o", str(folder)]

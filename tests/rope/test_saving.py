@@ -48,7 +48,7 @@ def test_plain_transformers_loads_the_plain_model_until_apply(folder):
 
 
 @pytest.mark.parametrize(("factors", "expected"), [(None, FACTORS), (1, [1.0] * 4)])
-def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(folder, factors, expected):
+def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(folder, factors, expected, caplog):
     from transformers import AutoTokenizer
 
     from lpes_eval.methods.lpes import LPES
@@ -57,6 +57,8 @@ def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(fold
     lm = LPES(str(folder), tokenizer=AutoTokenizer.from_pretrained(path()), factors=factors)
     assert lm.layer_factors == expected
     assert lm.get_model_info()["factors"]["per_layer"] == expected
+    lm.note_carried_factors()
+    assert "they are left out here" in caplog.text
     lm.set_factors(None)
     assert lm.layer_factors is None
 

@@ -363,6 +363,15 @@ def test_what_cannot_be_measured_is_refused_in_one_line(load, tasks, options, me
     assert "\n" not in str(refused.value)
 
 
+def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
+    def offline(*args):
+        raise ConnectionError("no route to the Hub\nand more")
+
+    monkeypatch.setattr("search.tasks._find", offline)
+    with pytest.raises(UserError, match=r"^toy: its data cannot be loaded \(no route to the Hub\)$"):
+        load("toy")
+
+
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
     (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
     assert [(column.position, column.weight, column.metric) for column in task.columns] == [

@@ -117,6 +117,16 @@ def test_resume_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp
     assert len((folder / "journal.jsonl").read_bytes().splitlines()) == len(lines)
 
 
+def test_a_search_that_is_over_can_be_proven_on_more_held_out_examples(command, tmp_path):
+    assert command(*SMALL, "--held_out_examples", "2", "--guard", "none")[0] == 0
+    before = journal(tmp_path / "out")
+    status, out, _ = command("--resume", str(tmp_path / "out"), "--held_out_examples", "4")
+    assert status == 0
+    assert "held-out examples, 4 questions" in out
+    new = [entry for entry in journal(tmp_path / "out") if entry not in before]
+    assert {entry["origin"] for entry in new} == {"held out"}
+
+
 def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})  # it is one, as conftest.py computes it
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--no_cache"]
