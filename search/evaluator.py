@@ -210,8 +210,8 @@ class Evaluator:
                 kept = name if part is None else f"{name} {list(part)}"
                 if self.cache is None or self.cache.get(self._context, kept) is None:
                     questions = list(range(len(self.questions)) if part is None else part)
-                    order = self._order(self._race(name, cutoff, questions), questions)
-                    asked.append((factors.per_layer(self.num_layers), order))
+                    race = self._race(name, cutoff, questions)
+                    asked.append((factors.per_layer(self.num_layers), self._order(race, questions), race is not None))
             self.engine.expect(asked)
 
     def _race(self, name: str, cutoff: Cutoff | None, questions: Sequence[int]) -> _Racing | None:

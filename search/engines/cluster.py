@@ -25,8 +25,9 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-CHUNKS, CHUNKS_A_WORKER, SMALLEST = 8, 2, 8
-"""Chunks of an individual, chunks that are left for every worker, and the fewest questions (``chunk_sizes``)."""
+CHUNKS, CHUNKS_A_WORKER, SMALLEST, ENOUGH = 8, 2, 8, 24
+"""Chunks of an individual, chunks that are left for every worker, the fewest questions, and so many that more of them
+together are not faster (``chunk_sizes``)."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
 LATE = 1.5
@@ -339,19 +340,19 @@ class ClusterEngine(HarnessEngine):
         found: dict[str, str] | None = self._pool.model[1]
         return found
 
-    def expect(self, asked: Sequence[tuple[Sequence[float], Order]]) -> None:
-        """A generation's factors, and the order of their requests, that will be asked for next."""
-        left = sum(len(order) for _, order in asked)
+    def expect(self, asked: Sequence[tuple[Sequence[float], Order, bool]]) -> None:
+        """What a generation will ask for next: factors, the order of their requests, and whether they may stop."""
+        left = sum(len(order) for _, order, _ in asked)
         self._expected = {}
-        for factors, order in asked:
-            self._expected[tuple(factors), order] = self._chunks(tuple(factors), order, left)
+        for factors, order, may_stop in asked:
+            self._expected[tuple(factors), order] = self._chunks(tuple(factors), order, left, may_stop)
             left -= len(order)
         self._pool.expect([chunk for chunks in self._expected.values() for chunk in chunks])
 
     def answer(self, order: Order, may_stop: bool = False) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
         """The responses of each request by its number, chunk by chunk."""
         factors = self.factors
-        chunks = self._expected.get((factors, order)) or self._chunks(factors, order, len(order))
+        chunks = self._expected.get((factors, order)) or self._chunks(factors, order, len(order), may_stop)
         try:
             for answers, unended in self._pool.results(chunks):
                 self.unended = (self.unended - answers.keys()) | unended
@@ -359,18 +360,20 @@ class ClusterEngine(HarnessEngine):
         finally:
             self._pool.forget(self._number, factors)
 
-    def _chunks(self, factors: tuple[float, ...], order: Order, left: int) -> list[Chunk]:
-        questions, sizes = iter(order), chunk_sizes(len(order), left, self._pool.workers)
+    def _chunks(self, factors: tuple[float, ...], order: Order, left: int, may_stop: bool) -> list[Chunk]:
+        questions, sizes = iter(order), chunk_sizes(len(order), left, self._pool.workers, may_stop)
         return [Chunk(self._number, factors, tuple(itertools.islice(questions, size))) for size in sizes]
 
 
-def chunk_sizes(questions: int, left: int, workers: int) -> list[int]:
+def chunk_sizes(questions: int, left: int, workers: int, may_stop: bool = True) -> list[int]:
     """How many of an individual's questions each chunk has; ``left`` are those of its generation not yet handed out.
 
-    An eighth, as the individual may be given up between two chunks. Fewer towards the end of a generation, so that the
-    workers are done at about the same time. But small batches waste time: see docs/cluster.md.
+    An eighth, as the individual may be given up between two chunks; of one that may not, at least ``ENOUGH``, as small
+    batches waste time. Fewer towards the end of a generation, so that the workers are done at about the same time.
+    docs/cluster.md has what this costs.
     """
-    most = max(SMALLEST, math.ceil(min(questions / CHUNKS, left / (CHUNKS_A_WORKER * workers))))
+    most = questions / CHUNKS if may_stop else max(questions / CHUNKS, ENOUGH)
+    most = max(SMALLEST, math.ceil(min(most, left / (CHUNKS_A_WORKER * workers))))
     chunks = math.ceil(questions / most)
     return [questions * (k + 1) // chunks - questions * k // chunks for k in range(chunks)]
 

@@ -15,6 +15,12 @@ def test_chunks_are_an_eighth_of_an_individual_and_smaller_towards_the_end_of_a_
     assert sum(chunk_sizes(200, left=2000, workers=64)) == 200
 
 
+def test_chunks_of_an_individual_that_is_asked_all_are_large_enough_for_a_batch():
+    assert chunk_sizes(48, left=192, workers=1, may_stop=False) == [24, 24]
+    assert max(chunk_sizes(48, left=192, workers=8, may_stop=False)) == 12
+    assert chunk_sizes(200, left=4000, workers=2, may_stop=False) == [25] * 8
+
+
 def test_costs_are_measured_for_every_length_and_number_of_questions(tmp_path):
     file = tmp_path / "costs.jsonl"
     flags = ["--shapes", "tiny", "--records", "4", "8", "--questions", "1", "3", "--new_tokens", "2", "--times", "2"]
