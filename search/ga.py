@@ -86,6 +86,7 @@ def run(search: Search) -> Outcome | None:
         to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), plain)}
         print(pages.to_beat(search, to_beat), flush=True)
         so_far: dict[str, Any] | None = None
+        missing = not (args.output / "best_effort.json").exists()
         with progress(search, to_beat) as show:
 
             def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
@@ -94,7 +95,7 @@ def run(search: Search) -> Outcome | None:
                     (args.output / "report.json").unlink(missing_ok=True)
                 if so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far)):
                     so_far = entry
-                    if new or not (args.output / "best_effort.json").exists():  # whatever happens next, they are there
+                    if new or missing:  # whatever happens next, they are there
                         write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")
                 show(individual, entry, new)
 
