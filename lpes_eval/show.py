@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import ChainMap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +49,8 @@ def _carried(folder: str) -> factors.Factors:
     from lpes_eval.config_field import FIELD, carried
 
     config = files.read_json(path := Path(folder, "config.json"))
-    parts = [part for part in (config, config.get("text_config")) if part] if isinstance(config, dict) else []
-    if (found := carried(SimpleNamespace(**ChainMap(*parts[::-1])))) is None:
+    config = config if isinstance(config, dict) else {}
+    text = config.get("text_config")
+    if (found := carried(SimpleNamespace(**config | (text if isinstance(text, dict) else {})))) is None:
         raise FactorsError(f"{path}: has no {FIELD}, so the model carries no factors")
     return found

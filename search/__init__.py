@@ -109,8 +109,13 @@ def search(
     config.complete(args, kind)
     if own and args.curve == "free":
         raise UserError(f"search(): curve: {args.optimizer} gives every layer its own factor; name another optimizer")
-    made = run.load(args, model, kind, own)
-    outcome = ga.run(made)
+    before = model.method.parsed if model is not None else None
+    try:
+        made = run.load(args, model, kind, own)
+        outcome = ga.run(made)
+    finally:
+        if model is not None:
+            model.set_factors(before)
     assert outcome is not None  # a plan alone is the command's
     history = list(made.journal.individuals.values())
     return Result(outcome.found, outcome.shown, verdict(made, outcome), history, outcome, args.output)

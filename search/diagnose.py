@@ -176,7 +176,6 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     from search.run import load_model
     from search.tasks import check_names
 
-    began = time.monotonic()
     settings = config.defaults()
     settings.model_args = {"pretrained": args.pretrained} | args.model_args
     settings.device, settings.batch_size = args.device, args.batch_size
@@ -184,7 +183,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
         raise UserError("--tasks: names no task")
     check_names(args.tasks)
     print(f"Loading {args.pretrained}", flush=True)
-    found = Diagnosis(args, load_model(settings), began=began)
+    found = Diagnosis(args, load_model(settings))
     for name in dict.fromkeys(args.tasks):
         _load(found, name)
     args.tasks = [scan.name for scan in found.scans]

@@ -85,6 +85,7 @@ class Search:
             began = time.perf_counter()
             generation = optimizer.ask()
             asking = time.perf_counter() - began if optimizer.also else 0.0
+            least = cutoff[1] if (cutoff := optimizer.cutoff) else -math.inf
             coming = [individual for individual in generation if self.name(individual) not in journal.entries]
             self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
             for individual in generation:
@@ -109,7 +110,8 @@ class Search:
                     self.spent["seconds"] += entry["seconds"]
                     self.spent["prompts"] += entry["prompts"] + entry.get("guard_prompts", 0)
                 counted.add(name)
-                if fittest is None or rank(entry) > rank(fittest[1]):
+                kept = "stopped_after" not in entry and rank(entry) >= least  # by the optimiser too
+                if fittest is None or (kept and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(rank(entry))

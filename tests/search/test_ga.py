@@ -441,6 +441,35 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
     assert out == whole
 
 
+def test_a_budget_does_not_end_the_search_with_what_was_given_up(command, tmp_path, monkeypatch):
+    evaluate = run.Search.evaluate
+
+    def given_up(search, individual):  # just below what would have been kept, and above what was
+        entry = evaluate(search, individual)
+        cutoff = search.optimizer.cutoff
+        return entry if cutoff is None else entry | {"fitness": cutoff[1] - 1e-6, "stopped_after": 1}
+
+    monkeypatch.setattr(run.Search, "evaluate", given_up)
+    flags = ["--examples", "5", "--held_out_examples", "0", "--guard", "none", "--budget", "60prompts"]
+    assert command(*flags)[0] == 0
+    assert report(tmp_path / "out")["stopped_early"] > 0
+    assert report(tmp_path / "out")["factors"] == [1.0] * 3
+
+
+def test_going_on_after_a_success_keeps_the_best_so_far(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Outcome, "shown", property(lambda self: True))
+    flags = [*SMALL, "--held_out_examples", "4", "--guard", "none"]
+    assert command(*flags, "--budget", "60prompts")[0] == 0
+    success = factors_file.load(found(tmp_path / "out")).digest()
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.Search, "evaluate", stopped)
+    assert command(*flags)[0] == 130
+    assert factors_file.load(tmp_path / "out" / "best_effort.json").digest() == success
+
+
 def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, tmp_path, monkeypatch):
     check = Guard.check  # as if every individual that is fitter lost a tenth
     monkeypatch.setattr(Guard, "check", lambda *args: check(*args) | {"over": 0.1})
@@ -499,6 +528,7 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
     flags = {"include_path": task_folder, "generations": 1, "population": 4, "parents": 2, "held_out_examples": 4}
     result = search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
     assert result.factors.per_layer() == factors_file.load(found(tmp_path / "out")).per_layer()
+    assert toy_lm.layer_factors is None  # as it was
     assert result.verdict in capsys.readouterr().out
     assert {entry["key"] for entry in result.history} <= {entry["key"] for entry in journal(tmp_path / "out")}
     assert result.plot().axes[0].get_ylabel() == "fitness on the search examples"
