@@ -106,13 +106,14 @@ def test_what_early_stopping_by_proof_gives_up_decides_nothing(search, seed):
 
 def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(search):
     def right(s, keys, position):
-        far = sum(abs(x - 1) for x in s)
-        if keys == 10:
-            return 0.9 if far < 1e-9 else 0.3
-        return 0.4 + min(0.3, 0.15 * abs(s[1] - 1) + 0.02 * far)
+        if keys == 10:  # a loss that a quarter of the guard's questions does not show
+            return 0.9 if s == (1.0,) * 4 else 0.82
+        return 0.4 + min(0.5, abs(s[0] - 1) + abs(s[1] - 1)) - 0.5 * abs(s[2] - 1)
 
-    for budget in ("450prompts", "900prompts"):
-        assert found(search(right, "--budget", budget, folder=budget)).name == "best_effort.json"
+    for budget in ("450prompts", "650prompts"):
+        folder = search(right, "--budget", budget, folder=budget)
+        assert found(folder).name == "best_effort.json"
+        assert report(folder)["factors"] != [1.0] * 4
 
 
 def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chosen(search):
