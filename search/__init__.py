@@ -59,7 +59,7 @@ def search(
             scan of bands and gradient descent use no curve.
         preset: as the flag.
         **flags: the command's other flags by name, such as ``output="runs/mine"``, ``examples=48``, ``budget="10m"`` or
-            ``positions=[0, 50, 100]``; a text is read as on the command line.
+            ``positions=[0, 50, 100]``, each read as on the command line.
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
@@ -72,23 +72,16 @@ def search(
         >>> result.factors.per_layer()
         >>> result.plot()
     """
-    from argparse import ArgumentTypeError
-
     from lpes_eval import reference
     from lpes_eval.errors import UserError
     from search import config, ga, run
-    from search.parser import build_parser
+    from search.parser import read
     from search.report.pages import verdict
 
-    args = config.defaults(preset)
-    if unknown := sorted(flags.keys() - vars(args).keys()):
-        raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
-    for action in build_parser()._actions:
-        if action.type and isinstance(value := flags.get(action.dest), str):
-            try:
-                flags[action.dest] = action.type(value)  # type: ignore[operator]
-            except (ArgumentTypeError, ValueError) as error:
-                raise UserError(f"search(): {action.dest}: {error}") from None
+    kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
+    named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "curve": None if own else curve}
+    flags = read(flags | {name: value for name, value in named.items() if value is not None} | {"preset": preset})
+    args = config.defaults(flags["preset"])
     vars(args).update(flags)
     for name, way_out in (("dry_run", "is the command's alone"), ("resume", "name the folder as output=")):
         if flags.get(name):
@@ -101,11 +94,8 @@ def search(
         loaded = model.config._name_or_path
         shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
         args.model_args = {**args.model_args, "pretrained": next(shipped, loaded)}
-    args.tasks = list(tasks) or args.tasks
-    kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
-    args.optimizer = optimizer if isinstance(optimizer, str) else args.optimizer
-    args.curve = "own" if own else curve or args.curve
-    args.output = args.output and Path(args.output)
+    args.optimizer = kind.__name__ if kind else args.optimizer
+    args.curve = "own" if own else args.curve
     config.complete(args, kind)
     if own and args.curve == "free":
         raise UserError(f"search(): curve: {args.optimizer} gives every layer its own factor; name another optimizer")

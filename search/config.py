@@ -124,7 +124,7 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
 
     ``kind`` is an optimiser of the caller's instead of the one that ``--optimizer`` names.
     """
-    optimizer, title = kind or optimizers.load(args.optimizer), kind.__name__ if kind else args.optimizer
+    optimizer, title = kind or optimizers.load(args.optimizer), args.optimizer
     optimizer.settle(args)
     if "curve" in optimizer.ignores:
         args.curve = "free"
@@ -135,7 +135,7 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     elif optimizer.default_start is None:
         raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
     if isinstance(args.start, str) and args.start != DIVERSE:
-        args.start = _start(args)
+        args.start = _start(args, optimizer)
     if args.output is None:
         # Of a pattern or a path, what can name a folder.
         tasks = re.sub(r"[^\w.+-]+", "_", "+".join(args.tasks)).strip("_")
@@ -194,7 +194,7 @@ def heights(args: argparse.Namespace) -> str:
     return f"a factor from {span}" if args.continuous else f"tenths from {span} (--continuous leaves the grid)"
 
 
-def _start(args: argparse.Namespace) -> float | list[Any]:
+def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list[Any]:
     """A number for all layers; or, read from a factors file, control points or, for ``free``, one number a layer."""
     try:
         factors = factors_file.parse(args.start)
@@ -204,8 +204,8 @@ def _start(args: argparse.Namespace) -> float | list[Any]:
         return factors.uniform
     kind, points = factors.curve or ("free", factors.factors or ())
     if kind != args.curve:
-        free = "curve" in optimizers.load(args.optimizer).ignores
-        way = f"add {'--optimizer ga ' if free else ''}--curve {kind}, or start from another file"
+        also = "--optimizer ga " if "curve" in optimizer.ignores else ""
+        way = f"add {also}--curve {kind}, or start from another file"
         raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
     points = points[args.skip :] if factors.factors else points
     if list(factors.unscaled_layers) != list(range(args.skip)) and not factors.factors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from functools import reduce
 from operator import add, or_
@@ -223,6 +224,44 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         if isinstance(value, list):
             value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
         return f"{action.help} (default: {value})"
+
+
+def read(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that a program hands over by their flags' names, each as the command line reads it.
+
+    Raises:
+        UserError: a flag that there is not, or a value that the command line would refuse.
+    """
+    actions = {action.dest: action for action in build_parser()._actions if action.dest != "help"}
+    if unknown := sorted(flags.keys() - actions.keys()):
+        raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
+    found = {}
+    for name, value in flags.items():
+        try:
+            found[name] = _read(actions[name], value)
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise UserError(f"search(): {name}: {error}") from None
+    return found
+
+
+def _read(action: argparse.Action, value: Any) -> Any:
+    """What a flag makes of a program's value."""
+    if value is None and action.default is None:
+        return value
+    if isinstance(value, bool) and (action.nargs == 0 or action.const is True):  # a switch, or one with a value
+        return value
+    if action.nargs == 0:
+        raise argparse.ArgumentTypeError(f"expected True or False, not {value!r}")
+    if isinstance(value, list | tuple):
+        if isinstance(action, _Collect):
+            return [each for one in value for each in _read(action, one)]
+        value = (";" if action.type is _metrics else ",").join(map(str, value))
+    if isinstance(value, dict) and action.type is mapping:
+        return value
+    read: Any = action.type or str
+    if (value := read(str(value))) not in (action.choices or [value]):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(action.choices or ())}, not {value!r}")
+    return value
 
 
 def _metrics(text: str) -> list[str]:

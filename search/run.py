@@ -299,8 +299,9 @@ def load(
     check_names(args.tasks, args.include_path)
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
-    descends = (kind or optimizers.load(args.optimizer)).descends
-    lm = lm or load_model(args, whole=not args.workers or descends)
+    own = [each for each in (kind, curve) if each is not None]
+    kind = kind or optimizers.load(args.optimizer)
+    lm = lm or load_model(args, whole=not args.workers or kind.descends)
     options = {"metadata": metadata_of(args), **task_options(args)}
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     if isinstance(args.choose, list) and not any(objective.by_position for objective in objectives):
@@ -318,17 +319,18 @@ def load(
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
     optimizer = make_optimizer(args, evaluator, kind)
-    names = [*SETTINGS, *(each.name for each in settings_of(optimizers.load(args.optimizer)))]
+    names = [*SETTINGS]
     if args.early_stopping == "probable":
         names += ["early_stopping", "early_stopping_error"]
     elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
         names += ["early_stopping"]
     settings = {
-        "search": {name: getattr(args, name) for name in names},
+        "search": {name: getattr(args, name) for name in names}
+        | {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)},
         "fitness": evaluator.describe(),
         "packages": packages(),
     }
-    if own := [each for each in (kind, curve) if each is not None]:
+    if own:
         settings["search"]["own_code_sha256"] = code(*own)
     watched = guards.load(args, evaluator, "search", args.guard_examples)
     settings["fitness"]["guards"] = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
+from lpes_eval.errors import UserError
 from search.optimizers.base import Optimizer
 
 
@@ -19,6 +20,13 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Optimizer]:
-    """The optimiser of that name."""
+    """The optimiser of that name.
+
+    Raises:
+        UserError: there is none, as where a search with an optimiser of a program's own is resumed without it.
+    """
+    if name not in names():
+        known = ", ".join(names())
+        raise UserError(f"--optimizer {name}: expected one of {known}; one of your own is handed to search.search()")
     optimizer: type[Optimizer] = import_module(f"{__name__}.{name.replace('-', '_')}").OPTIMIZER
     return optimizer

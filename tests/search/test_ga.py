@@ -15,7 +15,7 @@ import pytest
 from lpes_eval import factors as factors_file
 from lpes_eval import reference, rope
 from lpes_eval.errors import UserError
-from search import config, ga, optimizers, run, search
+from search import config, ga, optimizers, parser, run, search
 from search.guards import Guard, rank
 from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
@@ -539,6 +539,9 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
 
     own = search("toy", model=toy_lm, optimizer=Fixed, output=tmp_path / "own", **flags)
     assert own.factors.per_layer() == [1.2] * 3
+    recorded = factors_file.load(found(tmp_path / "own")).origin["search"]
+    assert recorded["optimizer"] == "Fixed"
+    assert recorded.keys() & {"mutations", "finest"} == {"mutations"}  # its own settings, not the default's
 
     def rising(points, num_layers):
         return [1 + h * (points[-1][1] - 1) for h in range(num_layers)]
@@ -549,13 +552,40 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
     assert len(own.history[0]["points"]) == 2
     with pytest.raises(UserError, match=r"curve: bands gives every layer its own factor"):
         search("toy", model=toy_lm, curve=rising)
-    with pytest.raises(UserError, match=r"populaton: no flag of a search"):
-        search("toy", model=toy_lm, populaton=3)
-    with pytest.raises(UserError, match="budget: expected 90s, 10m"):
-        search("toy", model=toy_lm, budget="ten")
     for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
         with pytest.raises(UserError, match=rf"search\(\): {flag}: "):
             search("toy", model=toy_lm, **{flag: value})
+
+
+def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
+    read = parser.read({"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x",
+                        "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": {"num_keys": 25}, "start": tmp_path,
+                        "metrics": ["acc,none", "em"], "continuous": True, "budget": "10m"})  # fmt: skip
+    typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
+             str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
+             "acc,none;em", "--continuous", "--budget", "10m"]  # fmt: skip
+    assert read == config.given(typed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"populaton": 3}, "populaton: no flag of a search"),
+        ({"budget": 600}, "budget: expected 90s, 10m, 2h or 20000prompts, not '600'"),
+        ({"engine": "VLLM"}, "engine: expected one of transformers, vllm, not 'VLLM'"),
+        ({"early_stopping": None}, "early_stopping: expected one of bound, probable, off"),
+        ({"preset": "papr"}, "preset: expected one of default, paper, quick"),
+        ({"optimizer": "genetic"}, "optimizer: expected one of bands, "),
+        ({"curve": 5}, "curve: expected one of "),
+        ({"examples": 2.5}, "examples: expected a whole number, not '2.5'"),
+        ({"examples": None}, "examples: expected a whole number"),
+        ({"no_cache": "yes"}, "no_cache: expected True or False, not 'yes'"),
+        ({"positions": [0, "x"]}, "positions: expected numbers"),
+    ],
+)
+def test_a_program_learns_which_of_its_values_no_search_takes(flags, message):
+    with pytest.raises(UserError, match=rf"^search\(\): {message}"):
+        search("kv_retrieval", **flags)
 
 
 @pytest.mark.parametrize(
