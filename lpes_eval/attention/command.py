@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a model's name on the Hub, its folder, or reference")
     add("--factors", action="append", default=[], metavar="FILE|NUMBER", help="a set to compare; may be repeated")
-    add("--task", default="kv_retrieval", help="a task by position (default: kv_retrieval)")
+    add("--task", default="kv_retrieval", help="one of this package's tasks by position (default: kv_retrieval)")
     add("--questions", type=at_least(1), default=8, metavar="N", help="at every position (default: 8)")
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the task: num_keys=25, or JSON")
     add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         "model": arguments.model,
         "task": arguments.task,
         "metadata": arguments.metadata,
-        "questions": arguments.questions,
+        "questions": len(asked) // len(task.positions),
         "positions": sorted({prompt.position for prompt in asked}),
         "tokens": max(len(prompt.tokens) for prompt in asked),
         "parts": PARTS,

@@ -68,8 +68,7 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
         require_chat_template(lm)
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
-            target = task.target(doc, position)
-            answer = task.config.target_delimiter + (target if isinstance(target, str) else target[0])
+            answer = task.config.target_delimiter + task.written(doc, position)
             prompt = _prompt(lm, position, task.segments(doc, position), answer, chat)
             if len(prompt.tokens) > lm.max_length:
                 raise PromptTooLong(

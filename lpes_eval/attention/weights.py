@@ -7,6 +7,7 @@ the prompt squared is ever made: 32k tokens fit.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
     """
     decoder = find_decoder(model)
     start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=next(model.parameters()).device)
-    cache = rope.cache_of(model(input_ids=ids[:, :start], use_cache=True))
+    few = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    cache = rope.cache_of(model(input_ids=ids[:, :start], use_cache=True, **few))
     for last in range(start, len(tokens) - 1):
         with _watched(decoder.layers) as seen, _eager(decoder.module):
             given = {"use_cache": True, "output_attentions": True, **rope.with_cache(model, cache)}
