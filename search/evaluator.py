@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, islice
 from typing import Any
 
@@ -323,11 +324,15 @@ class Evaluator:
             **self.engine.identity,
         }
 
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """``describe()`` as it was first, which reads all of the model's weights."""
+        return self.describe()
+
     def _describe(self) -> str:
-        described = self.describe()
-        for task in described["tasks"]:
-            task["weights"] = list(task["weights"])  # examples are kept, not their weighted sum
-        return json.dumps({**described, "packages": identity.packages()}, sort_keys=True)
+        # Examples are kept, not their weighted sum.
+        tasks = [{**task, "weights": list(task["weights"])} for task in self.described["tasks"]]
+        return json.dumps({**self.described, "tasks": tasks, "packages": identity.packages()}, sort_keys=True)
 
 
 class _Racing:

@@ -77,7 +77,7 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
         factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
     watched = guards.load(args, evaluator, "held_out", args.held_out_examples)
-    asked = identity.sha256(evaluator.describe())
+    asked = identity.sha256(evaluator.described)
     measured = {name: _measure(name, values, asked, evaluator, search.journal) for name, values in factors.items()}
     comparisons = {}
     for task in tasks:

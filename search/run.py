@@ -327,14 +327,14 @@ def load(
     settings = {
         "search": {name: getattr(args, name) for name in names}
         | {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)},
-        "fitness": evaluator.describe(),
+        "fitness": {**evaluator.described},
         "packages": packages(),
     }
     if own:
         settings["search"]["own_code_sha256"] = code(*own)
     watched = guards.load(args, evaluator, "search", args.guard_examples)
     settings["fitness"]["guards"] = [
-        {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.describe())}
+        {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.described)}
         for guard in watched
     ]
     return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
