@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpes_eval.errors import FactorsError
+from lpes_eval.errors import FactorsError, plain
 from lpes_eval.factors import Factors, parse
 
 FIELD = "lpes_factors"
@@ -78,4 +78,6 @@ def warn_of_other_weights(model: nn.Module, factors: Factors) -> None:
         name = factors.origin.get("model", "another model")
         if isinstance(name, Mapping):
             name = name["name"] + (f", revision {name['revision']}" if name.get("revision") else "")
-        logger.warning("the factors were found on other weights (of %s); measure what they do to this model", name)
+        logger.warning(
+            "the factors were found on other weights (of %s); measure what they do to this model", plain(name)
+        )

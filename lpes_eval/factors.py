@@ -315,6 +315,7 @@ def _layers(value: Any) -> tuple[int, ...]:
 
 
 def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
+    _require(_is(value, list, tuple) and len(value) == 2, where, value, "a kind and its points")
     kind, points = value
     _require(kind in curves.KINDS, f"{where}.kind", kind, f"one of {', '.join(curves.KINDS)}")
     if kind == "free":

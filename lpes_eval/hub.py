@@ -23,11 +23,10 @@ def fetch(address: str) -> Path:
             f"factors={address}: expected hf://OWNER/REPO, hf://OWNER/REPO/FILE, or one of them@REVISION"
         )
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
 
     try:
         path = huggingface_hub.hf_hub_download(found["repo"], found["file"] or FILE, revision=found["revision"])
-    except (OSError, ValueError, EntryNotFoundError) as error:  # of the network, a name, or what the Hub does not have
+    except Exception as error:  # huggingface-hub has changed its HTTP client, and so its errors, more than once
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FactorsError(f"factors={address}: the Hub does not give this file ({reason}); check the name") from None
     return Path(path)

@@ -6,11 +6,12 @@ import argparse
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from lpes_eval import factors as factors_file
 from lpes_eval import hub
 from lpes_eval.compare.compare import FEW_QUESTIONS
-from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.errors import FactorsError, UserError, plain
 from lpes_eval.factors import Factors
 
 
@@ -34,7 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.repo) is None:
         raise UserError(f"{arguments.repo}: expected OWNER/REPO")
     factors = factors_file.load(arguments.file)
-    text = "\n".join(card(factors, arguments.repo))
+    try:
+        text = "\n".join(map(plain, card(factors, arguments.repo)))
+    except FactorsError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FactorsError(f"{arguments.file}: origin.proof is not as a search writes it ({error})") from None
     if arguments.dry_run:
         print(text)
         return 0
@@ -50,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
             commit_message="Layer factors",
         )
-    except Exception as error:  # huggingface-hub has changed its HTTP client, and so its errors, more than once
+    except Exception as error:  # as in hub.fetch
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
             f"push {arguments.repo}: the Hub does not take it ({reason}); check name, token, network"
@@ -69,7 +75,7 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     if model is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
     name, revision = (model, None) if isinstance(model, str) else (model["name"], model.get("revision"))
-    on_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "lpes-"))
+    on_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "lpes-")) and not Path(name).exists()
     base = [f"base_model: {json.dumps(name)}"] if on_the_hub else []
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
@@ -94,4 +100,4 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     if "command" in proof:
         yield from ("", "Measured by", "", f"    {proof['command']}", "")
     described = {key: value for key, value in origin.items() if key not in ("proof", "model")}
-    yield from ("The origin in full:", "", "```json", json.dumps(described, indent=2), "```", "")
+    yield from ("The origin in full:", "", "```json", *json.dumps(described, indent=2).splitlines(), "```", "")

@@ -19,7 +19,7 @@ from lpes_eval.config_field import carried, carry, weights
 from lpes_eval.errors import UserError
 
 OF_THE_FILES = (
-    *("revision", "code_revision", "token", "trust_remote_code", "subfolder"),
+    *("revision", "code_revision", "token", "trust_remote_code", "subfolder", "gguf_file"),
     *("cache_dir", "local_files_only", "force_download", "proxies"),
 )
 """Options of ``from_pretrained`` that say where files are, the configuration's too."""

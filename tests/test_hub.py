@@ -101,6 +101,16 @@ def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, caps
     assert '"torch": "2.13"' in card
 
 
+def test_a_card_has_no_control_characters_and_a_proof_of_another_form_is_refused(tmp_path, capsys):
+    for proof, status in (({"command": "lm_eval \x1b[2J"}, 0), ({"differences": 5}, 2), ({"guards": [1]}, 2)):
+        origin = {"model": "some/mo\x1bdel", "proof": proof}
+        lpes_eval.Factors(uniform=1.2, origin=origin).save(tmp_path / "f.json")
+        assert main(["push", str(tmp_path / "f.json"), "me/mine", "--dry_run"]) == status
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out + said.err
+        assert status == 0 or "f.json: origin.proof is not as a search writes it" in said.err
+
+
 def test_factors_of_no_model_are_not_shared(sent, tmp_path, capsys):
     lpes_eval.Factors(uniform=1.2).save(tmp_path / "f.json")
     assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2

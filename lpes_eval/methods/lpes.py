@@ -16,7 +16,7 @@ from torch import nn
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.config_field import FIELD, carried, holder
-from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.errors import FactorsError, UserError, plain
 from lpes_eval.factors import Factors
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 
@@ -190,7 +190,8 @@ def _load_as_then(origin: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
     missing = [f"{name}={value}" for name, value in given.items() if name not in REBUILT and name not in kwargs]
     missing += [f"--{name}" for name in ASKED if origin.get("search", {}).get(name)]
     if missing:
-        logger.warning("the factors were found with %s, which a factors file does not bring back", ", ".join(missing))
+        found_with = plain(", ".join(missing))
+        logger.warning("the factors were found with %s, which a factors file does not bring back", found_with)
 
 
 Method = LPES

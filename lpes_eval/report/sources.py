@@ -15,6 +15,7 @@ from lpes_eval.compare.compare import compare
 from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
 from lpes_eval.compare.tables import Report
 from lpes_eval.errors import UserError
+from lpes_eval.files import unseal
 from lpes_eval.report import published
 
 ATTENTION = "lpes-eval attention"
@@ -248,7 +249,7 @@ def search(name: str, folder: Path) -> Search:
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        found = {entry["key"]: entry for entry in (json.loads(line) for line in lines if line.endswith("\n"))}
+        found = {entry["key"]: entry for entry in (_entry(journal, line) for line in lines if line.endswith("\n"))}
         entries = [entry for entry in found.values() if "failed" not in entry]  # whose workers died
         for entry in entries:
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
@@ -259,6 +260,10 @@ def search(name: str, folder: Path) -> Search:
         with well_formed(report, "not the report of a search", way_out):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
     return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished)
+
+
+def _entry(journal: Path, line: str) -> dict[str, Any]:
+    return unseal(json.loads(line), f"{journal}: a line is")
 
 
 def _attention(name: str, path: Path) -> Attention:

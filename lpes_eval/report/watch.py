@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.errors import plain
+
 if TYPE_CHECKING:
     from lpes_eval.report.sources import Search
 
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
                 live.update(_display(search))
             else:
                 for line in _lines(search)[printed:]:
-                    print("  ".join(line), flush=True)
+                    print(plain("  ".join(line)), flush=True)
                 printed = len(search.individuals)
             if search.finished:
                 break
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt:  # the search goes on
                 return 0
     if live is None:
-        print("\n".join(f"{name}: {value}" for name, value in search.facts.items() if value))
+        print("\n".join(plain(f"{name}: {value}") for name, value in search.facts.items() if value))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.compare.tables import finite, p_value, text_table
 from lpes_eval.files import write_atomically
 from lpes_eval.report.figures import interval
+from search.report.pages import seconds
 
 if TYPE_CHECKING:
     from search.diagnose import Diagnosis, Length, Scan
@@ -156,8 +157,8 @@ def _verdict(scan: dict[str, Any]) -> str:
         "uncertain": "A search may help; this does not show it.",
         "unlikely": "A search is unlikely to help.",
     }[scan["search"]]
-    hours = scan["search_seconds"] / 3600
-    return "\n".join([*lines, f"{says} It takes about {hours:.1f} hours on this machine:", f"  {scan['command']}"])
+    takes = seconds(scan["search_seconds"])
+    return "\n".join([*lines, f"{says} It takes about {takes} on this machine:", f"  {scan['command']}"])
 
 
 def _span(ends: Sequence[float]) -> str:

@@ -13,6 +13,7 @@ from lpes_eval.compare import results
 from lpes_eval.data import kv
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
+from lpes_eval.files import seal
 from lpes_eval.report import figures, page, sources
 from lpes_eval.report.figures import interval
 from runs import write_run
@@ -58,8 +59,13 @@ def report(tmp_path):
 def write_search(folder, lines, settings=None):
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps(settings or {"search": {"optimizer": "ga", "curve": "bezier"}}))
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
+    write_journal(folder, lines)
     return folder
+
+
+def write_journal(folder, lines):
+    whole = "".join(json.dumps(seal(line)) + "\n" for line in lines)
+    (folder / "journal.jsonl").write_text(whole + '{"key": "torn')
 
 
 def individual(number, fitness, **more):
@@ -319,8 +325,8 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
         assert cli.main(["report", str(folder), "-o", str(page)]) == 0
         assert f"{len(looks)}, of which 0 given up early" in page.read_text()
         assert "not finished" in page.read_text()
-        lines = [individual(number, 0.6 + 0.1 * number) for number in range(len(looks) + 1)]
-        (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"key": "torn')
+        lines = [individual(number, 0.6 + 0.1 * number, origin="a\x1bb") for number in range(len(looks) + 1)]
+        write_journal(folder, lines)
         ended = {"finished": len(looks) == 2}  # not before its held-out examples
         (folder / "report.json").write_text(json.dumps(ended))
 
@@ -328,17 +334,26 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
     assert cli.main(["watch", str(folder)]) == 0
     shown = [line.split("  ")[:5] for line in capsys.readouterr().out.splitlines() if "generation" in line]
     assert shown == [
-        [str(n + 1), f"generation {n}", "mutant", f"fitness {f:.4f}", f"best {f:.4f} on 40 prompts"]
+        [
+            str(n + 1),
+            f"generation {n}",
+            "mutant" if not n else "a\ufffdb",
+            f"fitness {f:.4f}",
+            f"best {f:.4f} on 40 prompts",
+        ]
         for n, f in enumerate((0.6, 0.7, 0.8))
     ]
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert str(tmp_path / "settings.json") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["settings.json", "journal.jsonl"])
-def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, capsys):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("settings.json", "[]"), ("journal.jsonl", "[]"), ("journal.jsonl", json.dumps(individual(0, 1)))],
+)
+def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, text, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
-    (folder / name).write_text("[]\n")
+    (folder / name).write_text(f"{text}\n")
     assert cli.main(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 2
     assert str(folder / name) in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
