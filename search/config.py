@@ -77,7 +77,7 @@ def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise UserError(f"{error}; {AGAIN}") from None
     code = loads_code(kept)
-    if flags.keys() - {"resume", "preset", *CHANGEABLE, *code}:
+    if flags.keys() - {"resume", *CHANGEABLE, *code}:
         others = f"{', '.join(f'--{name}' for name in CHANGEABLE[:-1])} and --{CHANGEABLE[-1]}"
         raise UserError(f"--resume takes all settings from {folder}; leave other flags than {others} out")
     if any(flags.get(name) != kept[name] for name in code):

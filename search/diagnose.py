@@ -162,6 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"diagnose: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"diagnose: error: {error.filename or args.output}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nStopped. What was measured is kept: the same command goes on.", file=sys.stderr)
         return 130

@@ -242,11 +242,12 @@ class Evaluator:
         return answers
 
     def time_two_batches(self) -> tuple[int, float]:
-        """Prompts in two batches of prompts drawn evenly, and the seconds they took under the plain model."""
+        """Prompts in two batches (of each worker) drawn evenly, and the seconds they took under the plain model."""
         self.engine.set_factors([1.0] * self.num_layers)
         order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
         start = time.perf_counter()
-        return sum(map(len, islice(self.engine.answer(order, may_stop=True), 2))), time.perf_counter() - start
+        batches = islice(self.engine.answer(order, may_stop=True), 2 * self.engine.workers)
+        return sum(map(len, batches)), time.perf_counter() - start
 
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""

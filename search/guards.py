@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,25 @@ class Guard:
         }
 
 
+def check_names(args: argparse.Namespace) -> None:
+    """Refuse guards that stand for no task, before a model is loaded; raises ``UserError``."""
+    from search import tasks
+
+    for guard in args.guard:
+        if guard["task"] != "none":
+            with _named(guard):
+                tasks.check_names([guard["task"]], args.include_path)
+
+
+@contextmanager
+def _named(guard: Mapping[str, Any]) -> Iterator[None]:
+    """Within it, an error says which guard it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"--guard {guard['task']}: {error}") from None
+
+
 def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int) -> list[Guard]:
     """The guards of a search, on the examples of a split; ``evaluator`` is the one of the search's tasks on it.
 
@@ -119,10 +139,8 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
     for guard in asked:
-        try:
+        with _named(guard):
             found = measured_by(guard["task"], guard["metric"], {})
-        except UserError as error:
-            raise UserError(f"--guard {guard['task']}: {error}") from None
         name = ":".join(filter(None, (guard["task"], guard["metric"])))
         if name in (each.name for each in guards):
             raise UserError(f"--guard {name}: is given twice")

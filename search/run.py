@@ -206,8 +206,7 @@ class Search:
                 measured = self.evaluator(factors, cutoff, self.part)
             except WorkerKilled as error:
                 return {"fitness": -PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": str(error)}
-        entry = self._entry(measured, factors, self.part)
-        return entry | {"cutoff": cutoff.fitness} if cutoff is not None and measured.stopped_after else entry
+        return self._entry(measured, factors, self.part)
 
     def measure(self, name: str, factors: Factors, to_beat: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
@@ -297,6 +296,7 @@ def load(
     from search.tasks import check_names, load_tasks
 
     check_names(args.tasks, args.include_path)
+    guards.check_names(args)
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, args.metadata)
     own = [each for each in (kind, curve) if each is not None]

@@ -221,7 +221,7 @@ def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
 
 def test_factors_that_are_wrong_cannot_be_made():
     for curve in (5, ("bezier",)):
-        with pytest.raises(FactorsError, match="^curve: found .*, expected a kind and its points"):
+        with pytest.raises(FactorsError, match=r"^curve: found .*, expected a kind and its points"):
             Factors(curve=curve)
     with pytest.raises(FactorsError, match="uniform: found nan, expected a number"):
         Factors(uniform=float("nan"))

@@ -324,6 +324,7 @@ class ClusterEngine(HarnessEngine):
     def __init__(self, pool: Pool, lm: Any, requests: Sequence[Any]) -> None:
         super().__init__(lm, requests)
         self._pool, self._number = pool, pool.add(requests)
+        self.workers = pool.workers
         self._expected: dict[Any, list[Chunk]] = {}
 
     def set_factors(self, factors: Sequence[float]) -> None:
@@ -361,7 +362,7 @@ class ClusterEngine(HarnessEngine):
             self._pool.forget(self._number, factors)
 
     def _chunks(self, factors: tuple[float, ...], order: Order, left: int, may_stop: bool) -> list[Chunk]:
-        questions, sizes = iter(order), chunk_sizes(len(order), left, self._pool.workers, may_stop)
+        questions, sizes = iter(order), chunk_sizes(len(order), left, self.workers, may_stop)
         return [Chunk(self._number, factors, tuple(itertools.islice(questions, size))) for size in sizes]
 
 
@@ -385,7 +386,7 @@ def pool(args: Namespace, speed: dict[str, Any]) -> Pool | None:
     """The workers of this process, which all evaluations of a search share; None where one process is enough."""
     if not getattr(args, "workers", None):
         return None
-    key = repr([args.model_args, args.device, args.batch_size, args.workers, args.gpus_per_worker, args.ray_address])
+    key = repr([args.model_args, args.device, args.workers, args.gpus_per_worker, args.ray_address, speed])
     if key not in _pools:
         _pools.clear()
         _pools[key] = Pool(args, speed)

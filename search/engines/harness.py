@@ -30,9 +30,11 @@ class HarnessEngine:
         cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
         unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
         prompt_tokens: tokens of all prompts together, where they are known.
+        workers: processes that answer at once.
     """
 
     prompt_tokens: int | None = None
+    workers: int = 1
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
     looks = 8

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from search.guards import rank
 from search.report.pages import Entry, label, named, seconds
 from search.space import Individual
 
@@ -36,7 +37,7 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         prompts += entry["prompts"]
         if part != search.part:  # on other questions, what is fitter may differ
             part, best = search.part, None
-        if best is None or ("stopped_after" not in entry and entry["fitness"] > best["fitness"]):
+        if best is None or ("stopped_after" not in entry and rank(entry) > rank(best)):
             best = entry
         pace = "known"
         if new and entry["seconds"] > 0:
