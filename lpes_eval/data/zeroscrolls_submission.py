@@ -12,7 +12,7 @@ from typing import Any
 
 from lpes_eval import files
 from lpes_eval.data import zeroscrolls
-from lpes_eval.data.source import Asked
+from lpes_eval.data.source import Asked, asked
 from lpes_eval.errors import DataError, UserError
 
 LEADERBOARD = (*zeroscrolls.NAMES, "quality", "musique", "book_sum_sort")
@@ -31,14 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--log_samples and --metadata split=test, and check it against the test files.",
     )
     parser.add_argument("samples", nargs="*", type=Path, help="samples_zeroscrolls_*_NAME_*.jsonl, one a task")
-    parser.add_argument("--predictions", action="append", default=[], metavar="TASK=FILE.json")
-    parser.add_argument("--data_dir", type=Path, required=True, help="folder with the tasks' archives")
-    parser.add_argument("--output", type=Path, default=Path("zero_scrolls_predictions.csv"))
+    parser.add_argument("--predictions", action="append", default=[], metavar="TASK=FILE.json",
+        help="predictions of another task: a JSON object from id to prediction; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--data_dir", metavar="DIR", help="folder with the tasks' archives, where the run had one (default: the Hub's)"
+    )
+    default = "zero_scrolls_predictions.csv"
+    parser.add_argument("--output", type=Path, default=Path(default), metavar="FILE", help=f"default: {default}")
     parser.add_argument("--partial", action="store_true", help="accept fewer than the leaderboard's ten tasks")
     options = parser.parse_args(arguments)
     try:
         answers = _collect(options.samples, options.predictions)
-        request = Asked("folder", options.data_dir)
+        request = asked({"data_dir": options.data_dir})
+        request = request if request.folder else Asked("official")
         paths = {task: zeroscrolls.locate(request, task, "test") for task in answers if task in LEADERBOARD}
         expected = {task: [e.id for e in zeroscrolls.read(path, task, "test")] for task, path in paths.items()}
         check(answers, expected, options.partial)
