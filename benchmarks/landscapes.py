@@ -194,11 +194,13 @@ class Kind(NamedTuple):
     """At which individuals are given up early (``--early_stopping_error``); None where all are measured in full."""
     settings: Mapping[str, Any] = {}
     """Of the optimiser, where they are not its defaults."""
+    lambdas: Sequence[float] = LAMBDAS
 
 
 SEARCHES = (
     Kind("the default: a scan of bands", "bands", "free", 1.0, 96, ERROR),
     Kind("the default with `--examples 200`", "bands", "free", 1.0, 200, ERROR),
+    Kind("the default with equal `--lambdas`", "bands", "free", 1.0, 96, ERROR, lambdas=[1 / 3] * 3),
     Kind("the default with `--early_stopping_error 0.01`", "bands", "free", 1.0, 96, 0.01),
     Kind("its scan alone", "scan", "free", 1.0, 96, ERROR),
     Kind("`--preset paper`", "ga", "bezier", 1.5, 200, None),
@@ -252,7 +254,7 @@ def search(kind: Kind, landscape: Landscape, seed: int) -> Found:
         factors, n = factors_of(individual.points, kind.curve, L), math.ceil(optimizer.effort * kind.examples)
         if (factors, n) in known:
             return known[factors, n][0]
-        values: np.ndarray | None = answers(factors)[:n] @ np.array(LAMBDAS) / n
+        values: np.ndarray | None = answers(factors)[:n] @ np.array(kind.lambdas) / n
         asked, fitness = n, float(values.sum())
         parent = known.get((factors_of(least[0], kind.curve, L), n), (0, None))[1] if least else None
         if least is not None and parent is not None:

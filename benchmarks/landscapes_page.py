@@ -69,6 +69,7 @@ def _summary(frame: pd.DataFrame, searches: Sequence[Any], models: Iterable[Any]
         "hurt": len(hurts),
         "near": near(searches[0].title),
         "nearer": near(searches[1].title),
+        "equal": near(searches[2].title),
     }
 
 
@@ -113,7 +114,7 @@ def pictures(rows: Sequence[dict[str, Any]], searches: Sequence[Any], folder: Pa
                     axis.set_title(name)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         labels = [label.replace("`", "") for label in labels]
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
         figure.savefig(folder / _file(title), dpi=110)
 
 
