@@ -79,13 +79,17 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     base = [f"base_model: {json.dumps(name)}"] if on_the_hub else []
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
-    yield from ("", f"    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}", "")
+    elsewhere = "" if on_the_hub or name.startswith("lpes-") else f"pretrained={name},"  # else the factors say which
+    yield from ("", f"    lm_eval --model lpes --model_args {elsewhere}factors=hf://{repo}", "")
     proof, few = origin.get("proof", {}), False
     if rows := proof.get("differences"):
         yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
         for row in rows:
             low, high = row["interval"]
-            gain = f"{row['mean']:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
+            gain = row["mean"]
+            if "lower_is_better" in row:
+                gain, low, high = -gain, high and -high, low and -low
+            gain = f"{gain:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
             few = few or row["questions"] < FEW_QUESTIONS
             yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
         yield ""
@@ -94,8 +98,9 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     else:
         yield from ("They were not measured on held-out examples.", "")
     for guard, found in proof.get("guards", {}).items():
-        _, high = found.get("interval", (None, None))
-        falls = "lower beyond chance, but " if high is not None and high < 0 else ""
+        low, high = found.get("interval", (None, None))
+        best = low and -low if "lower_is_better" in found else high
+        falls = "worse beyond chance, but " if best is not None and best < 0 else ""
         yield f"- guard {guard}: {'worsened' if found['over'] else f'{falls}not worsened beyond what is allowed'}"
     if "command" in proof:
         yield from ("", "Measured by", "", f"    {proof['command']}", "")

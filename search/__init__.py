@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from search.space import Points
 
 
+NOT_OF_THE_MODEL = ("factors", "fit", "batch_size", "max_batch_size", "device")
+"""Arguments of a loaded model that a search gives by itself, or by a flag of its own."""
+PLAIN = str | int | float | list | dict
+
+
 @dataclass(frozen=True)
 class Result:
     """What a search came to.
@@ -93,7 +98,9 @@ def search(
             raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
         loaded = model.config._name_or_path
         shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
-        args.model_args = {**args.model_args, "pretrained": next(shipped, loaded)}
+        kept = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
+        kept = {k: v for k, v in kept.items() if k not in NOT_OF_THE_MODEL and isinstance(v, PLAIN)}
+        args.model_args = {**args.model_args, **kept, "pretrained": next(shipped, loaded)}
     args.optimizer = kind.__name__ if kind else args.optimizer
     args.curve = "own" if own else args.curve
     config.complete(args, kind)

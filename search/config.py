@@ -154,11 +154,9 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
     if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
         raise UserError("--choose: expected weights of 0 or more, one of them above 0")
-    # The tasks sort positions; the weights go with them.
-    order = sorted(range(len(args.positions)), key=args.positions.__getitem__)
-    for name in ("positions", "lambdas", "choose"):
-        if isinstance(values := getattr(args, name), list | tuple):
-            setattr(args, name, [values[k] for k in order])
+    if sorted(args.positions) != [*args.positions]:
+        shown = ", ".join(f"{position:g}" for position in args.positions)
+        raise UserError(f"--positions: found {shown}; expected them in rising order, as weights go with them")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:

@@ -312,6 +312,7 @@ class Evaluator:
                     "version": str(objective.task.VERSION),
                     "weights": {column.metric: column.weight for column in objective.columns},
                     "filter": objective.filter,
+                    **({"lower_is_better": True} if objective.sign < 0 else {}),
                     "examples": len(objective.docs),
                     "config_sha256": identity.sha256(vars(objective.task.config)),
                     "code_sha256": identity.code(*_code_of(objective.task)),

@@ -101,15 +101,16 @@ def run(search: Search) -> Outcome | None:
 
             try:
                 fittest, best = search.run(watch)
+                found = search.factors(fittest)
                 if args.choose:
-                    fittest, best = search.chosen(fittest, best)
+                    found, best = search.chosen(fittest, best)
             except KeyboardInterrupt:
                 if so_far is not None:
                     print(f"\nBest so far, on {so_far['prompts']} prompts: fitness {so_far['fitness']:.4f}, ", end="")
                     print(f"the plain model {search.plain_on(so_far['examples']):.4f}", flush=True)
                     print(f"Its factors: {args.output / 'best_effort.json'}", flush=True)
                 raise
-        outcome = Outcome(to_beat, best, search.factors(fittest), chosen=bool(args.choose))
+        outcome = Outcome(to_beat, best, found, chosen=bool(args.choose))
         outcome.file = write_factors(search, outcome, "best_effort.json" if search.held_out else "")
         pages.write(search, outcome)  # the search's, whatever becomes of the rest
         if search.held_out:

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from search.config import metadata_of, speed_options, task_options
+from search.optimizers.base import REFUSED
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
 
 logger = logging.getLogger(__name__)
 
-PENALTY = 1e6
+PENALTY = -REFUSED
 """Individuals that worsen a guard are told to the optimiser as so much less fit than any score."""
+LATE = "guards of {}"
+"""The journal's key of guards that were measured after the entry of that key, which the search goes by."""
 
 
 @dataclass
@@ -76,13 +79,16 @@ class Guard:
 
         both = np.array([pair for pair in zip(plain, found, strict=True) if None not in pair], dtype=float)
         difference = statistics.compare_paired(both[:, :1], both[:, 1:], replicates=2000).mean
-        drop = -difference.difference
-        worse = bool(difference.high < -self.max_drop)
+        drop, ends = -difference.difference, [difference.low, difference.high]
+        worse = bool(difference.high < -self.max_drop) and not difference.by_chance
+        lower = not self.ends and all(task.sign < 0 for task in self.evaluator.objectives)
+        sign = -1.0 if lower else 1.0  # as the metric has it
         return {
-            "plain": float(both[:, 0].mean()),
-            "found": float(both[:, 1].mean()),
-            "interval": [end if math.isfinite(end) else None for end in (difference.low, difference.high)],
+            "plain": sign * float(both[:, 0].mean()),
+            "found": sign * float(both[:, 1].mean()),
+            "interval": [end if math.isfinite(end) else None for end in sorted(sign * end for end in ends)],
             "over": drop - self.max_drop if worse else 0.0,
+            **({"lower_is_better": True} if lower else {}),
         }
 
 
@@ -146,6 +152,15 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
             raise UserError(f"--guard {name}: is given twice")
         guards.append(Guard(name, guard["max_drop"], found))
     return guards
+
+
+def with_late(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A journal's entries of individuals, each with the guards that were measured late."""
+    return {
+        key: {**entry, **({"guards": entries[LATE.format(key)]["guards"]} if LATE.format(key) in entries else {})}
+        for key, entry in entries.items()
+        if entry.get("generation") is not None
+    }
 
 
 def over(entry: Mapping[str, Any]) -> float:

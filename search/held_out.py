@@ -54,8 +54,13 @@ class HeldOut:
 
     @property
     def lower(self) -> list[str]:
-        """The guards that fall beyond chance, though not shown by more than allowed."""
-        return [n for n, guard in self.guards.items() if not guard["over"] and (guard["interval"][1] or 0.0) < 0]
+        """The guards that become worse beyond chance, though not shown by more than allowed."""
+        found = []
+        for name, guard in self.guards.items():
+            low, high = guard["interval"]
+            best = -(low or 0.0) if "lower_is_better" in guard else high or 0.0
+            found += [name] if best < 0 and not guard["over"] else []
+        return found
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:

@@ -16,7 +16,7 @@ from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
 from search.config import DIVERSE, SETTINGS, heights, metadata_of, speed_options, task_options
-from search.guards import PENALTY, Guard, over, rank
+from search.guards import LATE, PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
 from search.parser import settings_of
@@ -123,8 +123,8 @@ class Search:
         fitter = self.guards and entry["fitness"] > journal.entries[self.uniform(1.0).digest()]["fitness"]
         return best, self._with_guards(factors) if fitter else entry
 
-    def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Individual, dict[str, Any]]:
-        """The best individual by ``--choose``, of those that were measured in full and worsen no guard.
+    def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Factors, dict[str, Any]]:
+        """The best factors by ``--choose``, of those that were measured in full and worsen no guard, and their entry.
 
         Where a budget ends the search before it asks all questions, that is ``fittest`` alone, with its entry ``best``.
         """
@@ -135,17 +135,17 @@ class Search:
         for trade in ranked(found, self.args.choose, self.evaluator):
             if trade.entry["key"] == plain["key"]:
                 break
-            individual = Individual(to_points(trade.entry["points"]), trade.entry["origin"])
-            if not over(entry := self._with_guards(self.factors(individual))):
-                return individual, entry
-        return Individual(self.optimizer.space.line(1.0, 1.0), "plain"), plain
+            factors = self.factors(Individual(to_points(trade.entry["points"]), trade.entry["origin"]))
+            if not over(entry := self._with_guards(factors)):
+                return factors, entry
+        return self.uniform(1.0), plain
 
     def _with_guards(self, factors: Factors) -> dict[str, Any]:
         """The entry of factors that were measured in full, with their guards, which the search may have left out."""
         entries, key = self.journal.entries, factors.digest()
         entry, plain = dict(entries[key]), entries[self.uniform(1.0).digest()]
         if self.guards and key != plain["key"] and "guards" not in entry:
-            if (kept := f"guards of {key}") not in entries:
+            if (kept := LATE.format(key)) not in entries:
                 measured = self.evaluator.score(entry["examples"], ended=entry["ended"])
                 compared = self._compared(plain, measured, factors)
                 self.journal.record(kept, {"generation": None, "origin": "guards", "guards": compared})
@@ -266,7 +266,8 @@ class Search:
         """The guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
         if not self.guards:
             return {}
-        plain, least = self.journal.entries.get(self.uniform(1.0).digest()), self.optimizer.cutoff
+        plain = self.journal.entries.get(self.uniform(1.0).digest())
+        least = self.optimizer.cutoff if part == self.part else None  # it is of the questions that are asked now
         share = 1.0 if part is None else self.optimizer.effort
         asked = {"guard_prompts": sum(guard.prompts(share) for guard in self.guards)}
         if plain is None:
@@ -318,7 +319,8 @@ def load(
     if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
-    optimizer = make_optimizer(args, evaluator, kind)
+    least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)
+    optimizer = make_optimizer(args, evaluator, kind, least_effort)
     names = [*SETTINGS]
     if args.early_stopping == "probable":
         names += ["early_stopping", "early_stopping_error"]
@@ -367,7 +369,9 @@ def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
     return lm
 
 
-def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
+def make_optimizer(
+    args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None, least_effort: float = 0.0
+) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
     if L < 2:
@@ -386,6 +390,7 @@ def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Op
         start=start_points(args, space),
         seed=args.seed,
         model=(evaluator.lm, evaluator.objectives),
+        least_effort=least_effort,
     )
 
 

@@ -14,6 +14,7 @@ from search.guards import over
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator
+    from search.tasks import Column, Objective
 
 Choice = str | list[float]
 """``mean``, ``worst``, or one weight a position."""
@@ -62,13 +63,20 @@ def ranked(found: Sequence[Trade], choice: Choice, evaluator: Evaluator) -> list
     """In the order of ``choice``, the fitter of equals first."""
     columns = list(evaluator.columns.values())
     positions = dict.fromkeys(column.position for _, column in columns if column.position is not None)
+    weights: dict[float, float] = {}
+    if isinstance(choice, list):
+        weights = dict(zip(positions, (weight / sum(choice) for weight in choice), strict=True))
+
+    def weight(objective: Objective, column: Column) -> float:
+        """A position's is its share of its task's; a task without positions keeps its own."""
+        if column.position is None:
+            return column.weight
+        return weights[column.position] * sum(each.weight for each in objective.columns)
 
     def value(trade: Trade) -> tuple[float, float, float]:
         first = trade.worst if choice == "worst" else trade.mean
         if isinstance(choice, list):
-            scores = trade.entry["scores"]
-            weights: dict[float | None, float] = dict(zip(positions, choice, strict=True))
-            first = sum(weights.get(c.position, 0.0) * objective.sign * scores[c.name] for objective, c in columns)
+            first = sum(weight(task, c) * task.sign * trade.entry["scores"][c.name] for task, c in columns)
         return first, trade.mean, trade.entry["fitness"]
 
     return sorted(found, key=value, reverse=True)

@@ -75,8 +75,9 @@ def sent(monkeypatch):
 def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, capsys):
     row = {"task": "kv", "found_minus": "baseline", "mean": 0.12, "interval": [0.05, 0.19], "questions": 100}
     one = row | {"interval": [None, None], "questions": 1}
+    lower = row | {"lower_is_better": True, "mean": -0.3, "interval": [-0.4, -0.2]}
     proof = {
-        "differences": [row, one],
+        "differences": [row, one, lower],
         "guards": {"gsm8k": {"over": True}, "half": {"over": False, "interval": [-0.02, -0.01]}},
         "command": "lm_eval --model lpes",
     }
@@ -87,13 +88,14 @@ def test_what_is_pushed_is_the_file_with_its_proof_in_words(sent, tmp_path, caps
     (tmp_path / "again.json").write_text(sent["me/mine", "factors.json"])
     assert lpes_eval.load(tmp_path / "again.json") == lpes_eval.load(tmp_path / "f.json")
     card = sent["me/mine", "README.md"]
-    gains = ("+0.120 | +0.050 to +0.190 | 100", "+0.120 | none | 1")
+    gains = ("+0.120 | +0.050 to +0.190 | 100", "+0.120 | none | 1", "+0.300 | +0.200 to +0.400 | 100")
     for said in (
         "lmsys/vicuna",
         "v1",
         *gains,
         "guard gsm8k: worsened",
-        "half: lower beyond chance",
+        "--model_args factors=hf://me/mine\n",
+        "half: worse beyond chance",
         "too narrow",
         "lm_eval --model",
     ):

@@ -108,6 +108,11 @@ class Difference:
     p: float
     method: str
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether chance explains it although its interval has no width, as all of a few questions changed alike."""
+        return self.low == self.high and self.p >= 0.05
+
 
 @dataclass(frozen=True)
 class PairedComparison:

@@ -62,6 +62,7 @@ class MethodLM(HFLM):
     Attributes:
         title: what the method is called in prose; its section in docs/methods.md has this title.
         paper: its arXiv id.
+        given: the arguments, the method's among them, as they were given.
         published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
 
     Raises:
@@ -75,6 +76,7 @@ class MethodLM(HFLM):
     Inside: ClassVar[Any]
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        self.given = dict(kwargs)
         own = {field.name for field in dataclasses.fields(self.Inside) if field.init} & kwargs.keys()
         self.method = self.Inside(**{name: kwargs.pop(name) for name in own})
         if pretrained is None:

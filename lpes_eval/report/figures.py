@@ -304,8 +304,8 @@ def tradeoff(search: Search) -> Picture | None:
     full = [entry for entry in search.individuals if "stopped_after" not in entry]
     most = max((entry["prompts"] for entry in full), default=0)
     full = [entry for entry in full if entry["prompts"] == most and len(entry["scores"]) > 1]
-    if len(full) < 2 or any(entry["fitness"] < 0 for entry in full):
-        return None  # a fitness below 0 is of a metric where lower is better: no common direction
+    if len(full) < 2 or search.lower:  # no common direction
+        return None
     harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
     plain = [one for one in search.baselines if one["prompts"] == most]
     fine = [entry for entry in full if entry not in harmful]

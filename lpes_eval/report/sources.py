@@ -90,7 +90,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: its settings, the journal's entries in their order, and the factors found."""
+    """A search, finished or not: its settings, the journal's entries in their order, and the factors found.
+
+    ``lower`` is whether lower is better for one of its tasks.
+    """
 
     name: str
     folder: Path
@@ -98,6 +101,7 @@ class Search:
     entries: Sequence[Mapping[str, Any]]
     found: factors.Factors | None
     finished: bool
+    lower: bool = False
 
     @property
     def individuals(self) -> list[Mapping[str, Any]]:
@@ -245,11 +249,16 @@ def search(name: str, folder: Path) -> Search:
     way_out = "take the folder of a search, as python -m search.ga writes it"
     journal = folder / "journal.jsonl"
     with well_formed(folder / "settings.json", "not the settings of a search", way_out):
-        settings = dict(json.loads((folder / "settings.json").read_text(encoding="utf-8"))["search"])
+        read = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        settings = dict(read["search"])
+        lower = any("lower_is_better" in task for task in read.get("fitness", {}).get("tasks", ()))
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
         found = {entry["key"]: entry for entry in (_entry(journal, line) for line in lines if line.endswith("\n"))}
+        for entry in found.values():
+            if late := found.get(f"guards of {entry['key']}"):  # measured when the search was over
+                entry["guards"] = late["guards"]
         entries = [entry for entry in found.values() if "failed" not in entry]  # whose workers died
         for entry in entries:
             if entry.get("generation") is not None or entry.get("origin") == "baseline":
@@ -259,7 +268,7 @@ def search(name: str, folder: Path) -> Search:
     if finished := report.is_file():
         with well_formed(report, "not the report of a search", way_out):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
-    return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished)
+    return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished, lower)
 
 
 def _entry(journal: Path, line: str) -> dict[str, Any]:

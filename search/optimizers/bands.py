@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lpes_eval.flags import amount, at_least
-from search.optimizers.base import Config, Optimizer, setting
+from search.optimizers.base import REFUSED, Config, Optimizer, setting
 from search.space import Y_HIGH, Y_LOW, Individual, Points
 
 Band = tuple[int, int]
@@ -86,12 +86,13 @@ class BandScan(Optimizer):
         self.generations = 2 * len(self._todo) + 2
         finalists = self.config.finalists
         bands = [(scan, min(len(level), TUNED) if scan.tune else len(level)) for scan, level in self._todo]
-        most = [(scan.share, n * len(scan.steps) + len(_sizes(n))) for scan, n in bands]
+        share = {scan: max(scan.share, self.least_effort) for scan in SCANS}  # as it is asked
+        most = [(share[scan], n * len(scan.steps) + len(_sizes(n))) for scan, n in bands]
         self.max_evaluations = 1 + sum(number for _, number in most) + finalists
-        self.max_effort = SCANS[0].share + sum(share * number for share, number in most) + finalists
+        self.max_effort = share[SCANS[0]] + sum(share * number for share, number in most) + finalists
         # Two of a scan's three steps are new where few bands are kept, of fewer steps one, and an individual is given
         # up after about two thirds of its examples.
-        likely = [(scan.share, 2 * n if len(scan.steps) > 2 else n) for scan, n in bands]
+        likely = [(share[scan], 2 * n if len(scan.steps) > 2 else n) for scan, n in bands]
         self.expected_evaluations = min(1 + sum(number for _, number in likely) + finalists, self.max_evaluations)
         self.expected_effort = 2 / 3 * (sum(share * number for share, number in likely) + finalists)
 
@@ -138,7 +139,8 @@ class BandScan(Optimizer):
             before = self._center = (before[0], survivors[before[0]])
         for P, band in self._bands.items():
             assert before is not None
-            self._moved[band] = max(self._moved.get(band, 0.0), abs(survivors[P] - before[1]))
+            if survivors[P] > REFUSED:
+                self._moved[band] = max(self._moved.get(band, 0.0), abs(survivors[P] - before[1]))
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest

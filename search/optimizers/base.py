@@ -13,6 +13,9 @@ from lpes_eval.errors import UserError
 from lpes_eval.rng import stream
 from search.space import Y_START, Individual, Points, Space
 
+REFUSED = -1e6
+"""This or less is told in place of the fitness of an individual that may not be kept."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -52,6 +55,7 @@ class Optimizer:
         start: the individual to set out from; by default Eq. 8.
         seed: of the random generator.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
+        least_effort: the share of the search examples that is asked at least, whatever ``effort`` says.
 
     Attributes:
         max_evaluations: the most individuals that will be asked for; a subclass sets it.
@@ -86,6 +90,7 @@ class Optimizer:
         start: Points | None = None,
         seed: int = 0,
         model: Any = None,
+        least_effort: float = 0.0,
     ) -> None:
         if generations < 0:
             raise UserError(f"generations={generations}: expected at least 0")
@@ -95,7 +100,7 @@ class Optimizer:
         self.history: Mapping[int, Mapping[str, Any]] = {}
         self._asked: list[list[Individual]] | None = None
         self._best: tuple[Individual, float] | None = None
-        self._seed, self._rng = seed, Random(seed)
+        self._seed, self._rng, self.least_effort = seed, Random(seed), least_effort
         self._set_up(model)
 
     def _set_up(self, model: Any) -> None:

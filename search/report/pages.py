@@ -15,9 +15,8 @@ from lpes_eval.compare.tables import finite
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from lpes_eval.report import figures, sources
-from search import tradeoff
+from search import guards, tradeoff
 from search.config import metadata_of
-from search.guards import over
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command
 from search.space import Y_START, Individual, to_points
 
@@ -58,7 +57,7 @@ class Outcome:
         plain = self.to_beat[PLAIN]
         if self.chosen:
             return bool(self.best["key"] != plain["key"])
-        return self.best["fitness"] > plain["fitness"] + 1e-9 and not over(self.best)  # sums are rounded
+        return self.best["fitness"] > plain["fitness"] + 1e-9 and not guards.over(self.best)  # sums are rounded
 
     @property
     def shown(self) -> bool:
@@ -75,7 +74,7 @@ class Outcome:
 
 def direction(difference: Difference, sign: int) -> int:
     """1 where the interval shows an improvement, -1 where it shows a loss, 0 where it shows neither."""
-    return sign * ((difference.low > 0) - (difference.high < 0))
+    return 0 if difference.by_chance else sign * ((difference.low > 0) - (difference.high < 0))
 
 
 def seconds(value: float) -> str:
@@ -172,7 +171,8 @@ def verdict(search: Search, outcome: Outcome) -> str:
 
 def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
-    args, held_out, individuals = search.args, outcome.held_out, list(search.journal.individuals.values())
+    args, held_out = search.args, outcome.held_out
+    individuals = list(guards.with_late(search.journal.entries).values())
     return _render(
         "summary.md.j2",
         search,
@@ -205,6 +205,7 @@ def _totals(search: Search) -> dict[str, Any]:
 
 def differences(held_out: HeldOut) -> list[dict[str, Any]]:
     """What the found factors gain over the others, as plain data."""
+    signs = {task.name: task.sign for task in held_out.tasks}
     return [
         {
             "task": task,
@@ -213,6 +214,7 @@ def differences(held_out: HeldOut) -> list[dict[str, Any]]:
             "interval": [comparison.mean.low, comparison.mean.high],
             "p": comparison.mean.p,
             "questions": comparison.questions,
+            **({"lower_is_better": True} if signs[task] < 0 else {}),
         }
         for (task, name), comparison in held_out.comparisons.items()
     ]

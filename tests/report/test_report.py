@@ -362,6 +362,14 @@ def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, text, 
 # --- figures ---
 
 
+def test_no_tradeoff_is_drawn_where_lower_is_better_for_a_task(tmp_path):
+    for lower in (False, True):
+        fitness = {"tasks": [{"task": "toy"}, {"task": "nll", "lower_is_better": True}][: 1 + lower]}
+        settings = {"search": {"optimizer": "ga", "curve": "bezier"}, "fitness": fitness}
+        folder = write_search(tmp_path / str(lower), [individual(0, 0.6), individual(1, 0.7)], settings)
+        assert (figures.tradeoff(sources.search("s", folder)) is None) is lower
+
+
 def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]

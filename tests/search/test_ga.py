@@ -11,16 +11,20 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from lpes_eval import factors as factors_file
 from lpes_eval import reference, rope
+from lpes_eval.compare.statistics import Difference
 from lpes_eval.errors import UserError
-from search import config, ga, optimizers, parser, run, search
+from search import config, ga, guards, optimizers, parser, run, search, tradeoff
 from search.guards import Guard, rank
+from search.held_out import HeldOut
 from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
 from search.report.progress import progress
 from search.space import Individual
+from search.tasks import Column
 
 Model = namedtuple("Model", "num_layers lm objectives")  # of an evaluator, what optimisers need to know
 GA = ["--optimizer", "ga", "--curve", "bezier", "--control_points", "3", "--early_stopping", "off"]
@@ -339,9 +343,55 @@ def test_names_that_stand_for_nothing_are_refused_before_a_model_is_loaded(tmp_p
         run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
 
 
-def test_weights_go_with_their_positions():
-    args = config.parse(["--positions", "100,0,50", "--lambdas", "0.5,0.2,0.3", "--choose", "5,2,3"])
-    assert (args.positions, args.lambdas, args.choose) == ([0, 50, 100], [0.2, 0.3, 0.5], [2, 3, 5])
+@pytest.mark.parametrize(
+    ("shares", "scores"),
+    [
+        ({"a": 0.9, "b": 0.1}, {"fittest": {"a": 0.9, "b": 0.3}, "other": {"a": 0.5, "b": 0.8}}),
+        ({"a": 0.1, "b": 0.9}, {"fittest": {"a": 0.5, "b": 0.6}, "other": {"a": 0.6, "b": 0.0}}),
+    ],
+)
+@pytest.mark.parametrize("positions", [(0.0, 50.0, 100.0), ()])
+def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another(shares, scores, positions):
+    lambdas = [0.2, 0.3, 0.5]
+    a = [Column(f"a@{p:g}", "acc", shares["a"] * w, p) for p, w in zip((0.0, 50.0, 100.0), lambdas, strict=True)]
+    b = [Column(f"b@{p:g}", "acc", shares["b"] * w, p) for p, w in zip(positions, lambdas, strict=False)]
+    b = b or [Column("b", "acc", shares["b"])]
+    objectives = [SimpleNamespace(sign=1, columns=columns) for columns in (a, b)]
+    columns = {column.name: (task, column) for task in objectives for column in task.columns}
+    entries = [
+        {
+            "key": name,
+            "prompts": 9,
+            "examples": {},
+            "fitness": 0,
+            "scores": {c: of[c.partition("@")[0]] for c in columns},
+        }
+        for name, of in scores.items()
+    ]
+    evaluator = SimpleNamespace(prompts=9, columns=columns)
+    for choice in (lambdas, [2, 3, 5]):
+        found = tradeoff.ranked(tradeoff.trades(entries, evaluator), choice, evaluator)
+        assert [trade.entry["key"] for trade in found] == ["fittest", "other"]
+
+
+def test_where_choose_takes_the_plain_model_its_factors_are_1_whatever_a_curve_of_ones_own_gives():
+    plain = factors_file.Factors.from_uniform(1.0, num_layers=3)
+    entry = {"key": plain.digest(), "prompts": 4, "examples": {}, "scores": {"a": 1.0}, "fitness": 1.0}
+    evaluator = SimpleNamespace(prompts=4, columns={"a": (SimpleNamespace(sign=1), None)})
+    journal = SimpleNamespace(entries={plain.digest(): entry}, individuals={})
+    args = SimpleNamespace(choose="mean")
+    made = SimpleNamespace(journal=journal, uniform=lambda f: plain, evaluator=evaluator, args=args)
+    assert run.Search.chosen(made, Individual(((0.0, 1.4),), "band"), entry) == (plain, entry)
+
+
+def test_guards_that_were_measured_late_stand_in_the_tradeoff():
+    entries = {"k": {"key": "k", "generation": 1}, "guards of k": {"generation": None, "guards": {"g": {"over": 0.3}}}}
+    assert guards.with_late(entries) == {"k": entries["k"] | {"guards": {"g": {"over": 0.3}}}}
+
+
+def test_positions_rise_so_that_weights_go_with_them_in_a_resumed_search_too():
+    with pytest.raises(UserError, match=r"--positions: found 100, 0, 50; expected them in rising order"):
+        config.parse(["--positions", "100,0,50", "--lambdas", "0.5,0.2,0.3"])
 
 
 def test_flags_without_effect_are_named():
@@ -373,16 +423,19 @@ def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(co
         (0.6, None, True),
         (0.5, None, False),
         (0.4, None, False),
-        (0.6, (0.01, 0.2), True),
-        (0.6, (-0.01, 0.2), False),
-        (0.6, (-0.3, -0.1), False),
-        (0.5, (0.01, 0.2), False),
+        (0.6, (0.01, 0.2, 0.03), True),
+        (0.6, (-0.01, 0.2, 0.06), False),
+        (0.6, (-0.3, -0.1, 0.01), False),
+        (0.5, (0.01, 0.2, 0.03), False),
+        (0.6, (0.3, 0.3, 0.25), False),  # all of three questions alike
+        (0.6, (0.3, 0.3, 0.01), True),
     ],
 )
 def test_factors_count_as_found_only_where_they_are_better_than_the_plain_model(fitness, interval, shown):
     held_out = None
     if interval:
-        mean = SimpleNamespace(low=interval[0], high=interval[1])
+        low, high, p = interval
+        mean = Difference(0.1, 0.2, 0.1, low, high, p, "exchange")
         tasks, compared = [SimpleNamespace(name="t", sign=1)], {("t", "baseline"): SimpleNamespace(mean=mean)}
         held_out = SimpleNamespace(tasks=tasks, comparisons=compared, worsened=[])
     assert Outcome({"baseline": {"fitness": 0.5}}, {"fitness": fitness}, None, held_out).shown is shown
@@ -512,13 +565,19 @@ def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, 
 
 
 def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
-    guard = Guard("g", 0.1, None)
+    guard = Guard("g", 0.1, SimpleNamespace(objectives=[SimpleNamespace(sign=1)]))
     plain = [1.0] * 12
     assert guard.check(plain, plain)["over"] == 0
     assert guard.check(plain, [0.0] * 1 + [1.0] * 11)["over"] == 0  # within what is allowed
     assert guard.check([1.0, 0.0] * 6, [0.0, 1.0] * 5 + [0.0, 0.0])["over"] == 0  # by chance
     assert guard.check(plain, [0.0] * 3 + [1.0] * 9)["over"] == 0  # not shown to be more than is allowed
     assert guard.check(plain, [0.0] * 6 + [1.0] * 6)["over"] == pytest.approx(0.4)
+    assert guard.check([1.0] * 3, [0.0] * 3)["over"] == 0  # three questions show nothing, though all changed alike
+    guard.evaluator.objectives[0].sign = -1
+    lower = guard.check([-3.0] * 12, [-5.0] * 6 + [-4.0] * 6)
+    assert (lower["plain"], lower["found"], lower["over"]) == (3.0, 4.5, pytest.approx(1.4))
+    assert 1 < lower["interval"][0] < 1.5 < lower["interval"][1] < 2
+    assert HeldOut([], {}, {}, {}, {"g": {**lower, "over": 0.0}}).lower == ["g"]
     entry = {"fitness": 0.9, "guards": {"g": {"over": 0.4}}}
     assert rank(entry) < rank({"fitness": -100.0})
     assert rank(entry) > rank(entry | {"guards": {"g": {"over": 0.5}}})
@@ -595,9 +654,11 @@ def test_a_model_that_a_program_hands_over_goes_by_the_name_that_it_was_loaded_f
     toy_lm, task_folder, tmp_path, monkeypatch, loaded, named
 ):
     monkeypatch.setattr(toy_lm.model.config, "_name_or_path", loaded)
+    monkeypatch.setattr(toy_lm, "given", {"dtype": torch.float32, "max_length": 99, "factors": 1.2, "batch_size": 4})
     flags = {"include_path": task_folder, "generations": 0, "population": 4, "parents": 2, "held_out_examples": 0}
     search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
-    assert factors_file.load(found(tmp_path / "out")).origin["model"] == named
+    origin = factors_file.load(found(tmp_path / "out")).origin
+    assert (origin["model"], origin["model_args"]) == (named, {"dtype": "float32", "max_length": 99})
 
 
 def test_a_program_may_name_the_model(monkeypatch):

@@ -24,6 +24,8 @@ class Answers(HarnessEngine):
     """Gives the answer that was asked for, or none: as ``right`` (factors, number of records, position) is probable."""
 
     right = None
+    question = 0
+    """The number of the one that ``right`` is asked about."""
 
     def fingerprint(self):
         return {"made up": 1}
@@ -43,6 +45,7 @@ class Answers(HarnessEngine):
     def _answer(self, request):
         task = TASK_OF[id(request)]
         position, keys = task.positions[request.idx], task.config.metadata.get("num_keys")
+        Answers.question = request.doc_id
         probable = type(self).right(self.factors, keys, position)
         return (
             task.target(request.doc, position) if luck(request.doc["question_id"], position) < probable else "nothing"
@@ -114,6 +117,20 @@ def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(
         folder = search(right, "--budget", budget, folder=budget)
         assert found(folder).name == "best_effort.json"
         assert report(folder)["factors"] != [1.0] * 4
+
+
+@pytest.mark.parametrize("budget", ["900prompts", "1300prompts"])
+def test_a_search_that_goes_on_with_a_larger_budget_ends_as_in_one_go(search, budget):
+    def right(s, keys, position):
+        first, second, third, fourth = (factor >= 1.2 for factor in s)
+        if keys == 10:  # a loss that a quarter of the guard's questions does not show
+            return 0.0 if first and Answers.question >= 12 else 1.0
+        return (0.1 + 0.9 * first + 0.5 * third - 0.8 * second - 0.8 * fourth) / (1 if Answers.question < 24 else 1.8)
+
+    once = search(right, folder="once")
+    search(right, "--budget", budget, folder="twice")
+    twice = search(right, folder="twice")
+    assert report(once)["factors"] == report(twice)["factors"]
 
 
 def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chosen(search):

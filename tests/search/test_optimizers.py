@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from lpes_eval.errors import UserError
 from search import optimizers
 from search.optimizers import ga as genetic
+from search.optimizers.bands import BandScan
+from search.optimizers.base import REFUSED
 from search.optimizers.cma_es import CMAES
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.optimizers.random import GenerationConfig, RandomSearch
@@ -370,6 +372,24 @@ def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others
     assert heights(algorithm.best[0])[:2] == target[:2]
     tuned = [i.points for generation in generations[-2:] for i in generation]
     assert {P[2:] for P in tuned} == {algorithm.start[2:]}
+
+
+def test_where_a_quarter_is_all_that_there_is_a_scan_counts_every_individual_in_full():
+    scan = BandScan(Space.free(8), least_effort=1.0)
+    assert scan.max_effort == scan.max_evaluations > BandScan(Space.free(8)).max_effort
+
+
+def test_a_band_is_not_tuned_because_its_step_is_refused():
+    """The first three layers matter; a step in the others is refused, as it worsens a guard."""
+    algorithm = bands(6)
+
+    def fitness(individual):
+        s = heights(individual)
+        return REFUSED * 1.1 if max(s[3:]) > 1 else 0.5 - sum(min(abs(factor - 1.13), 0.2) for factor in s[:3])
+
+    generations = search(algorithm, fitness)
+    tuned = {individual.points[3:] for generation in generations[-3:] for individual in generation}
+    assert tuned == {algorithm.start[3:]}
 
 
 def test_a_scan_puts_a_band_back_to_1_that_costs_on_all_examples():
