@@ -377,7 +377,7 @@ def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another
 def test_where_choose_takes_the_plain_model_its_factors_are_1_whatever_a_curve_of_ones_own_gives():
     plain = factors_file.Factors.from_uniform(1.0, num_layers=3)
     entry = {"key": plain.digest(), "prompts": 4, "examples": {}, "scores": {"a": 1.0}, "fitness": 1.0}
-    evaluator = SimpleNamespace(prompts=4, columns={"a": (SimpleNamespace(sign=1), None)})
+    evaluator = SimpleNamespace(prompts=4, columns={"a": (SimpleNamespace(sign=1), Column("a", "acc", 1.0))})
     journal = SimpleNamespace(entries={plain.digest(): entry}, individuals={})
     args = SimpleNamespace(choose="mean")
     made = SimpleNamespace(journal=journal, uniform=lambda f: plain, evaluator=evaluator, args=args)
