@@ -443,7 +443,11 @@ def test_factors_count_as_found_only_where_they_are_better_than_the_plain_model(
 
 def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Outcome, "shown", property(lambda self: False))
+    monkeypatch.setattr(HeldOut, "lower", property(lambda self: list(self.guards)))
     assert command(*SMALL, "--held_out_examples", "4")[0] == 0
+    assert re.search(
+        r"^\| answers that end .*\| (lower|worse) \|$", (tmp_path / "out" / "summary.md").read_text(), re.M
+    )
     assert not (tmp_path / "out" / "factors.json").exists()
     assert (tmp_path / "out" / "best_effort.json").exists()
     assert "best_effort.json" in (tmp_path / "out" / "summary.md").read_text()
