@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from search.config import metadata_of, speed_options, task_options
-from search.optimizers.base import REFUSED
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
 
 logger = logging.getLogger(__name__)
 
-PENALTY = -REFUSED
+PENALTY = 1e6
 """Individuals that worsen a guard are told to the optimiser as so much less fit than any score."""
 LATE = "guards of {}"
 """The journal's key of guards that were measured after the entry of that key, which the search goes by."""

@@ -321,14 +321,16 @@ def load(
         args.early_stopping = None
     least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)
     optimizer = make_optimizer(args, evaluator, kind, least_effort)
-    names = [*SETTINGS]
+    config = {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)}
+    names = []
     if args.early_stopping == "probable":
         names += ["early_stopping", "early_stopping_error"]
     elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
         names += ["early_stopping"]
     settings = {
-        "search": {name: getattr(args, name) for name in names}
-        | {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)},
+        "search": {name: getattr(args, name) for name in SETTINGS}
+        | config
+        | {name: getattr(args, name) for name in names},
         "fitness": {**evaluator.described},
         "packages": packages(),
     }

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lpes_eval.flags import amount, at_least
-from search.optimizers.base import REFUSED, Config, Optimizer, setting
+from search.optimizers.base import Config, Optimizer, setting
 from search.space import Y_HIGH, Y_LOW, Individual, Points
 
 Band = tuple[int, int]
@@ -60,7 +60,8 @@ class BandScan(Optimizer):
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
     kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others, of
     equally fit ones the first. There, half the least gain is enough: four times the examples have half the noise. Then
-    every finest band is put back to 1, and stays there where that gains. Those whose factor matters most are tuned by
+    every finest band is put back to 1, and stays there where that gains. Those whose factor matters most (first of all
+    those whose step worsens a guard, for a smaller one may not) are tuned by
     smaller steps at last, on all examples too. It draws nothing at random.
     """
 
@@ -139,8 +140,7 @@ class BandScan(Optimizer):
             before = self._center = (before[0], survivors[before[0]])
         for P, band in self._bands.items():
             assert before is not None
-            if survivors[P] > REFUSED:
-                self._moved[band] = max(self._moved.get(band, 0.0), abs(survivors[P] - before[1]))
+            self._moved[band] = max(self._moved.get(band, 0.0), abs(survivors[P] - before[1]))
         fittest = max(survivors.items(), key=lambda pair: pair[1])
         if before is None or self._better(fittest[1], before[1]):
             self._center = fittest

@@ -13,9 +13,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.rng import stream
 from search.space import Y_START, Individual, Points, Space
 
-REFUSED = -1e6
-"""This or less is told in place of the fitness of an individual that may not be kept."""
-
 
 @dataclass(frozen=True)
 class Config:
