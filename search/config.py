@@ -99,7 +99,7 @@ def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:
     typed = {
         "include_path": [kept["include_path"]] * bool(kept["include_path"]),
         "confirm_run_unsafe_code": [""] * bool(kept["confirm_run_unsafe_code"]),
-        "model_args": [json.dumps(kept["model_args"])] * bool(kept["model_args"].get("trust_remote_code")),
+        "model_args": [json.dumps(shown(kept["model_args"]))] * bool(kept["model_args"].get("trust_remote_code")),
         "engine_args": [json.dumps(options)] * (not harmless),
         "ray_address": [address] * bool(address),
         "tasks": [",".join(kept["tasks"])],
@@ -155,8 +155,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
         raise UserError("--choose: expected weights of 0 or more, one of them above 0")
     if sorted(args.positions) != [*args.positions]:
-        shown = ", ".join(f"{position:g}" for position in args.positions)
-        raise UserError(f"--positions: found {shown}; expected them in rising order, as weights go with them")
+        found = ", ".join(f"{position:g}" for position in args.positions)
+        raise UserError(f"--positions: found {found}; expected them in rising order, as weights go with them")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
@@ -214,9 +214,14 @@ def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list
     return [list(point) if isinstance(point, tuple) else point for point in points]
 
 
+def shown(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's arguments for files, tasks and printed commands: without the token of the Hub."""
+    return {name: value for name, value in model_args.items() if name != "token"}
+
+
 def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
     """What lm-eval hands to the tasks: the model's arguments, then ``--metadata``."""
-    return {**args.model_args, "search_seed": args.search_seed, **args.metadata}
+    return {**shown(args.model_args), "search_seed": args.search_seed, **args.metadata}
 
 
 def task_options(args: argparse.Namespace) -> dict[str, Any]:

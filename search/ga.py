@@ -19,7 +19,7 @@ from typing import Any
 from lpes_eval.compare.tables import finite, reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.files import seal, write_atomically
-from search.config import MEASURED, defaults, model_name, parse, resume_command, without_effect
+from search.config import MEASURED, defaults, model_name, parse, resume_command, shown, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
@@ -79,6 +79,7 @@ def run(search: Search) -> Outcome | None:
     with Journal(args.output, search.settings) as journal:
         search.journal = journal
         kept = {name: value for name, value in vars(args).items() if name not in ("output", "resume", "dry_run")}
+        kept["model_args"] = shown(args.model_args)
         write_atomically(args.output / "arguments.json", json.dumps(seal(kept), indent=2) + "\n")
         for note in journal.notes:
             print(f"note: {note}", flush=True)
@@ -136,7 +137,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     unset = vars(defaults())
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) or value != unset[name]}
     versions = {task["task"]: task["version"] for task in search.settings["fitness"]["tasks"]}
-    others = {k: v for k, v in args.model_args.items() if k not in ("pretrained", "revision", "factors")}
+    others = {k: v for k, v in shown(args.model_args).items() if k not in ("pretrained", "revision", "factors")}
     origin = {
         "model": model_name(args),
         **({"model_args": others} if others else {}),

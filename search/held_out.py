@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search import guards
-from search.config import speed_options
+from search.config import shown, speed_options
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
@@ -155,7 +155,7 @@ def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file
     divided = any(task.divided for task in tasks)
     flags = {
         "model": "lpes",
-        "model_args": as_lm_eval_reads_it({**args.model_args, "factors": str(args.output / file)}),
+        "model_args": as_lm_eval_reads_it({**shown(args.model_args), "factors": str(args.output / file)}),
         "tasks": ",".join(task for name in args.tasks for task in fitting[name]),
         **{name: getattr(args, name) for name in ("device", "num_fewshot", "include_path", "system_instruction")},
         "batch_size": None if args.batch_size == "auto" else args.batch_size,

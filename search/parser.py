@@ -253,7 +253,7 @@ def _read(action: argparse.Action, value: Any) -> Any:
     if action.nargs == 0:
         raise argparse.ArgumentTypeError(f"expected True or False, not {value!r}")
     if isinstance(value, list | tuple):
-        if isinstance(action, _Collect):
+        if isinstance(action, _Collect) and action.type is not mapping:
             return [each for one in value for each in _read(action, one)]
         value = (";" if action.type is _metrics else ",").join(map(str, value))
     if isinstance(value, dict) and action.type is mapping:

@@ -176,11 +176,8 @@ def _update(now: Results, path: Path, options: Options) -> int:
         raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
     save(now, path)
     untested = sum(row.cells[-1] == NOT_TESTABLE for row in report.rows)
-    hint = (
-        f"; {untested} of its scores and spreads are not testable (too few questions, or no --log_samples)"
-        if untested
-        else ""
-    )
+    why = "not testable (too few questions, or no --log_samples)"
+    hint = f"; {untested} of its scores and spreads are {why}" if untested else ""
     print(f"{path}: baseline of {len(now.tasks)} tasks written from {now.path}{hint}")
     return 0
 

@@ -453,6 +453,14 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
     assert "best_effort.json" in (tmp_path / "out" / "summary.md").read_text()
 
 
+def test_the_token_of_the_hub_stands_in_no_file_and_no_output(command, tmp_path):
+    arguments = "pretrained=some/model,trust_remote_code=True,token=hf_secret"
+    _, out, err = command(*SMALL, "--held_out_examples", "4", "--model_args", arguments)
+    files = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix in (".json", ".jsonl", ".md")]
+    assert "trust_remote_code" in out
+    assert "hf_secret" not in "".join([out, err, *files])
+
+
 def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command, tmp_path, monkeypatch):
     def stopped(*_):
         assert found(tmp_path / "out").name == "best_effort.json"
@@ -622,7 +630,7 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
 
 def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
     read = parser.read({"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x",
-                        "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": {"num_keys": 25}, "start": tmp_path,
+                        "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": ["num_keys=25"], "start": tmp_path,
                         "metrics": ["acc,none", "em"], "continuous": True, "budget": "10m"})  # fmt: skip
     typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
              str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
