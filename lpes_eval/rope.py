@@ -147,10 +147,10 @@ class _LayerFactors:
         self._values, self._tensor, self.origin = values, tensor, origin
         self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
         self._owners = decoder.factor_layer
-        self._stamp = self._open = Stamp(values if tensor is None else None)
+        self._stamp = Stamp(values if tensor is None else None)
         self._handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
-            decoder.module.register_forward_hook(self._note_cache),
+            decoder.module.register_forward_hook(self._note_cache, with_kwargs=True),
             decoder.module.register_state_dict_pre_hook(self._warn_of_loss),
         ]
         if tensor is None and set(values) == {1.0}:
@@ -173,7 +173,6 @@ class _LayerFactors:
         """Take all hooks out. Caches filled under these factors take no more keys from now on."""
         for handle in self._handles:
             handle.remove()
-        self._open.open = False
 
     def _warn_of_loss(self, decoder: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Say that weights are saved without these factors, unless the model's configuration carries them."""
@@ -222,20 +221,21 @@ class _LayerFactors:
                 f"the key-value cache holds {held} positions whose keys were not rotated under the layer factors "
                 "now in force; start with an empty cache"
             )
-        self._open = self._mark(cache)
-        self._open.open = True
+        self._mark(cache)
+        setattr(cache, OPEN, True)
 
-    def _note_cache(self, decoder: nn.Module, args: tuple, output: Any) -> None:
-        """Close the cache that a forward has used, and stamp one that it has made."""
-        self._open.open = False
+    def _note_cache(self, decoder: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        """Close the caches that a forward was given, and stamp one that it has made."""
+        for cache in (*args, *kwargs.values()):
+            if isinstance(cache, Cache):
+                setattr(cache, OPEN, False)
         for cache in output if isinstance(output, tuple) else (cache_of(output),):
             if isinstance(cache, Cache):
                 self._mark(cache)
 
-    def _mark(self, cache: Cache) -> Stamp:
+    def _mark(self, cache: Cache) -> None:
         stamp = self._stamp if self._tensor is None or _compiling() else Stamp(self.factors)
         stamp.put(cache)
-        return stamp
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -308,6 +308,8 @@ def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list[A
 
 STAMP = "_rotated_by"
 """The attribute of a cache that holds its stamp."""
+OPEN = "_rotating"
+"""The attribute of a cache that says whether a forward under its stamp's factors fills it; each thread has its own."""
 
 
 @dataclass(eq=False)
@@ -322,7 +324,8 @@ class Stamp:
     rotated: str = "under layer factors, which this model has not"
     """How, in words."""
     open: bool = False
-    """Whether a forward that rotates this way is under way. At any other time the cache takes no keys."""
+    """Whether a forward of the method is under way (for factors, the cache says so itself). At any other time the cache
+    takes no keys."""
 
     def put(self, cache: Cache) -> None:
         """Stamp a cache; in compiled code an attribute is all that can be left."""
@@ -349,7 +352,7 @@ class _Update:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cache: Any = self._cache()
         stamp = getattr(cache, STAMP)
-        if not stamp.open:
+        if not (stamp.open or getattr(cache, OPEN, False)):
             if (held := held_in(cache)) > 0:
                 raise CacheError(
                     f"the key-value cache holds {held} positions whose keys were rotated {stamp.rotated}; start with "

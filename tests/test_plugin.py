@@ -186,6 +186,14 @@ def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
     assert not [name for name in names if name.startswith(("tests/", "tasks/", "benchmarks/"))]
 
 
+def test_answers_alone_are_scored_by_nothing(task_manager):
+    task = task_manager(num_keys=4).load(["kv_retrieval"])["tasks"]["kv_retrieval"]
+    task.override_metric("bypass")
+    doc = next(iter(task.test_docs()))
+    assert task.process_results(doc, [""] * len(task.positions)) == {"bypass": None}
+    assert list(task.aggregation()) == ["bypass"]
+
+
 def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_called_by():
     from lm_eval.tasks._index import TaskIndex
 

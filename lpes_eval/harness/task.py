@@ -178,7 +178,7 @@ class PositionTask(BenchmarkTask):
         self._position = self.positions[0]
         return contexts
 
-    def process_results(self, doc: dict, results: list[Any]) -> dict[str, Any]:
+    def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The question's score at every position, their mean, and what worst and spread are made of."""
         scores = [self.score(doc, p, answer) for p, answer in zip(self.positions, results, strict=True)]
         found: dict[str, Any] = {self.METRIC: sum(scores) / len(scores)}
@@ -188,6 +188,8 @@ class PositionTask(BenchmarkTask):
 
     def aggregation(self) -> dict[str, Any]:
         """How the examples' scores become one number."""
+        if "bypass" in self._metric_fn_list:
+            return super().aggregation()
         of_each = {f"{self.METRIC}@{p:g}": mean for p in self.positions}
         over = {f"{self.METRIC}_{name}": function for name, function in statistics.OVER_POSITIONS.items()}
         return {self.METRIC: mean, **of_each, **over}

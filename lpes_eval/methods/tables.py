@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -65,12 +66,9 @@ class Table(tuple[Tensor, Tensor]):
         rotary: Any = self.rotary
 
         def at(base: float) -> Pair:
-            own = rotary.inv_freq
-            rotary.inv_freq = frequencies(base, own)
-            try:
-                return rope.ask(rotary, self.call, self.call["position_ids"])
-            finally:
-                rotary.inv_freq = own
+            other = copy.copy(rotary)  # the model's own stays as it is, whatever happens meanwhile
+            other._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
+            return rope.ask(other, self.call, self.call["position_ids"])
 
         def make() -> Pair:
             tables = (tuple(self) if base == theta else at(base) for base in bases)

@@ -6,7 +6,7 @@ from lm_eval.models.huggingface import HFLM
 
 from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, answers, apart, evaluate, generated, inputs, logits
-from lpes_eval import reference
+from lpes_eval import reference, rope
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
 
@@ -33,6 +33,21 @@ def by_models_of_these_bases(model, bases, combine):
     if combine == "logits":
         return (weights * torch.stack(each)).sum(0)
     return (weights * torch.stack([x.exp() / x.exp().sum(-1, keepdim=True) for x in each])).sum(0).log()
+
+
+def test_the_models_own_frequencies_stay_while_it_answers(monkeypatch):
+    model, ask, seen = tiny_model(tiny_config("llama")), rope.ask, []
+    own = model.model.rotary_emb.inv_freq
+
+    def watched(*arguments):
+        seen.append(model.model.rotary_emb.inv_freq is own)
+        return ask(*arguments)
+
+    monkeypatch.setattr(rope, "ask", watched)
+    AttentionBuckets.apply(model, bases=BASES)
+    logits(model)
+    assert seen
+    assert all(seen)
 
 
 def test_one_base_the_models_own_is_the_plain_model_bit_for_bit(model):

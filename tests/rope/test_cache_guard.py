@@ -26,6 +26,20 @@ def test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors(mod
         model(ids[:, :1], past_key_values=filled)  # whose it is, it serves on
 
 
+def test_a_forward_that_ends_leaves_the_cache_of_another_one_open(model, ids):
+    """As where several threads ask one model: a second forward begins and ends within the first."""
+    lpes_eval.apply(model, 1.5)
+    first, second = (model(ids, use_cache=True).past_key_values for _ in range(2))
+
+    def meanwhile(*_):
+        handle.remove()
+        model(ids[:, :1], past_key_values=second)
+
+    handle = model.model.layers[0].register_forward_pre_hook(meanwhile)
+    model(ids[:, :1], past_key_values=first)
+    assert first.get_seq_length() == second.get_seq_length() == ids.shape[1] + 1
+
+
 def test_a_cache_in_a_tuple_is_known_again(model, ids):
     lpes_eval.apply(model, FACTORS)
     base = model.model
