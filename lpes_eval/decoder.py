@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from lpes_eval.errors import UnsupportedModel
@@ -124,3 +125,11 @@ def arguments(module: nn.Module) -> tuple[str, ...]:
 def _names(forward: Callable) -> tuple[str, ...]:
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     return tuple("**" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its input; of one whose weights accelerate keeps elsewhere, its hooks say it."""
+    if (device := next(model.parameters()).device).type != "meta":
+        return device
+    places = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in model.modules())
+    return torch.device(next((place for place in places if place is not None), device))

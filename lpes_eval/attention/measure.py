@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lpes_eval.attention.prompts import PARTS, Prompt
 from lpes_eval.attention.weights import weights
-from lpes_eval.decoder import find_decoder
+from lpes_eval.decoder import device_of, find_decoder
 from lpes_eval.factors import Factors
 
 POINTS = 160
@@ -94,7 +94,7 @@ def decay(model: Any, furthest: int) -> dict[str, Any] | None:
         layer.register_forward_pre_hook(partial(note, h), with_kwargs=True) for h, layer in enumerate(decoder.layers)
     ]
     try:
-        ids = torch.zeros_like(distances)[None].to(next(model.parameters()).device)
+        ids = torch.zeros_like(distances)[None].to(device_of(model))
         model(input_ids=ids, position_ids=distances[None].to(ids.device), use_cache=False)
     finally:
         for handle in handles:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lpes_eval import rope
-from lpes_eval.decoder import find_decoder
+from lpes_eval.decoder import device_of, find_decoder
 from lpes_eval.errors import UnsupportedModel
 
 
@@ -40,7 +40,7 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
         UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
     """
     decoder = find_decoder(model)
-    start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=next(model.parameters()).device)
+    start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=device_of(model))
     few = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     cache = rope.cache_of(model(input_ids=ids[:, :start], use_cache=True, **few))
     for last in range(start, len(tokens) - 1):

@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
-from lpes_eval.decoder import arguments
+from lpes_eval.decoder import arguments, device_of
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel
@@ -264,7 +264,7 @@ class Interception(InModel):
         a cache: an attention that computes something else from the cached values cannot be followed.
         """
         model: Any = self._model
-        tokens = torch.arange(4, device=next(model.parameters()).device)[None]
+        tokens = torch.arange(4, device=device_of(model))[None]
 
         def last_token_from_cache() -> Tensor:
             cache = rope.cache_of(model(input_ids=tokens[:, :3], use_cache=True))

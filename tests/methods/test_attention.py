@@ -1,15 +1,19 @@
 """What the methods share: attention taken over and given back, and rotary tables for other factors and bases."""
 
+import copy
 from dataclasses import dataclass
 
+import accelerate
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.families import tiny_config, tiny_model
 from checks import FAMILIES, LENGTH, apart, generated, inputs, logits
+from lpes_eval import methods
 from lpes_eval.errors import CacheError, UnsupportedModel
 from lpes_eval.methods.interception import Interception, find_attention
+from lpes_eval.methods.moice import new_router
 from lpes_eval.methods.tables import Table, frequencies, own_base
 
 
@@ -137,3 +141,14 @@ def test_frequencies_are_those_of_the_base_up_to_the_rounding_of_their_dtype(dty
     rotary.inv_freq = frequencies(1.2 * theta, rotary.inv_freq)
     with pytest.raises(UnsupportedModel, match="not powers of its rope_theta"):
         own_base(model, "test")
+
+
+@pytest.mark.parametrize("name", ["ms_poe", "moice"])
+def test_a_model_whose_weights_are_elsewhere_until_they_are_needed_answers_the_same(name):
+    model = tiny_model(tiny_config("llama"))
+    settings = {"skip": 0} if name == "ms_poe" else {"router": new_router(model)}
+    offloaded = copy.deepcopy(model)
+    accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
+    for one in (model, offloaded):
+        methods.load(name).apply(one, **settings)
+    torch.testing.assert_close(logits(offloaded), logits(model))

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lpes_eval import files, reference
+from lpes_eval.decoder import device_of
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import MethodLM
@@ -68,7 +69,7 @@ class Mixture(Interception):
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, and the router on its device."""
-        self.router.to(next(model.parameters()).device)
+        self.router.to(device_of(model))
         super().put(model)
 
     def describe(self) -> dict[str, Any]:
