@@ -118,10 +118,7 @@ class Search:
             else:
                 optimizer.tell(fitness)
         best = best or optimizer.best[0]
-        factors = self.factors(best)
-        entry = self.measure("best", factors)
-        fitter = self.guards and entry["fitness"] > journal.entries[self.uniform(1.0).digest()]["fitness"]
-        return best, self._with_guards(factors) if fitter else entry
+        return best, self.measure("best", self.factors(best))
 
     def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Factors, dict[str, Any]]:
         """The best factors by ``--choose``, of those that were measured in full and worsen no guard, and their entry.

@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "a model without factors refuses a key-value cache filled under factors",
         "lpes_eval/rope.py",
-        "if not stamp.open:",
+        "if not (stamp.open or getattr(cache, OPEN, False)):",
         "if stamp.open is None:",
         (f"{ROPE}/test_cache_guard.py::test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors",),
     ),
@@ -220,8 +220,8 @@ MUTANTS = (
     Mutant(
         "no factors are handed over without their guards",
         "search/run.py",
-        "return best, self._with_guards(factors) if fitter else entry",
-        "return best, entry",
+        "least = self.optimizer.cutoff if part == self.part else None",
+        "least = self.optimizer.cutoff",
         (f"{SEARCH}/test_made_up_models.py",),
     ),
     Mutant(
