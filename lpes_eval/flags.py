@@ -75,3 +75,16 @@ def mapping(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
     return found
+
+
+def model_args(text: str) -> dict[str, Any]:
+    """Arguments of a command's model; those that the command has a place of its own for are refused."""
+    found = mapping(text)
+    places = {
+        "pretrained": "the model is the command's MODEL",
+        "device": "give it as --device",
+        "factors": "leave them out (lpes-eval attention has --factors)",
+    }
+    for name in places.keys() & found.keys():
+        raise argparse.ArgumentTypeError(f"{name}={found[name]}: {places[name]}")
+    return found

@@ -57,8 +57,8 @@ def search(
 
     Args:
         *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
-        model: what ``pretrained=`` names, or an lm-eval model over a transformers model, such as
-            ``lpes_eval.methods.load("lpes")(pretrained=...)``; by default the one that ``model_args`` names.
+        model: what ``pretrained=`` names, or a loaded ``lpes_eval.methods.load("lpes")(pretrained=...)``; by default
+            the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         curve: the name of a curve, or a function from control points and a number of layers to one factor a layer. The
             scan of bands and gradient descent use no curve.
@@ -79,6 +79,7 @@ def search(
     """
     from lpes_eval import reference
     from lpes_eval.errors import UserError
+    from lpes_eval.methods.lpes import LayerFactors
     from search import config, ga, run
     from search.parser import read
     from search.report.pages import verdict
@@ -91,9 +92,12 @@ def search(
     for name, way_out in (("dry_run", "is the command's alone"), ("resume", "name the folder as output=")):
         if flags.get(name):
             raise UserError(f"search(): {name}: {way_out}")
-    if isinstance(model, str):
-        args.model_args, model = {**args.model_args, "pretrained": model}, None
+    if isinstance(model, str | Path):
+        args.model_args, model = {**args.model_args, "pretrained": str(model)}, None
     elif model is not None:
+        if getattr(model, "Inside", None) is not LayerFactors:
+            known = 'a name, or a loaded model of type lpes (lpes_eval.methods.load("lpes")(pretrained=...))'
+            raise UserError(f"search(): model: found {type(model).__name__}, expected {known}")
         if args.workers:
             raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
         loaded = model.config._name_or_path

@@ -154,9 +154,9 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
     if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
         raise UserError("--choose: expected weights of 0 or more, one of them above 0")
-    if sorted(args.positions) != [*args.positions]:
+    if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
         found = ", ".join(f"{position:g}" for position in args.positions)
-        raise UserError(f"--positions: found {found}; expected them in rising order, as weights go with them")
+        raise UserError(f"--positions: found {found}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:

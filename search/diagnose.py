@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.data import mdqa, source
 from lpes_eval.errors import DataError, PromptTooLong, UserError
-from lpes_eval.flags import at_least, budget, mapping
+from lpes_eval.flags import at_least, budget, mapping, model_args
 from search import config
 from search.held_out import as_lm_eval_reads_it
 from search.optimizers.bands import levels_of
@@ -136,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tasks", type=names, default="kv_retrieval,mdqa_pos", metavar="TASK,TASK",
         help="tasks by position (default: kv_retrieval,mdqa_pos)")  # fmt: skip
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the tasks, key=value or JSON")
-    add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
+    add("--model_args", type=model_args, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
     add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=batch_size, default="auto", metavar="N|auto", help="prompts in a batch")

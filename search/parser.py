@@ -217,7 +217,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         """Add the default, in the form in which it would be typed."""
-        unset = action.default is None or action.default is False or action.default in ({}, argparse.SUPPRESS)
+        unset = action.default is None or action.default is False or action.default in ({}, [], argparse.SUPPRESS)
         if unset or "default:" in (action.help or ""):
             return action.help
         value = action.default
@@ -232,13 +232,13 @@ def read(flags: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a flag that there is not, or a value that the command line would refuse.
     """
-    actions = {action.dest: action for action in build_parser()._actions if action.dest != "help"}
+    actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
     if unknown := sorted(flags.keys() - actions.keys()):
         raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
     found = {}
     for name, value in flags.items():
         try:
-            found[name] = _read(actions[name], value)
+            found[actions[name].dest] = _read(actions[name], value)
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise UserError(f"search(): {name}: {error}") from None
     return found
@@ -248,6 +248,8 @@ def _read(action: argparse.Action, value: Any) -> Any:
     """What a flag makes of a program's value."""
     if value is None and action.default is None:
         return value
+    if value is None:
+        raise argparse.ArgumentTypeError("expected a value, not None; leave it out for the default")
     if isinstance(value, bool) and (action.nargs == 0 or action.const is True):  # a switch, or one with a value
         return value
     if action.nargs == 0:
@@ -278,7 +280,12 @@ def _guard(text: str) -> list[dict[str, Any]]:
 
 
 def _choice(text: str) -> str | list[float]:
-    return text if text in ("mean", "worst") else numbers(text)
+    try:
+        return text if text in ("mean", "worst") else numbers(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"expected mean, worst, or weights with commas between them, not {text!r}"
+        ) from None
 
 
 def names(text: str) -> list[str]:

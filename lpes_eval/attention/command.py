@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from lpes_eval.compare.tables import finite, text_table
-from lpes_eval.flags import at_least, mapping
+from lpes_eval.flags import at_least, mapping, model_args
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     add("--task", default="kv_retrieval", help="one of this package's tasks by position (default: kv_retrieval)")
     add("--questions", type=at_least(1), default=8, metavar="N", help="at every position (default: 8)")
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the task: num_keys=25, or JSON")
-    add("--model_args", type=mapping, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
+    add("--model_args", type=model_args, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
     add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cpu, mps")
     add("-o", "--output", type=Path, default=Path("attention"), metavar="DIR",

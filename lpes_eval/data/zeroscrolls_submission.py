@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
         files.write_atomically(options.output, written.getvalue())
     except (UserError, OSError) as error:
-        said = f"{options.output}: {error.strerror}" if isinstance(error, OSError) else error
+        said = f"{options.output}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        said = said.replace("--metadata data_dir=DIR", "--data_dir DIR")
         sys.stderr.write(f"{parser.prog}: error: {said}\n")
         return 2
     sys.stdout.write(f"{options.output}: {', '.join(f'{task} {len(found)}' for task, found in answers.items())}\n")

@@ -134,6 +134,14 @@ def test_what_cannot_be_measured_or_written_is_refused_in_one_line_before_it_is_
         assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("command", ["attention", "diagnose"])
+@pytest.mark.parametrize("given", ["pretrained=reference", "factors=1.3", "device=cpu"])
+def test_what_a_command_has_a_place_for_is_no_argument_of_its_model(command, given, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "reference-kv", "--model_args", given])
+    assert f"argument --model_args: {given}: " in capsys.readouterr().err
+
+
 def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, capsys) -> None:
     folder, page = tmp_path / "looks", tmp_path / "report.html"
     given = ["--factors", "1.5", "--questions", "1", "--metadata", "num_keys=3", "--device", "cpu", "-o", str(folder)]

@@ -390,8 +390,11 @@ def test_guards_that_were_measured_late_stand_in_the_tradeoff():
 
 
 def test_positions_rise_so_that_weights_go_with_them_in_a_resumed_search_too():
-    with pytest.raises(UserError, match=r"--positions: found 100, 0, 50; expected them in rising order"):
+    with pytest.raises(UserError, match=r"--positions: found 100, 0, 50; expected different .* in rising order"):
         config.parse(["--positions", "100,0,50", "--lambdas", "0.5,0.2,0.3"])
+    for wrong in ("0,50,101", "0,50,50"):
+        with pytest.raises(UserError, match=r"--positions: found .* expected different percentages from 0 to 100"):
+            config.parse(["--positions", wrong])
 
 
 def test_flags_without_effect_are_named():
@@ -631,10 +634,10 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
 def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
     read = parser.read({"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x",
                         "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": ["num_keys=25"], "start": tmp_path,
-                        "metrics": ["acc,none", "em"], "continuous": True, "budget": "10m"})  # fmt: skip
+                        "metrics": ["acc,none", "em"], "continuous": True, "epochs": 3})  # fmt: skip
     typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
              str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
-             "acc,none;em", "--continuous", "--budget", "10m"]  # fmt: skip
+             "acc,none;em", "--continuous", "--epochs", "3"]  # fmt: skip
     assert read == config.given(typed)
 
 
@@ -644,12 +647,14 @@ def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
         ({"populaton": 3}, "populaton: no flag of a search"),
         ({"budget": 600}, "budget: expected 90s, 10m, 2h or 20000prompts, not '600'"),
         ({"engine": "VLLM"}, "engine: expected one of transformers, vllm, not 'VLLM'"),
-        ({"early_stopping": None}, "early_stopping: expected one of bound, probable, off"),
+        ({"early_stopping": "of"}, "early_stopping: expected one of bound, probable, off"),
+        ({"early_stopping": None}, "early_stopping: expected a value, not None"),
         ({"preset": "papr"}, "preset: expected one of default, paper, quick"),
         ({"optimizer": "genetic"}, "optimizer: expected one of bands, "),
         ({"curve": 5}, "curve: expected one of "),
         ({"examples": 2.5}, "examples: expected a whole number, not '2.5'"),
-        ({"examples": None}, "examples: expected a whole number"),
+        ({"choose": "wrst"}, "choose: expected mean, worst, or weights"),
+        ({"model": object()}, "model: found object, expected a name, or a loaded model of type lpes"),
         ({"no_cache": "yes"}, "no_cache: expected True or False, not 'yes'"),
         ({"positions": [0, "x"]}, "positions: expected numbers"),
     ],
