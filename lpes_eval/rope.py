@@ -3,9 +3,10 @@
 transformers computes one rotary table a forward, the cosines and sines of all positions' angles, and hands it to every
 layer. Three kinds of hooks change that, and no weight is touched:
 
-1. After the rotary module: it answers with a table for each layer, which the model's own code makes from positions
-   divided by the layer's factor. So the model's own frequencies (default, linear, dynamic NTK, yarn, llama3, longrope;
-   one set for each kind of attention where there are several), its scaling and its layout stay as they are.
+1. Around the rotary module: it is asked for positions divided by each layer's factor, in the same call where its
+   frequencies do not depend on the length, and answers with a table for each layer. So the model's own frequencies
+   (default, linear, dynamic NTK, yarn, llama3, longrope; one set for each kind of attention where there are several),
+   its scaling and its layout stay as they are.
 2. Before each decoder layer: it takes its own table.
 3. Around the decoder: a key-value cache filled under other factors is refused, because its keys are rotated already.
    Outside these hooks the cache itself refuses new keys, so a model without factors cannot go on with it either.
@@ -41,7 +42,10 @@ from lpes_eval.factors import Factors, parse
 BATCHED_LIMIT = 1 << 17
 """The tables of all layers are made at once up to this many rows (layers times positions: 64 MiB of float32 in heads of
 128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one layer's. For
-32 layers made at once a forward has 15 more operations than without factors, one by one 576 more."""
+32 layers made at once a forward has 6 more operations than without factors, one by one 544 more."""
+
+FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
+"""transformers' kinds of rotary embeddings whose frequencies do not depend on the length of a prompt."""
 
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
@@ -155,14 +159,17 @@ class _LayerFactors:
         ]
         if tensor is None and set(values) == {1.0}:
             return
-        for rotary in decoder.rotaries:
-            self._handles.append(rotary.register_forward_hook(self._answer, with_kwargs=True))
+        rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
+        rotaries += [(rotary, h) for h, found in decoder.own.items() for rotary in found]
+        for rotary, h in rotaries:
+            if tensor is None and _fixed(rotary):
+                ask = functools.partial(self._ask, h=h)
+                self._handles.append(rotary.register_forward_pre_hook(ask, with_kwargs=True))
+            answer = functools.partial(self._answer, h=h)
+            self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
             self._handles.append(layer.register_forward_pre_hook(take, with_kwargs=True))
-            for rotary in decoder.own.get(h, ()):
-                answer = functools.partial(self._answer, h=h)
-                self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -180,32 +187,44 @@ class _LayerFactors:
         if kept is None or tuple(kept.per_layer(len(self.factors))) != self.factors:
             logger.warning("layer factors are no weights, so they are not saved with these; lpes_eval.save keeps them")
 
-    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
+    def _ask(self, rotary: nn.Module, args: tuple, kwargs: dict, h: int | None) -> tuple[tuple, dict] | None:
+        """The call of a rotary module with the divided positions in it, unless they are too many for one call."""
+        call = named(args, kwargs)
+        divisors = self._divisors_on(call["x"].device, h)
+        if _too_long(call, divisors):
+            return None
+        return (), _at(divided(call["position_ids"], divisors), call)
+
+    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None) -> Any:
         """What a rotary module answers in place of its ``output``: all layers' tables, or that of its layer ``h``.
 
         The true positions are always among those that it is asked for, as some code looks for the longest (Phi-MoE).
         """
         call = named(args, kwargs)
-        divisors = self._divisors_on(call["x"].device)
 
         def of(h: int) -> Any:
-            return _tables(rotary, call, torch.stack((divisors[0], divisors[1 + self._owners[h]])))[1]
+            return _tables(rotary, call, self._divisors_on(call["x"].device, h))[1]
 
-        if h is not None:
-            return of(h)
-        if self._tensor is None and len(divisors) * call["position_ids"].numel() <= BATCHED_LIMIT:
-            tables = _tables(rotary, call, divisors)
-            return _Tables(lambda h: tables[1 + self._owners[h]])
-        return _Tables(of)
+        divisors = self._divisors_on(call["x"].device, h)
+        asked = call["x"].dim() == 1  # ``_ask`` has put the divided positions in
+        if not asked and h is None and (self._tensor is not None or _too_long(call, divisors)):
+            return _Tables(of)
+        tables = _split(output, len(divisors)) if asked else _tables(rotary, call, divisors)
+        return tables[1] if h is not None else _Tables(lambda h: tables[1 + self._owners[h]])
 
-    def _divisors_on(self, device: torch.device) -> Tensor:
-        """1 and the factors, (1 + layers,); kept on the device that was asked for last, as a GPU waits for a copy."""
+    def _divisors_on(self, device: torch.device, h: int | None) -> Tensor:
+        """1 and the factors, (1 + layers,), or that of layer ``h``, (2,).
+
+        They are kept on the device that was asked for last, as a GPU waits for a copy.
+        """
         if self._tensor is not None:
             factors = self._tensor.to(device, torch.float32)
-            return torch.cat((factors.new_ones(1), factors))
-        if self._divisors.device != device:
-            self._divisors = self._divisors.to(device)
-        return self._divisors
+            divisors = torch.cat((factors.new_ones(1), factors))
+        else:
+            if self._divisors.device != device:
+                self._divisors = self._divisors.to(device)
+            divisors = self._divisors
+        return divisors if h is None else torch.stack((divisors[0], divisors[1 + self._owners[h]]))
 
     def _check_cache(self, decoder: nn.Module, args: tuple, kwargs: dict) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; else stamp it and open it."""
@@ -283,25 +302,43 @@ def named(args: tuple, kwargs: dict) -> dict[str, Any]:
 
 def divided(ids: Tensor, divisors: Tensor) -> Tensor:
     """Positions (B, T), or (3, B, T) where they have several axes, by U divisors: (..., U * B, T), float32."""
-    return (ids.unsqueeze(-3) / divisors[:, None, None]).flatten(-3, -2)
+    return (ids.unsqueeze(-3) / divisors.view(-1, 1, 1)).flatten(-3, -2)
 
 
 def ask(rotary: nn.Module, call: dict[str, Any], position_ids: Tensor) -> Any:
     """What a rotary module answers to the ``call``, by name, at other positions.
 
-    Its own forward is called undecorated, so that the dynamic kinds keep the frequencies that they have chosen by the
+    Its forward is called undecorated, so that the dynamic kinds keep the frequencies that they have chosen by the
     true length, and that gradients flow. Of ``x`` only its dtype and device count; the states need not be kept.
     """
-    forward = inspect.unwrap(type(rotary).forward)
-    return forward(rotary, **call | {"x": call["x"].new_empty(1), "position_ids": position_ids})
+    return inspect.unwrap(type(rotary).forward)(rotary, **_at(position_ids, call))
+
+
+def _too_long(call: dict[str, Any], divisors: Tensor) -> bool:
+    return len(divisors) * call["position_ids"].numel() > BATCHED_LIMIT
+
+
+def _at(position_ids: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+    """The ``call`` of a rotary module at other positions; its ``x`` has one axis then, which no other call's has."""
+    return call | {"x": call["x"].new_empty(1), "position_ids": position_ids}
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list[Any]:
     """A rotary module's table at positions divided by each of the divisors: tensors (B, T, d), one or a tuple."""
-    output, number = ask(rotary, call, divided(call["position_ids"], divisors)), len(divisors)
+    return _split(ask(rotary, call, divided(call["position_ids"], divisors)), len(divisors))
+
+
+def _split(output: Any, number: int) -> list[Any]:
+    """The tables of so many divisors, which a rotary module has made at once."""
     if isinstance(output, tuple):
         return list(zip(*(part.chunk(number) for part in output), strict=True))
     return list(output.chunk(number))
+
+
+def _fixed(rotary: nn.Module) -> bool:
+    """Whether a rotary module's frequencies are the same at all lengths."""
+    kinds = getattr(rotary, "rope_type", None)
+    return {*(kinds.values() if isinstance(kinds, dict) else [kinds])} <= FIXED
 
 
 # -- caches: keys in them are rotated already ------------------------------------------------------------------------

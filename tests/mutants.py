@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "positions are divided by the factor, not multiplied",
         "lpes_eval/rope.py",
-        "ids.unsqueeze(-3) / divisors[:, None, None]",
-        "ids.unsqueeze(-3) * divisors[:, None, None]",
+        "ids.unsqueeze(-3) / divisors.view(-1, 1, 1)",
+        "ids.unsqueeze(-3) * divisors.view(-1, 1, 1)",
         (f"{ROPE}/test_rotation.py::test_uniform_factor_equals_linear_interpolation",),
     ),
     Mutant(

@@ -80,12 +80,15 @@ def watch(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 40])
-def test_one_call_of_the_rotary_module_beside_its_own_makes_all_tables(model, ids, length, watch):
+@pytest.mark.parametrize(("kind", "rows"), [("linear", [1 + 4]), ("dynamic", [1, 1 + 4])])
+def test_one_call_of_the_rotary_module_makes_all_tables(kind, rows, ids, length, watch):
+    """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
+    model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})
     lpes_eval.apply(model, FACTORS)
     calls = []
     watch(lambda positions, cos: calls.append(tuple(positions.shape)))
     logits(model, ids[:1, :length])
-    assert calls == [(1, length), (1 + 4, length)]  # the true positions and four layers'
+    assert calls == [(number, length) for number in rows]  # the true positions and four layers'
 
 
 def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
