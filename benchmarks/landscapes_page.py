@@ -69,7 +69,7 @@ def _summary(frame: pd.DataFrame, searches: Sequence[Any], models: Iterable[Any]
         "hurt": len(hurts),
         "near": near(searches[0].title),
         "nearer": near(searches[1].title),
-        "equal": near(searches[2].title),
+        "published": near(searches[2].title),
     }
 
 

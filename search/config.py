@@ -145,6 +145,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
     if "positions" in args.metadata:
         raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
+    if args.lambdas is None:
+        args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
         raise UserError(
             f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "

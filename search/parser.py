@@ -20,7 +20,10 @@ from search.optimizers.base import Optimizer
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {"optimizer": "ga", "curve": "bezier", "examples": 200, "held_out_examples": 500, "early_stopping": "off"},
+    "paper": {
+        **{"optimizer": "ga", "curve": "bezier", "lambdas": [0.2, 0.3, 0.5], "examples": 200},
+        **{"held_out_examples": 500, "early_stopping": "off"},
+    },
     "quick": {"examples": 48, "held_out_examples": 50},
 }
 """Values that other flags of the same command override: our own search, Table 12's, and a first look."""
@@ -45,6 +48,10 @@ none), summary.md, report.json and pictures. More in docs/search.md: what a sear
 """
 
 
+def _typed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line, with the defaults of no preset."""
     parser = _Parser(
@@ -62,8 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first)")  # fmt: skip
     add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
-    add("--lambdas", type=numbers, default=[0.2, 0.3, 0.5], metavar="B,M,E",
-        help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G)")  # fmt: skip
+    add("--lambdas", type=numbers, metavar="B,M,E",
+        help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G; default: all the same)")  # fmt: skip
     add("--examples", type=at_least(1), default=96, metavar="N",
         help="search examples, at most; the scan of bands asks a quarter, and all for its finalists")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
@@ -92,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("the search").add_argument
     shown = "; ".join(
-        f"{name}: {', '.join(f'{flag} {value}' for flag, value in values.items())}"
+        f"{name}: {', '.join(f'{flag} {_typed(value)}' for flag, value in values.items())}"
         for name, values in PRESETS.items() if values
     )  # fmt: skip
     add("--preset", choices=PRESETS, default="default", help=f"other defaults ({shown})")

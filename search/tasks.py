@@ -26,8 +26,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.harness import budget, plugin
 
 POSITIONS = (0.0, 50.0, 100.0)
-LAMBDAS = (0.2, 0.3, 0.5)
-"""Weights of the accuracy at the beginning, in the middle and at the end (section 4.1, Table 15)."""
+"""Where the gold item stands in a search: at the beginning, in the middle and at the end (section 4.1)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def load_tasks(
     split: str = "search",
     metadata: Mapping[str, Any] | None = None,
     positions: Sequence[float] | None = POSITIONS,
-    lambdas: Sequence[float] = LAMBDAS,
+    lambdas: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     metrics: Sequence[str] | None = None,
     examples: int | None = None,
@@ -112,7 +111,7 @@ def load_tasks(
             by the same rule (``lpes_eval.data.splits.indices``).
         metadata: as lm-eval's ``--metadata``.
         positions: of a task by position, the ones to ask at; None for all that it has.
-        lambdas: their weights (App. G), scaled to a sum of 1; with ``positions=None`` all weigh the same.
+        lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
         examples: use only so many of the split's examples.
@@ -139,7 +138,7 @@ def load_tasks(
         settings["positions"] = list(positions)
     manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
-    _normalised(lambdas, "lambdas")
+    _normalised(lambdas or [1.0], "lambdas")
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
@@ -167,7 +166,7 @@ def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None
     at = getattr(objective.task, "positions", None)
     if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
         return [Column(objective.name, objective.metric, share)]
-    weights = _normalised(lambdas if lambdas is not None else [1.0] * len(at), "lambdas")
+    weights = _normalised(lambdas or [1.0] * len(at), "lambdas")
     return [
         Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
         for p, weight in zip(at, weights, strict=True)
@@ -285,12 +284,13 @@ def _build(
     if not task.instances:
         raise UserError(f"{task.task_name}: no examples in the {split} split")
     metric = metric or next((str(entry["metric"]) for entry in task.config.metric_list or []), None)
+    by = f" by --metrics, or --guard {task.task_name}:METRIC"
     if metric is None:
-        raise UserError(f"{task.task_name} lists no metrics; name the one to use (--metrics)")
+        raise UserError(f"{task.task_name} lists no metrics; name one{by}")
     name, _, wanted = metric.partition(",")
     known = list(task.aggregation())
     if known and name not in known:
-        raise UserError(f"{task.task_name} has no metric {name!r}; it has {', '.join(known)} (--metrics)")
+        raise UserError(f"{task.task_name} has no metric {name!r}; it has {', '.join(known)}; name one{by}")
     filters = [ensemble.name for ensemble in task._filters]
     if wanted and wanted not in filters:
         raise UserError(f"{task.task_name} has no filter {wanted!r}; it has {', '.join(filters)}")

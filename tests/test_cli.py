@@ -17,7 +17,7 @@ COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "pu
     ("words", "named"),
     [
         ("", [f"\n    {name}" for name in COMMANDS]),
-        ("search", ["(default: 0.2,0.3,0.5)", "(default: 96)"]),
+        ("search", ["default: all the same)", "(default: 96)"]),
     ],
 )
 def test_help_names_every_subcommand_and_default_and_needs_no_heavy_package(words, named):

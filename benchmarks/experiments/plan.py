@@ -76,12 +76,13 @@ CHOICE_EXAMPLES, TEXTS = 40, 40
 """Search examples on which the uniform factor is chosen, and texts of the perplexity."""
 SEARCH = {
     **{"curve": "free", "start": "1", "population": 12, "parents": 5, "generations": 4},
-    **{"mutations": 5, "crossovers": 1, "examples": 20},
+    **{"mutations": 5, "crossovers": 1, "examples": 20, "lambdas": [0.2, 0.3, 0.5]},
 }
 """Flags of ``python -m search.ga``. The reference model's second layer needs another factor than its neighbours, which
 a Bézier curve over six layers cannot give it, and its score at 1.5 (Eq. 8) is 0: so searches set one factor a layer
 and set out from 1."""
 DESCENT = {"generations": 8, "epoch_samples": 40, "gradient_batch": 8, "learning_rate": 0.02, "examples": 20}
+DESCENT["lambdas"] = SEARCH["lambdas"]
 """The same, of gradient descent."""
 
 
@@ -173,7 +174,7 @@ def search_flags(task: str, seed: int, optimizer: str = "ga", **changed: Any) ->
     """The flags of ``python -m search.ga``."""
     size: dict[str, Any] = dict(DESCENT if optimizer == "gradient" else SEARCH)
     if optimizer == "bands":  # sets out from the plain model, tries band after band of layers, and ends by itself
-        size = {"examples": size["examples"]}
+        size = {name: size[name] for name in ("examples", "lambdas")}
     if optimizer == "random":
         del size["start"]
     flags = {"tasks": task, "seed": seed, "search_seed": seed, "optimizer": optimizer, **size, **changed}

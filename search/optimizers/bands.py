@@ -19,7 +19,7 @@ Band = tuple[int, int]
 class Scan(NamedTuple):
     """What a band's factors are multiplied by, on what share of the search examples, rounded to so many a unit.
 
-    On all examples it scales the finest bands alone, and half the least gain is enough.
+    On all examples it scales the finest bands alone, and keeps whatever gains.
     """
 
     steps: tuple[float, ...]
@@ -47,7 +47,7 @@ class BandConfig(Config):
     """How far a scan goes."""
 
     finest: int = setting(8, at_least(1), "bands that the layers are divided into at most")
-    least_gain: float = setting(0.01, amount, "fitness a change has to add; half of it on all examples", "G")
+    least_gain: float = setting(0.01, amount, "fitness a change has to add, in a scan", "G")
     finalists: int = setting(6, at_least(1), "fittest of a scan that are measured on more examples")
 
 
@@ -59,10 +59,9 @@ class BandScan(Optimizer):
     generation tries them together: all of them, the better half, and so on down to two. The level below sets out from
     the fittest so far. The second scan takes smaller steps. Then the finalists are measured on all examples: what was
     kept last, what was kept before it (if it is better after all, or worsens no guard), and the fittest others, of
-    equally fit ones the first. There, half the least gain is enough: four times the examples have half the noise. Then
-    every finest band is put back to 1, and stays there where that gains. Those whose factor matters most (first of all
-    those whose step worsens a guard, for a smaller one may not) are tuned by
-    smaller steps at last, on all examples too. It draws nothing at random.
+    equally fit ones the first. From there on whatever gains is kept. Every finest band is put back to 1, and stays
+    there where that gains. Those whose factor matters most (first of all those whose step worsens a guard, for a
+    smaller one may not) are tuned by smaller steps at last, on all examples too. It draws nothing at random.
     """
 
     Config = BandConfig
@@ -121,8 +120,8 @@ class BandScan(Optimizer):
         return self._center[0], self._least(self._center[1])
 
     def _least(self, than: float) -> float:
-        """What is fitter by the least gain, but for rounded sums."""
-        return than + self.config.least_gain / (2 if self._share == 1 else 1) - 1e-9
+        """What is fitter, in a scan by the least gain, but for rounded sums."""
+        return than + (1e-9 if self._share == 1 else self.config.least_gain - 1e-9)
 
     def _propose(self) -> list[list[Individual]]:
         origin = "band" if self._bands else "together"

@@ -48,7 +48,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
-    tasks = load("toy")
+    tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
     switches = [
         {"share_prefixes": share, "tokens_per_batch": budget} for share in (True, False) for budget in (40, 4000)
     ]
@@ -268,7 +268,7 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_
 
 def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
-    evaluator = Evaluator(toy_lm, load("toy_luck"))
+    evaluator = Evaluator(toy_lm, load("toy_luck", lambdas=[0.2, 0.3, 0.5]))
     measured = [(factors, evaluator(factors)) for factors in individuals(8, seed=2)]
     best = max((full for _, full in measured), key=lambda full: full.fitness)
     answered = []
@@ -373,7 +373,7 @@ def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
 
 
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
-    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
+    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, lambdas=[2, 3, 5], examples=2)
     assert [(column.position, column.weight, column.metric) for column in task.columns] == [
         (0, 0.2, "acc@0"),
         (50, 0.3, "acc@50"),

@@ -71,7 +71,7 @@ def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_
     written, factors = report(folder), factors_file.load(found(folder))
     assert factors.per_layer() == written["factors"]
     assert factors.origin["fitness"]["value"] == written["best"]["fitness"]
-    assert factors.origin["search"]["lambdas"] == [0.2, 0.3, 0.5]
+    assert factors.origin["search"]["lambdas"] == [1.0, 1.0, 1.0]
     assert factors.origin["search"]["versions"].keys() == {"toy"}
     assert factors.origin["proof"]["differences"] == written["differences"]
     assert factors.origin["proof"]["command"].startswith("lm_eval --model lpes")
@@ -519,7 +519,7 @@ def test_a_budget_does_not_end_the_search_with_what_was_given_up(command, tmp_pa
 
     monkeypatch.setattr(run.Search, "evaluate", given_up)
     flags = ["--examples", "5", "--held_out_examples", "0", "--guard", "none", "--budget", "60prompts"]
-    assert command(*flags)[0] == 0
+    assert command(*flags, "--lambdas", "0.2,0.3,0.5")[0] == 0  # so that PI at 1.5 is not better
     assert report(tmp_path / "out")["stopped_early"] > 0
     assert report(tmp_path / "out")["factors"] == [1.0] * 3
 

@@ -15,7 +15,7 @@ from search.tasks import load_tasks
 
 @pytest.fixture(scope="module")
 def loss(toy_lm, load):
-    return AnswerLoss(toy_lm, load("toy"))
+    return AnswerLoss(toy_lm, load("toy", lambdas=[0.2, 0.3, 0.5]))
 
 
 def plain_loss(toy_lm, loss, factors, part, number):

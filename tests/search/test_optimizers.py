@@ -405,10 +405,17 @@ def test_a_scan_puts_a_band_back_to_1_that_costs_on_all_examples():
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(0.004, False), (0.02, True)])
-def test_a_scan_keeps_only_what_gains_half_the_least_gain_on_all_examples(gain, kept):
-    algorithm = bands(4, least_gain=0.01)
-    search(algorithm, lambda i: gain * (i.points[0][1] > 1 and i.points[3][1] == 1))
-    assert (algorithm.best[0].points != algorithm.start) == kept
+def test_a_scan_keeps_what_gains_the_least_gain_and_on_all_examples_whatever_gains(gain, kept):
+    algorithm, scanned = bands(4, least_gain=0.01), []
+
+    def fitness(individual):
+        if algorithm.told and algorithm.effort < 1:
+            scanned.append(algorithm.best[0].points)
+        return gain * (individual.points[0][1] > 1 and individual.points[3][1] == 1)
+
+    search(algorithm, fitness)
+    assert (scanned[-1] != algorithm.start) == kept
+    assert algorithm.best[0].points != algorithm.start
 
 
 def test_a_scan_keeps_nothing_that_was_given_up_however_close_it_came():
