@@ -162,10 +162,8 @@ class _LayerFactors:
         rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
         rotaries += [(rotary, h) for h, found in decoder.own.items() for rotary in found]
         for rotary, h in rotaries:
-            if tensor is None and _fixed(rotary):
-                ask = functools.partial(self._ask, h=h)
-                self._handles.append(rotary.register_forward_pre_hook(ask, with_kwargs=True))
-            answer = functools.partial(self._answer, h=h)
+            ask, answer = functools.partial(self._ask, h=h), functools.partial(self._answer, h=h)
+            self._handles.append(rotary.register_forward_pre_hook(ask, with_kwargs=True))
             self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
@@ -187,15 +185,17 @@ class _LayerFactors:
         if kept is None or tuple(kept.per_layer(len(self.factors))) != self.factors:
             logger.warning("layer factors are no weights, so they are not saved with these; lpes_eval.save keeps them")
 
-    def _ask(self, rotary: nn.Module, args: tuple, kwargs: dict, h: int | None) -> tuple[tuple, dict] | None:
-        """The call of a rotary module with the divided positions in it, unless they are too many for one call."""
+    def _ask(self, rotary: nn.Module, args: tuple, kwargs: dict, h: int | None = None) -> tuple[tuple, dict] | None:
+        """The call of a rotary module with the divided positions in it, where one call can make all tables."""
+        if self._tensor is not None or not _simple(rotary):
+            return None
         call = named(args, kwargs)
         divisors = self._divisors_on(call["x"].device, h)
         if _too_long(call, divisors):
             return None
         return (), _at(divided(call["position_ids"], divisors), call)
 
-    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None) -> Any:
+    def _answer(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any, h: int | None = None) -> Any:
         """What a rotary module answers in place of its ``output``: all layers' tables, or that of its layer ``h``.
 
         The true positions are always among those that it is asked for, as some code looks for the longest (Phi-MoE).
@@ -206,7 +206,7 @@ class _LayerFactors:
             return _tables(rotary, call, self._divisors_on(call["x"].device, h))[1]
 
         divisors = self._divisors_on(call["x"].device, h)
-        asked = call["x"].dim() == 1  # ``_ask`` has put the divided positions in
+        asked = call["x"].shape == (0,)  # ``_ask`` has put the divided positions in
         if not asked and h is None and (self._tensor is not None or _too_long(call, divisors)):
             return _Tables(of)
         tables = _split(output, len(divisors)) if asked else _tables(rotary, call, divisors)
@@ -319,8 +319,8 @@ def _too_long(call: dict[str, Any], divisors: Tensor) -> bool:
 
 
 def _at(position_ids: Tensor, call: dict[str, Any]) -> dict[str, Any]:
-    """The ``call`` of a rotary module at other positions; its ``x`` has one axis then, which no other call's has."""
-    return call | {"x": call["x"].new_empty(1), "position_ids": position_ids}
+    """The ``call`` of a rotary module at other positions; its ``x`` is empty then, as no other call's."""
+    return call | {"x": call["x"].new_empty(0), "position_ids": position_ids}
 
 
 def _tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor) -> list[Any]:
@@ -335,8 +335,10 @@ def _split(output: Any, number: int) -> list[Any]:
     return list(output.chunk(number))
 
 
-def _fixed(rotary: nn.Module) -> bool:
-    """Whether a rotary module's frequencies are the same at all lengths."""
+def _simple(rotary: nn.Module) -> bool:
+    """Whether a rotary module has the same frequencies at all lengths, and nobody else's hooks and no other forward."""
+    if len(rotary._forward_pre_hooks) + len(rotary._forward_hooks) > 2 or "forward" in rotary.__dict__:
+        return False
     kinds = getattr(rotary, "rope_type", None)
     return {*(kinds.values() if isinstance(kinds, dict) else [kinds])} <= FIXED
 

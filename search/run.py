@@ -270,7 +270,7 @@ class Search:
         if plain is None:
             return asked | {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
         if measured.fitness <= self.plain_on(measured.examples) + 1e-9 or (
-            least and measured.fitness < least[1] - 1e-9
+            least and measured.fitness < least[1] - 1e-12
         ):
             return {}
         return asked | {"guards": self._compared(plain, measured, factors, share)}

@@ -138,7 +138,8 @@ def load_tasks(
         settings["positions"] = list(positions)
     manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
-    _normalised(lambdas or [1.0], "lambdas")
+    if lambdas is not None:
+        _normalised(lambdas, "lambdas")
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
@@ -166,7 +167,7 @@ def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None
     at = getattr(objective.task, "positions", None)
     if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
         return [Column(objective.name, objective.metric, share)]
-    weights = _normalised(lambdas or [1.0] * len(at), "lambdas")
+    weights = _normalised(lambdas if lambdas is not None else [1.0] * len(at), "lambdas")
     return [
         Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
         for p, weight in zip(at, weights, strict=True)

@@ -108,7 +108,7 @@ class BandScan(Optimizer):
 
     @property
     def best(self) -> tuple[Individual, float]:
-        """The last that was kept: one that is fitter by less than the least gain is not worth another factor."""
+        """The last that was kept: in a scan, what is fitter by less than the least gain is not worth another factor."""
         best, fitness = super().best
         return (Individual(self._center[0], "kept"), self._center[1]) if self._center else (best, fitness)
 

@@ -91,6 +91,20 @@ def test_one_call_of_the_rotary_module_makes_all_tables(kind, rows, ids, length,
     assert calls == [(number, length) for number in rows]  # the true positions and four layers'
 
 
+@pytest.mark.parametrize("whose", ["hook", "forward"])
+def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_calls_it(model, ids, watch, whose):
+    """Else their code would see the divided positions, and those of a long prompt not."""
+    lpes_eval.apply(model, FACTORS)
+    expected, calls, rotary = logits(model, ids[:1]), [], model.model.rotary_emb
+    if whose == "hook":
+        rotary.register_forward_hook(lambda module, args, output: calls.append(args[0].shape))
+    else:
+        forward = rotary.forward
+        rotary.forward = lambda x, position_ids: calls.append(x.shape) or forward(x, position_ids)
+    assert torch.equal(logits(model, ids[:1]), expected)
+    assert calls == [(1, ids.shape[1], model.config.hidden_size)]
+
+
 def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
     lpes_eval.apply(model, FACTORS)
     with torch.inference_mode():

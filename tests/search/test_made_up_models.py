@@ -161,6 +161,13 @@ def test_a_budget_of_prompts_counts_those_of_the_guards(search):
     assert sum(map(sum, asked[:-1])) < 600 <= sum(map(sum, asked))
 
 
+def test_what_is_only_as_fit_as_what_was_kept_is_not_guarded(search):
+    folder = search(lambda s, keys, position: 0.4 + 0.4 * (s[1] > 1), "--examples", "48")
+    whole = [entry for entry in journal(folder) if entry["prompts"] == 3 * 48 and "examples" in entry]
+    assert len([entry for entry in whole if entry["fitness"] == max(e["fitness"] for e in whole)]) > 1
+    assert len({entry["key"] for entry in whole if "guards" in entry}) == 1
+
+
 def test_two_metrics_of_a_task_are_two_guards(search, capsys):
     def right(s, keys, position):
         if position == 0:
