@@ -42,9 +42,10 @@ from lpes_eval.rng import shuffled, stream
 from search import optimizers
 from search.early_stopping import ERROR, Race
 from search.optimizers.bands import BandScan
+from search.parser import PRESETS
 from search.space import Individual, Points, Space
 
-PUBLISHED = (0.2, 0.3, 0.5)
+PUBLISHED = PRESETS["paper"]["lambdas"]
 """Weights of the positions in the paper's fitness (App. G)."""
 PLAIN = np.array([0.3, 0.65, 0.6])
 """Accuracy of the plain model by position, which the landscapes raise or lower together on the logit scale."""

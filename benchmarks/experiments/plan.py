@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lpes_eval import methods
+from search.parser import PRESETS
 
 Source = tuple[Any, ...]
 """Where an experiment's factors come from; it ends in what they are taken from:
@@ -76,13 +77,15 @@ CHOICE_EXAMPLES, TEXTS = 40, 40
 """Search examples on which the uniform factor is chosen, and texts of the perplexity."""
 SEARCH = {
     **{"curve": "free", "start": "1", "population": 12, "parents": 5, "generations": 4},
-    **{"mutations": 5, "crossovers": 1, "examples": 20, "lambdas": [0.2, 0.3, 0.5]},
+    **{"mutations": 5, "crossovers": 1, "examples": 20, "lambdas": PRESETS["paper"]["lambdas"]},
 }
 """Flags of ``python -m search.ga``. The reference model's second layer needs another factor than its neighbours, which
 a Bézier curve over six layers cannot give it, and its score at 1.5 (Eq. 8) is 0: so searches set one factor a layer
 and set out from 1."""
-DESCENT = {"generations": 8, "epoch_samples": 40, "gradient_batch": 8, "learning_rate": 0.02, "examples": 20}
-DESCENT["lambdas"] = SEARCH["lambdas"]
+DESCENT = {
+    **{"generations": 8, "epoch_samples": 40, "gradient_batch": 8, "learning_rate": 0.02},
+    **{name: SEARCH[name] for name in ("examples", "lambdas")},
+}
 """The same, of gradient descent."""
 
 

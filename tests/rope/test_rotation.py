@@ -92,7 +92,7 @@ def test_one_call_of_the_rotary_module_makes_all_tables(kind, rows, ids, length,
 
 
 @pytest.mark.parametrize("whose", ["hook", "forward"])
-def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_calls_it(model, ids, watch, whose):
+def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_calls_it(model, ids, whose):
     """Else their code would see the divided positions, and those of a long prompt not."""
     lpes_eval.apply(model, FACTORS)
     expected, calls, rotary = logits(model, ids[:1]), [], model.model.rotary_emb
