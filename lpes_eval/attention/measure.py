@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -90,15 +91,11 @@ def decay(model: Any, furthest: int) -> dict[str, Any] | None:
             if isinstance(value, tuple) and len(value) == 2 and all(map(torch.is_tensor, value)):
                 tables[h] = value[0].float()
 
-    handles = [
-        layer.register_forward_pre_hook(partial(note, h), with_kwargs=True) for h, layer in enumerate(decoder.layers)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for h, layer in enumerate(decoder.layers):
+            hooks.enter_context(layer.register_forward_pre_hook(partial(note, h), with_kwargs=True))
         ids = torch.zeros_like(distances)[None].to(device_of(model))
         model(input_ids=ids, position_ids=distances[None].to(ids.device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     means = {h: table.reshape(-1, len(distances), table.shape[-1])[0].mean(-1) for h, table in tables.items()}
     if not means:
         return None
@@ -108,4 +105,4 @@ def decay(model: Any, furthest: int) -> dict[str, Any] | None:
 
 def _rounded(values: Tensor) -> Any:
     """Numbers for JSON, to five digits behind the point."""
-    return [round(x, 5) for x in values.tolist()] if values.ndim == 1 else [_rounded(row) for row in values]
+    return values.cpu().double().round(decimals=5).tolist()

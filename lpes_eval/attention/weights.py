@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -72,17 +72,12 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
                 seen.setdefault(h, []).append(x)
 
     attentions = re.compile("Attention|MLA")
-    handles = [
-        module.register_forward_hook(partial(note, h))
-        for h, layer in enumerate(layers)
-        for module in layer.modules()
-        if attentions.search(type(module).__name__)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for h, layer in enumerate(layers):
+            for module in layer.modules():
+                if attentions.search(type(module).__name__):
+                    hooks.enter_context(module.register_forward_hook(partial(note, h)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

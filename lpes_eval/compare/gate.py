@@ -71,7 +71,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             nothing at all that could be tested, or too few questions for any test to fail.
     """
     scores = list(_comparable(baseline, now, options))
-    levels = _levels([(score.tests, score.questions) for score in scores], options.alpha)
+    levels = _levels(scores, options.alpha)
     if not any(levels) and options.max_drop is None:
         tests = sum(score.tests for score in scores)
         if not tests:
@@ -205,7 +205,7 @@ class _Score:
     @property
     def questions(self) -> int:
         """How many were asked, where there are tests."""
-        return len(next(iter(self.old.by_question.values()))) if self.tests and self.old.by_question else 0
+        return len(self.old.scores(self.labels[0])) if self.tests else 0
 
     def sign(self, label: str) -> int:
         """The sign of a change for the worse."""
@@ -254,22 +254,22 @@ def _fewest_lost(level: float) -> int:
     return math.ceil(math.log2(1 / level))
 
 
-def _levels(scores: Sequence[tuple[int, int]], alpha: float) -> list[float]:
+def _levels(scores: Sequence[_Score], alpha: float) -> list[float]:
     """The level of each score's tests: all of them add up to ``alpha``.
 
     Half of ``alpha`` goes to all tests evenly. From the other half, scores with few questions get what more it takes to
     see the loss of all their answers, the largest first, as far as it goes; those left without get 0. What is left of
-    ``alpha`` goes evenly to the tests that can fail. Of each score, its number of tests and of questions is given.
+    ``alpha`` goes evenly to the tests that can fail.
     """
-    tests = sum(of_one for of_one, _ in scores)
+    even = alpha / 2 / max(sum(score.tests for score in scores), 1)
     levels, reserve = [0.0] * len(scores), alpha / 2
-    for i in sorted(range(len(scores)), key=lambda i: -scores[i][1]):
-        even, needed = alpha / 2 / max(tests, 1), 2.0 ** -scores[i][1] * (1 + 1e-9)  # above 2^-n for all rounding
-        top_up = scores[i][0] * max(0.0, needed - even)
-        if scores[i][0] and top_up <= reserve:
+    for i, score in sorted(enumerate(scores), key=lambda one: -one[1].questions):
+        needed = 2.0**-score.questions * (1 + 1e-9)  # above 2^-n for all rounding
+        top_up = score.tests * max(0.0, needed - even)
+        if score.tests and top_up <= reserve:
             levels[i], reserve = max(even, needed), reserve - top_up
-    spent = sum(of_one * level for (of_one, _), level in zip(scores, levels, strict=True))
-    able = sum(of_one for (of_one, _), level in zip(scores, levels, strict=True) if level)
+    spent = sum(score.tests * level for score, level in zip(scores, levels, strict=True))
+    able = sum(score.tests for score, level in zip(scores, levels, strict=True) if level)
     return [level and level + max(0.0, alpha - spent) / able for level in levels]
 
 

@@ -354,12 +354,8 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-KEPT = ("--log_samples", "--output_path", "results")
-"""The flags by which a run's samples are kept, which every comparison needs."""
-
-
 def _command(raw: Mapping[str, Any]) -> str:
-    """The lm_eval command that makes such a run again.
+    """The lm_eval command that makes such a run again, and keeps its samples, which every comparison needs.
 
     The results do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
     """
@@ -376,7 +372,8 @@ def _command(raw: Mapping[str, Any]) -> str:
     }
     words = ["lm_eval", "--model", str(config.get("model", ""))]
     words += [word for option, value in options.items() if value for word in (option, value)]
-    return shlex.join([*words, *(["--apply_chat_template"] if raw.get("chat_template") else []), *KEPT])
+    words += ["--apply_chat_template"] if raw.get("chat_template") else []
+    return shlex.join([*words, "--log_samples", "--output_path", "results"])
 
 
 def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:

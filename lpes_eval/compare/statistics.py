@@ -203,9 +203,7 @@ def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
     from these scores (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). NaN of one question.
     """
     first, second = _paired(a, b)
-    questions = len(first)
-    changes = (second - first).mean(axis=1)
-    return 2.80 * float(changes.std(ddof=1)) / math.sqrt(questions) if questions > 1 else math.nan
+    return 2.80 * mean_over_positions(second - first).stderr
 
 
 def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:

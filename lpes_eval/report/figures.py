@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 
 from lpes_eval.compare.results import position_of
 from lpes_eval.files import write_atomically
-from lpes_eval.report.sources import Pair, Panel, Run, Search
+from lpes_eval.report.sources import Pair, Panel, Run, Search, numbered
 
 if TYPE_CHECKING:
     from lpes_eval.factors import Factors
@@ -108,14 +109,23 @@ class Drawing:
                 axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
-    def marks(self, name: str, xs: Any, ys: Any, tips: Sequence[str], place: int, **how: Any) -> None:
-        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
-        axes = self.panels[how.pop("panel", 0)]
+    def marks(
+        self,
+        name: str,
+        xs: Any,
+        ys: Any,
+        tips: Sequence[str],
+        place: int,
+        panel: int = 0,
+        hollow: bool = False,
+        **how: Any,
+    ) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
         if xs:
             gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
-            face = "none" if how.pop("hollow", False) else color
+            how |= {"marker": MARKERS[place % 6], "mfc": "none" if hollow else color, "label": name, "gid": gid}
             with _style():
-                axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
+                self.panels[panel].plot(xs, ys, color=color, **how)
             self.tips[gid] = tips
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
@@ -148,14 +158,8 @@ def draw(
 
 def named_apart(drawn: Mapping[str, Sequence[Picture]]) -> dict[str, list[Picture]]:
     """The same, but where several pictures have one name (two sets of examples, two folders) each has its own."""
-    names: list[str] = []
-    found: dict[str, list[Picture]] = {section: [] for section in drawn}
-    for section, pictures in drawn.items():
-        for picture in pictures:
-            names.append(picture.name)
-            n = names.count(picture.name)
-            found[section].append(replace(picture, name=f"{picture.name}-{n}") if n > 1 else picture)
-    return found
+    names = iter(numbered([picture.name for pictures in drawn.values() for picture in pictures], "-{}"))
+    return {section: [replace(one, name=next(names)) for one in pictures] for section, pictures in drawn.items()}
 
 
 def positions(panel: Panel) -> Picture:
@@ -245,18 +249,15 @@ def points_of(found: Factors, depth: int) -> Sequence[tuple[float, float]]:
     """The control points of a curve at the layers where they act, unless it is one free factor a layer."""
     if found.curve is None or found.curve[0] == "free":
         return ()
-    (first, _), *_, (last, _) = points = found.curve[1]
+    import numpy as np
+
+    xs, ys = zip(*found.curve[1], strict=True)
     scaled = [h for h in range(depth) if h not in found.unscaled_layers]
     if not scaled:
         return ()
-
-    def layer(x: float) -> float:
-        """From the first scaled layer at the first x to the last at the last, linear between two layers."""
-        part, whole = math.modf((x - first) / (last - first) * (len(scaled) - 1))
-        below, above = scaled[int(whole)], scaled[min(int(whole) + 1, len(scaled) - 1)]
-        return below + part * (above - below)
-
-    return [(layer(x), y) for x, y in points]
+    # from the first scaled layer at the first x to the last at the last, linear between two layers
+    layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled)
+    return list(zip(layers.tolist(), ys, strict=True))
 
 
 def progress(search: Search, cost: str = "prompts") -> Picture | None:
@@ -268,7 +269,7 @@ def progress(search: Search, cost: str = "prompts") -> Picture | None:
         return None
     what = {"prompts": "prompts answered so far", "seconds": "seconds spent on individuals so far"}[cost]
     drawing = Drawing(what, "fitness on the search examples")
-    full = sorted({entry["prompts"] for entry in individuals if "stopped_after" not in entry})
+    full = sorted({entry["prompts"] for entry in search.full})
     asked, seconds = 0, 0.0
     marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
     for number, entry in enumerate(individuals, 1):
@@ -288,8 +289,7 @@ def progress(search: Search, cost: str = "prompts") -> Picture | None:
         name = f"measured on {full[place - 1]} prompts" if place else "given up early"
         drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=not place, markersize=4)
         if place:
-            best = [max(ys[: k + 1]) for k in range(len(ys))]
-            drawing.axes.plot(xs, best, drawstyle="steps-post", color=COLORS[place % 6], alpha=0.6)
+            drawing.axes.plot(xs, list(accumulate(ys, max)), drawstyle="steps-post", color=COLORS[place % 6], alpha=0.6)
     for entry in search.baselines:
         label = f"plain model, {entry['prompts']} prompts"
         drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
@@ -301,9 +301,8 @@ def progress(search: Search, cost: str = "prompts") -> Picture | None:
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
-    full = [entry for entry in search.individuals if "stopped_after" not in entry]
-    most = max((entry["prompts"] for entry in full), default=0)
-    full = [entry for entry in full if entry["prompts"] == most and len(entry["scores"]) > 1]
+    most = max((entry["prompts"] for entry in search.full), default=0)
+    full = [entry for entry in search.full if entry["prompts"] == most and len(entry["scores"]) > 1]
     if len(full) < 2 or search.lower:  # no common direction
         return None
     harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]

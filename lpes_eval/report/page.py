@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -109,7 +108,6 @@ def render(**values: Any) -> str:
 
 def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
-    from lpes_eval.compare.statistics import mean_over_positions
     from lpes_eval.report.figures import interval
 
     tables, others = [], []
@@ -123,12 +121,9 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
         rows = []
         for one, metric in panel.runs.items():
             cells = [_cell(metric.values.get(label), interval(metric.scores(label))) for label in labels]
-            mean, ends = fmean(metric.values.values()), None
-            if metric.by_question:
-                half = 1.96 * mean_over_positions(metric.matrix(metric.values)).stderr
-                ends = (mean - half, mean + half)
+            averages = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else ()
             whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
-            cells.append(_cell(mean, ends) if whole else _cell(None, None))
+            cells.append(_cell(fmean(metric.values.values()), interval(averages)) if whole else _cell(None, None))
             rows.append({"run": one, "cells": cells, "questions": _asked(metric)})
         tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
     if others:
@@ -143,5 +138,5 @@ def _asked(*metrics: Metric) -> str:
 
 
 def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:
-    shown = "" if ends is None or not math.isfinite(ends[0]) else f"{ends[0]:.2f} – {ends[1]:.2f}"
+    shown = "" if ends is None else f"{ends[0]:.2f} – {ends[1]:.2f}"
     return {"value": "" if value is None else f"{value:.3f}", "interval": shown}

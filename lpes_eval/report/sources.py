@@ -109,6 +109,11 @@ class Search:
         return [entry for entry in self.entries if entry.get("generation") is not None]
 
     @property
+    def full(self) -> list[Mapping[str, Any]]:
+        """Those of them that were not given up early."""
+        return [entry for entry in self.individuals if "stopped_after" not in entry]
+
+    @property
     def baselines(self) -> list[Mapping[str, Any]]:
         """The plain model's entry, the first one, which an optimiser may have asked for too."""
         return list(self.entries[:1])
@@ -116,8 +121,7 @@ class Search:
     @property
     def facts(self) -> dict[str, Any]:
         """What it is, what it cost so far, and the fittest of the individuals that were asked most."""
-        individuals, found = self.individuals, self.found
-        full = [entry for entry in individuals if "stopped_after" not in entry]
+        individuals, full, found = self.individuals, self.full, self.found
         most = max((entry["prompts"] for entry in full), default=0)
         best = max((entry["fitness"] for entry in full if entry["prompts"] == most), default=0.0)
         prompts, seconds = (sum(entry[what] for entry in individuals) for what in ("prompts", "seconds"))
@@ -168,10 +172,10 @@ def name_of(path: Path) -> str:
     return path.resolve().parent.name if name == "results" else name
 
 
-def numbered(names: Sequence[str]) -> list[str]:
+def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
     """The names, each with its number where it occurs again."""
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
-    return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, counts, strict=True)]
+    return [name + number.format(n) if n > 1 else name for name, n in zip(names, counts, strict=True)]
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
@@ -255,7 +259,8 @@ def search(name: str, folder: Path) -> Search:
     with well_formed(journal, "not the journal of a search", way_out):
         # While the search runs, the last line may not be whole yet. A key's last line counts.
         lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        found = {entry["key"]: entry for entry in (_entry(journal, line) for line in lines if line.endswith("\n"))}
+        whole = (unseal(json.loads(line), f"{journal}: a line is") for line in lines if line.endswith("\n"))
+        found = {entry["key"]: entry for entry in whole}
         for entry in found.values():
             if late := found.get(f"guards of {entry['key']}"):  # measured when the search was over
                 entry["guards"] = late["guards"]
@@ -269,10 +274,6 @@ def search(name: str, folder: Path) -> Search:
         with well_formed(report, "not the report of a search", way_out):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
     return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished, lower)
-
-
-def _entry(journal: Path, line: str) -> dict[str, Any]:
-    return unseal(json.loads(line), f"{journal}: a line is")
 
 
 def _attention(name: str, path: Path) -> Attention:
