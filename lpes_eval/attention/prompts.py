@@ -91,7 +91,9 @@ def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat
     if ids[added:] != plain["input_ids"]:
         raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
     starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
-    before, _, _ = whole.partition(text)
+    before, found, _ = whole.partition(text)
+    if not found:
+        raise UserError("the model's chat template changes the text of a prompt; leave --apply_chat_template out")
     _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=len(before))  # of the items
     numbers = [bisect_right(bounds, start) - 1 for start in starts]
     items = [number if number < len(bounds) - 1 else -1 for number in numbers]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Results, position_of, read_samples
+from lpes_eval.compare.results import Results, position_of, read_samples, well_formed
 from lpes_eval.data import kv, mdqa
 from lpes_eval.harness.segments import Segment, join
 
@@ -41,7 +41,9 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
         for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
             if scores[0] != scores[1]:
                 better = (scores[1] > scores[0]) == metrics[0][key].higher_is_better
-                yield {"better": better, "scores": scores, **_shown(line_a, line_b, label)}
+                with well_formed(b.path, f"the samples of {task} are not as lm_eval logs them", "evaluate again"):
+                    shown = _shown(line_a, line_b, label)
+                yield {"better": better, "scores": scores, **shown}
 
 
 def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str) -> tables.Section:
@@ -71,22 +73,18 @@ def _cell(text: str) -> str:
 
 def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: str) -> dict[str, Any]:
     """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
-    requests = list((line_b.get("arguments") or {}).values()) or [{}]
-    place = min(_place(line_b, label), len(requests) - 1)  # one request may be scored under several names
-    asked = requests if label == "all" else [requests[place]]
-    prompt = "\n\n".join(dict.fromkeys(str(one.get("arg_0", "")) for one in asked))
+    prompt = "\n\n".join(dict.fromkeys(text for text, _ in _at(line_b, _requests(line_b), label)))
     segments, expected = _labelled(line_b["doc"], label) or ([Segment("prompt", prompt)], line_b.get("target"))
     text = join(segments)
     before, found, after = prompt.partition(text) if text else ("", "", prompt)
     if not found:  # one of our prompts, but with another text
         segments, before, after = [Segment("prompt", prompt)], "", ""
     question = next((one.text for one in segments if one.label == "question"), prompt[-300:])
-    if _likelihoods(line_b) and str(expected).isdigit():
-        expected = requests[int(str(expected))].get("arg_1")
+    choices = {str(i): end for i, (_, end) in enumerate(_requests(line_b))} if _likelihoods(line_b) else {}
     return {
         "position": "" if label == "all" else label,
         "question": " ".join(question.split()),
-        "expected": _short(expected),
+        "expected": _short(choices.get(str(expected), expected)),
         "answers": ["" if line is None else _answer(line, label) for line in (line_a, line_b)],
         "segments": [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
     }
@@ -105,11 +103,19 @@ def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | N
     return None
 
 
-def _place(line: Mapping[str, Any], label: str) -> int:
-    """Which request of a question is that at a label: a sample has its scores at positions in the same order."""
+def _requests(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The prompt of each request, and its ending; of an API of chats lm-eval logs a list with the prompt's text."""
+    asked = [(one.get("arg_0", ""), one.get("arg_1")) for one in (line.get("arguments") or {}).values()]
+    return [("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in asked]
+
+
+def _at(line: Mapping[str, Any], of_requests: Sequence[Any], label: str) -> Sequence[Any]:
+    """What belongs to a label of a sample, which has its scores at positions in the order of its requests."""
+    if label == "all":
+        return of_requests
     at = [name.rpartition("@")[2] for name in line if "@" in name]
     order = list(dict.fromkeys(f"{float(p):g} %" for p in at if p.replace(".", "", 1).isdigit()))
-    return 0 if label == "all" else order.index(label)
+    return of_requests[order.index(label) :][:1] or of_requests[-1:]  # one request may be scored under several names
 
 
 def _likelihoods(line: Mapping[str, Any]) -> list[float]:
@@ -118,17 +124,16 @@ def _likelihoods(line: Mapping[str, Any]) -> list[float]:
     Of each lm-eval logs (likelihood, is greedy), as text.
     """
     answers = line.get("filtered_resps") or []
-    prompts = {one.get("arg_0") for one in (line.get("arguments") or {}).values()}
+    prompts = {prompt for prompt, _ in _requests(line)}
     pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and str(one[1]) in ("True", "False")]
     return [float(one[0]) for one in pairs] if len(prompts) == 1 and 1 < len(pairs) == len(answers) else []
 
 
 def _answer(line: Mapping[str, Any], label: str) -> str:
     if likelihoods := _likelihoods(line):
-        requests = list(line["arguments"].values())
-        return _short(requests[likelihoods.index(max(likelihoods))].get("arg_1"))
-    answers = line.get("filtered_resps") or [""]
-    return _short(answers if label == "all" else answers[_place(line, label)])
+        return _short(_requests(line)[likelihoods.index(max(likelihoods))][1])
+    answers = _at(line, line.get("filtered_resps") or [""], label)
+    return _short(answers if label == "all" else answers[0])
 
 
 def _short(value: Any) -> str:

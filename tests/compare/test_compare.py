@@ -1,6 +1,7 @@
 """Reading lm-eval's files, and ``lpes-eval compare`` from files to table."""
 
 import json
+import math
 import re
 import shlex
 from types import SimpleNamespace
@@ -70,13 +71,6 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
     assert str(read.model).startswith("lpes reference")
 
 
-def test_the_newest_results_in_a_folder_are_read(tmp_path):
-    write_run(tmp_path / "x" / "model", {0: [1.0, 0.0]}, date="2026-11-20T13-39-27.906502")
-    newest = write_run(tmp_path / "x" / "model", {0: [1.0, 1.0]}, date="2026-11-21T09-00-00.000001")
-    write_run(tmp_path / "x" / "other", {0: [0.0, 0.0]}, date="2026-11-19T13-39-27.906502")
-    assert results.read(tmp_path / "x").path == newest
-
-
 def test_renamed_results_find_the_samples_beside_them_if_there_is_one_set(tmp_path):
     path = write_run(tmp_path, {100: [1.0, 0.0], 20: [0.0, 1.0], 0: [1.0, 1.0]})
     metric = results.read(path.rename(tmp_path / "A.json")).tasks["toy"].metrics["acc,none"]
@@ -120,13 +114,16 @@ def test_documents_that_share_a_question_id_are_told_apart_by_their_number(tmp_p
     assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0, 1.0)
 
 
-def test_a_number_that_overflowed_leaves_the_other_metrics_to_be_compared(tmp_path):
+@pytest.mark.parametrize(("value", "noted"), [(7.5, True), (math.nan, False)])
+def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compared(tmp_path, value, noted):
     paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "ab"]
     for path in paths:
         [samples] = path.parent.glob("samples_*")
         samples.write_text(samples.read_text().replace('"target": "yes"', '"target": "yes", "nll": NaN'))
-        put(path, ("results", "toy", "nll,none"), float("nan"))
-    assert [section.metric for section in comparison(*paths).sections] == ["acc"]
+        put(path, ("results", "toy", "nll,none"), value)
+    found = comparison(*paths)
+    assert [section.metric for section in found.sections] == ["acc"]
+    assert any("nll: not an average" in note for note in found.notes) == noted
 
 
 def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
@@ -182,24 +179,14 @@ def test_task_without_positions_is_one_row(tmp_path):
     assert row.facts["difference"] == pytest.approx(0.1)
 
 
-def test_metric_that_is_no_average_of_samples_is_named_and_left_out(tmp_path):
-    paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "ab"]
-    for path in paths:
-        put(path, ("results", "toy", "perplexity,none"), 7.5)
-    found = comparison(*paths)
-    assert [section.metric for section in found.sections] == ["acc"]
-    assert any("perplexity" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         ({"scores": {0: [1.0]}}, "2 and 1 examples"),
         ({"samples": False}, "no samples of toy .* --log_samples"),
         ({"version": 2.0}, "task version 1.0 and 2.0"),
-        ({"text": "riddle"}, "documents or the expected answers differ"),
+        ({"text": "riddle"}, "another set of examples: the documents or the expected answers differ"),
         ({"text": "riddle", "metadata": {"split": "search"}}, "split None and search"),
-        ({"first_question": 1}, "another set of examples"),
         ({"chat": "User: "}, "other prompts .* --other-prompts"),
         ({"group": "else"}, "no task in common"),
     ],
@@ -294,6 +281,14 @@ def test_flips_are_of_each_tasks_first_metric_in_the_tasks_order():
     report = SimpleNamespace(sections=[SimpleNamespace(task=t, metric=m, sides=s) for t, m, s in rows])
     assert [*flips.first_metrics(report).items()] == [("b", "x"), ("a", "y")]
     assert [*flips.first_metrics(report, "C").items()] == [("a", "y"), ("b", "z")]
+
+
+def test_samples_in_another_form_are_an_error_that_names_their_run(tmp_path, capsys):
+    paths = [write_run(tmp_path / n, {None: [score]}) for n, score in (("a", 0.0), ("b", 1.0))]
+    [samples] = (tmp_path / "b").glob("samples_*")
+    put(samples, ("arguments",), 5)
+    assert cli.main(["compare", *map(str, paths), "--flips"]) == 2
+    assert re.fullmatch(rf"lpes-eval: error: {paths[1]}: the samples of toy .*\n", capsys.readouterr().err)
 
 
 def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):

@@ -114,7 +114,6 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"version": 2.0}, "task version 1.0 and 2.0"),
         ({"model": ("hf", {"pretrained": "large"}, 1000)}, "--other-model"),
         ({"model": ("hf", {"pretrained": "tiny"}, 2000)}, "2,000 parameters"),
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),

@@ -12,7 +12,7 @@ from lpes_eval.attention.measure import decay, shares
 from lpes_eval.attention.prompts import PARTS, load, prompts
 from lpes_eval.attention.weights import weights
 from lpes_eval.decoder import find_decoder
-from lpes_eval.errors import PromptTooLong, UnsupportedModel
+from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from test_families import SUPPORTED, tiny_config, tiny_model
 
 FACTORS = [1.3, 1.0, 2.0, 1.7]
@@ -129,6 +129,7 @@ def test_what_cannot_be_measured_or_written_is_refused_in_one_line_before_it_is_
     for flags, said in (
         (["-o", str(tmp_path / "file")], f"{tmp_path}/file: File exists"),
         (["-o", str(tmp_path / "new"), "--apply_chat_template"], "has no chat template"),
+        (["-o", str(tmp_path / "new"), "--task", "mmlu"], "--task mmlu: no such task"),
     ):
         assert cli.main(["attention", "reference-kv", "--device", "cpu", *flags]) == 2
         assert said in capsys.readouterr().err.splitlines()[-1]
@@ -156,8 +157,9 @@ def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, c
     assert "1.5, layer 0, middle: " in page.read_text()
 
 
-def test_what_cannot_be_measured_is_refused(lm, tmp_path, capsys) -> None:
-    assert cli.main(["attention", "reference-kv", "--task", "mmlu", "-o", str(tmp_path)]) == 2
-    assert "--task mmlu: no such task" in capsys.readouterr().err
+def test_a_prompt_that_does_not_fit_or_that_the_template_changes_is_refused(lm, monkeypatch) -> None:
     with pytest.raises(PromptTooLong, match="the model's window is"):
         list(prompts(lm, load("kv_retrieval", {"num_keys": 300}), 1, False))
+    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages[0].content | upper }}")
+    with pytest.raises(UserError, match="chat template changes the text"):
+        list(prompts(lm, load("kv_retrieval", {"num_keys": 3}), 1, True))

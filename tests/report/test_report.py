@@ -56,6 +56,15 @@ def report(tmp_path):
     return write
 
 
+def log(path, requests, answers, **fields):
+    """Give the only sample of a run these requests (prompt and, of a choice, ending), answers and other fields."""
+    [samples] = path.parent.glob("samples_*")
+    fields["arguments"] = {
+        f"gen_args_{i}": {f"arg_{j}": x for j, x in enumerate(one)} for i, one in enumerate(requests)
+    }
+    samples.write_text(json.dumps(json.loads(samples.read_text()) | fields | {"filtered_resps": answers}))
+
+
 def write_search(folder, lines, settings=None):
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps(settings or {"search": {"optimizer": "ga", "curve": "bezier"}}))
@@ -101,12 +110,9 @@ def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
     paths = [write_run(tmp_path / name, {0: [value], 100: [value]}) for name, value in (("a", 0.0), ("b", 1.0))]
     prompts = {p: f"<|user|>{question.prompt(p)}<|end|>" for p in (0, 100)}
     for path in paths:
-        [samples] = path.parent.glob("samples_*")
-        line = json.loads(samples.read_text())
-        line["doc"] = {"question_id": 7, "records": question.records, "gold": question.gold}
-        line["arguments"] = {f"gen_args_{i}": {"arg_0": prompts[p]} for i, p in enumerate((0, 100))}
-        line["filtered_resps"] = [f"to {path.parent.name} at {p}" for p in (0, 100)]
-        samples.write_text(json.dumps(line))
+        answers = [f"to {path.parent.name} at {p}" for p in (0, 100)]
+        doc = {"question_id": 7, "records": question.records, "gold": question.gold}
+        log(path, [(prompt,) for prompt in prompts.values()], answers, doc=doc)
     data = report(*paths).data
     for sample, position in zip(data["samples"], (0, 100), strict=True):
         pieces = [(data["kinds"][kind], "".join(data["texts"][at : at + n])) for kind, at, n in sample["prompt"]]
@@ -115,13 +121,8 @@ def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
         assert question.target(position) in gold
         assert sample["expected"] == question.target(position)
         assert sample["answers"] == [f"to {name} at {position}" for name in "ab"]
-        assert [kind for kind, _ in pieces if kind != "context"] == [
-            "prompt",
-            "instruction",
-            "gold",
-            "question",
-            "prompt",
-        ]
+        kinds = [kind for kind, _ in pieces if kind != "context"]
+        assert kinds == ["prompt", "instruction", "gold", "question", "prompt"]
 
 
 def test_text_of_samples_and_names_stays_text(tmp_path, report):
@@ -237,36 +238,43 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
     assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
 
 
-def test_answers_of_multiple_choice_are_the_texts_of_the_choices(tmp_path, report):
-    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
-    for path, likelihoods in zip(paths, (("-1.0", "-2.0"), ("-2.0", "-1.0")), strict=True):
-        [samples] = path.parent.glob("samples_*")
-        line = json.loads(samples.read_text()) | {"target": "1"}
-        line["arguments"] = {
-            f"gen_args_{i}": {"arg_0": "Q", "arg_1": choice} for i, choice in enumerate(("cat", "dog"))
-        }
-        line["filtered_resps"] = [[likelihood, "False"] for likelihood in likelihoods]
-        samples.write_text(json.dumps(line))
-    [sample] = report(*paths).data["samples"]
-    assert (sample["answers"], sample["expected"]) == (["cat", "dog"], "dog")
+CHOICES, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("first",), ("second",)]
+LIKELIER = [[["-1.0", "False"], ["-2.0", "False"]], [["-2.0", "False"], ["-1.0", "False"]]]
 
 
 @pytest.mark.parametrize(
-    "answers", [[["yes", "no"], ["yes", "yes"]], [[["-9.5", "False"]] * 2, [["-7.5", "False"]] * 2]]
+    ("requests", "answers", "target", "question", "shown", "expected"),
+    [
+        (CHOICES, LIKELIER, "1", "Q", ["cat", "dog"], "dog"),
+        (CHOICES, LIKELIER, "7", "Q", ["cat", "dog"], "7"),
+        (SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
+        (
+            SEVERAL,
+            [[["-9.5", "False"]] * 2] * 2,
+            "1",
+            "first second",
+            ["['-9.5', 'False'] | ['-9.5', 'False']"] * 2,
+            "1",
+        ),
+        ([(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
+    ],
+    ids=["multiple choice", "no number of a choice", "sci_fi of L-Eval", "windows of lpes_ppl", "an API of chats"],
 )
-def test_a_sample_of_several_prompts_is_shown_with_all_of_them(tmp_path, report, answers):
-    """Such as one of L-Eval's sci_fi, whose two answers make one score, and the windows of lpes_ppl."""
+def test_a_sample_is_shown_with_all_its_prompts_and_answers(
+    tmp_path, report, requests, answers, target, question, shown, expected
+):
     paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
     for path, given in zip(paths, answers, strict=True):
-        [samples] = path.parent.glob("samples_*")
-        line = json.loads(samples.read_text()) | {"target": "1024", "filtered_resps": given}
-        line["arguments"] = {f"gen_args_{i}": {"arg_0": prompt} for i, prompt in enumerate(("first", "second"))}
-        samples.write_text(json.dumps(line))
+        log(path, requests, given, target=target)
     [sample] = report(*paths).data["samples"]
-    assert sample["answers"] == [" | ".join(map(str, given)) for given in answers]
-    text = json.dumps(sample)
-    assert "first" in text
-    assert "second" in text
+    assert (sample["question"], sample["answers"], sample["expected"]) == (question, shown, expected)
+
+
+def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path, report):
+    paths = [write_run(tmp_path / name, {0: [score], 100: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    for path in paths:
+        log(path, [("Q",)], ["alone"])
+    assert [sample["answers"] for sample in report(*paths).data["samples"]] == [["alone", "alone"]] * 2
 
 
 def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(tmp_path):
