@@ -136,30 +136,37 @@ def mixed(runs):
     return kept
 
 
+def covered(runs, of_a, of_b, questions=QUESTIONS, replicates=1000):
+    """The share of intervals of each quantity that cover its truth, and A's spread: the true one, and as measured."""
+    drawn = [[each.mean(0) for each in chances(np.random.default_rng(i), of_a, of_b)] for i in range(2000)]
+    truth_a, truth_b = np.mean(drawn, axis=0)
+    true = {
+        "mean": (truth_b - truth_a).mean(),
+        "worst": truth_b.min() - truth_a.min(),
+        "spread": np.ptp(truth_b) - np.ptp(truth_a),
+        "position": (truth_b - truth_a)[1],
+    }
+    counts, spreads = dict.fromkeys(true, 0), []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        a, b = (draw(rng, chance) for chance in chances(rng, of_a, of_b, questions=questions))
+        found = statistics.compare_paired(a, b, replicates=replicates, seed=seed)
+        for name, value in true.items():
+            one = found.positions[1] if name == "position" else getattr(found, name)
+            counts[name] += one.low <= value <= one.high
+        spreads.append(found.spread.a)
+    return {name: count / runs for name, count in counts.items()}, np.ptp(truth_a), np.mean(spreads)
+
+
 def coverage(runs):
     print(f"\n95 % intervals of compare: share of {runs} pairs of models whose true difference is covered")
     for label, of_a, of_b in (
         ("positions apart", U_SHAPE, U_SHAPE + np.array([0, 0.05, 0.1, 0.1, 0])),
         ("positions all equal", LEVEL, LEVEL + 0.05),
     ):
-        drawn = [[each.mean(0) for each in chances(np.random.default_rng(i), of_a, of_b)] for i in range(2000)]
-        truth_a, truth_b = np.mean(drawn, axis=0)
-        true = {
-            "mean": (truth_b - truth_a).mean(),
-            "worst": truth_b.min() - truth_a.min(),
-            "spread": np.ptp(truth_b) - np.ptp(truth_a),
-        }
-        covered, spreads = dict.fromkeys([*true, "position"], 0), []
-        for seed in range(runs):
-            rng = np.random.default_rng(seed)
-            a, b = (draw(rng, chance) for chance in chances(rng, of_a, of_b))
-            found = statistics.compare_paired(a, b, replicates=1000, seed=seed)
-            for name, value in true.items():
-                covered[name] += getattr(found, name).low <= value <= getattr(found, name).high
-            covered["position"] += found.positions[1].low <= (truth_b - truth_a)[1] <= found.positions[1].high
-            spreads.append(found.spread.a)
-        shares = "  ".join(f"{name} {count / runs:.3f}" for name, count in covered.items())
-        print(f"{label:20} {shares}   (A's true spread {np.ptp(truth_a):.3f}, measured {np.mean(spreads):.3f})")
+        found, spread, measured = covered(runs, of_a, of_b)
+        shares = "  ".join(f"{name} {share:.3f}" for name, share in found.items())
+        print(f"{label:20} {shares}   (A's true spread {spread:.3f}, measured {measured:.3f})")
 
 
 if __name__ == "__main__":

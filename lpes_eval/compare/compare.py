@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import results, tables
@@ -15,7 +16,6 @@ from lpes_eval.flags import share
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FEW_QUESTIONS = 50
 """Below this many, the report says which of its numbers so few questions do not carry."""
 

@@ -51,19 +51,14 @@ def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str) -> tab
     found = sorted(samples, key=lambda one: one["better"])
     better = sum(one["better"] for one in found)
     rest = f", the first {SHOWN} of them" if len(found) > SHOWN else ""
-    rows = tuple(
-        tables.Row(
-            (
-                "better" if one["better"] else "worse",
-                one["position"],
-                *(_cell(text) for text in (one["question"][-CELL:], one["expected"], *one["answers"])),
-            ),
-            {name: one[name] for name in ("better", "position", "scores", "question", "expected", "answers")},
-        )
-        for one in found[:SHOWN]
-    )
-    title = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}"
-    return tables.Section(task, title, None, ("flip", "position", "question", "expected", "before", "after"), rows)
+    rows = []
+    for one in found[:SHOWN]:
+        texts = (one["question"][-CELL:], one["expected"], *one["answers"])
+        cells = ("better" if one["better"] else "worse", one["position"], *map(_cell, texts))
+        kept = ("better", "position", "scores", "question", "expected", "answers")
+        rows.append(tables.Row(cells, {name: one[name] for name in kept}))
+    title, header = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}", ("flip", "position")
+    return tables.Section(task, title, None, (*header, "question", "expected", "before", "after"), tuple(rows))
 
 
 def _cell(text: str) -> str:

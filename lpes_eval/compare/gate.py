@@ -128,10 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
     path, given = arguments.baseline, vars(arguments)
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
+    if arguments.update:
+        return _update(results.read(arguments.results), path, options)
     try:
         now = results.read(arguments.results)
-        if arguments.update:
-            return _update(now, path, options)
         if not path.exists():
             raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
         committed = load(path)
@@ -140,11 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
         except NotComparable as error:
             raise NotComparable(f"{now.path} against {path}: {error}") from None
     except UserError as error:
-        if not arguments.update:
-            row = tables.Row(("comparable", ""), outcome="error", message=str(error))
-            section = tables.Section("lpes-eval", "regress", None, ("", ""), (row,))
-            failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
-            tables.publish(failure, arguments, text=False)
+        row = tables.Row(("comparable", ""), outcome="error", message=str(error))
+        section = tables.Section("lpes-eval", "regress", None, ("", ""), (row,))
+        failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
+        tables.publish(failure, arguments, text=False)
         raise
     if arguments.flips:
         report = replace(report, flips=tuple(_flips(report, committed, now)))

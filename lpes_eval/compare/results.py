@@ -365,7 +365,7 @@ def _command(raw: Mapping[str, Any]) -> str:
     options = {
         "--model_args": _spelled({key: _without_folder(value) for key, value in _model_arguments(raw).items()}),
         "--tasks": ",".join(asked),
-        "--limit": None if config.get("limit") is None else f"{config['limit']:g}",
+        "--limit": None if config.get("limit") is None else f"{config['limit']:.15g}",
         "--batch_size": str(config.get("batch_size") or ""),
         "--gen_kwargs": _spelled(config.get("gen_kwargs") or {}),
         "--system_instruction": raw.get("system_instruction"),

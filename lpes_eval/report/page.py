@@ -108,22 +108,20 @@ def render(**values: Any) -> str:
 
 def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
-    from lpes_eval.report.figures import interval
-
     tables, others = [], []
     for panel in panels:
         if not panel.by_position:
             having = [panel.runs.get(one) for one in runs]
-            cells = [_cell(m.values["all"], interval(m.scores("all"))) if m else _cell(None, None) for m in having]
+            cells = [_cell(m.values["all"], m.scores("all")) if m else _cell() for m in having]
             others.append({"run": None, "name": panel.title, "cells": cells, "questions": _asked(*panel.runs.values())})
             continue
         labels = sorted({label for m in panel.runs.values() for label in m.values}, key=position_of)
         rows = []
         for one, metric in panel.runs.items():
-            cells = [_cell(metric.values.get(label), interval(metric.scores(label))) for label in labels]
+            cells = [_cell(metric.values.get(label), metric.scores(label)) for label in labels]
             averages = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else ()
             whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
-            cells.append(_cell(fmean(metric.values.values()), interval(averages)) if whole else _cell(None, None))
+            cells.append(_cell(fmean(metric.values.values()), averages) if whole else _cell())
             rows.append({"run": one, "cells": cells, "questions": _asked(metric)})
         tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
     if others:
@@ -137,6 +135,9 @@ def _asked(*metrics: Metric) -> str:
     return ", ".join(map(str, sorted(counts)))
 
 
-def _cell(value: float | None, ends: tuple[float, float] | None) -> dict[str, str]:
-    shown = "" if ends is None else f"{ends[0]:.2f} – {ends[1]:.2f}"
+def _cell(value: float | None = None, scores: Sequence[float] = ()) -> dict[str, str]:
+    from lpes_eval.report.figures import interval
+
+    ends = interval(scores)
+    shown = f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""
     return {"value": "" if value is None else f"{value:.3f}", "interval": shown}
