@@ -36,23 +36,17 @@ def comparison(*paths, **options):
 # --- reading ---
 
 
-def test_files_of_lm_eval_itself_are_read(tmp_path):
-    """lm-eval writes the files: its evaluator on its dummy model, its tracker on disk."""
+def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
+    """lm-eval writes the files: its evaluator, its tracker on disk."""
     import lm_eval
     from lm_eval.loggers import EvaluationTracker
-    from lm_eval.tasks import TaskManager
 
-    (tmp_path / "kv.yaml").write_text(
-        "task: toy\nclass: !function lpes_eval.data.kv.Task\ntest_split: test\noutput_type: generate_until\n"
-        "metric_list:\n  - {metric: acc, aggregation: mean, higher_is_better: true}\n"
-        "generation_kwargs: {until: [], max_gen_toks: 8}\n"
-        "metadata: {version: 1.0, num_keys: 3, positions: [0, 100]}\n"
-    )
     tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
     evaluated = lm_eval.simple_evaluate(
         model="lpes",
-        tasks=["toy"],
-        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        tasks=["kv_retrieval"],
+        task_manager=task_manager(num_keys=3, positions=[0, 100]),
+        gen_kwargs={"max_gen_toks": 8},
         limit=4,
         evaluation_tracker=tracker,
         bootstrap_iters=0,
@@ -65,8 +59,8 @@ def test_files_of_lm_eval_itself_are_read(tmp_path):
     read = results.read(tmp_path / "out")
     [(name, task)] = read.tasks.items()
     [(key, metric)] = task.metrics.items()
-    assert (name, key, task.examples) == ("toy", "acc,none", 4)
-    lines = sorted(samples["toy"], key=lambda line: line["doc"]["question_id"])
+    assert (name, key, task.examples) == ("kv_retrieval", "acc,none", 4)
+    lines = sorted(samples["kv_retrieval"], key=lambda line: line["doc"]["question_id"])
     assert metric.by_question == {f"{p} %": tuple(line[f"acc@{p}"] for line in lines) for p in (0, 100)}
     assert str(read.model).startswith("lpes reference")
 

@@ -15,7 +15,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.files import seal
 from lpes_eval.report import figures, page, sources
-from lpes_eval.report.figures import interval
 from runs import write_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
@@ -209,32 +208,37 @@ def test_names_that_occur_twice_are_told_apart(tmp_path):
     assert [run.name for run in sources.read(paths)[0]] == ["run", "run (2)"]
 
 
-def test_intervals_of_accuracies_are_wilsons(tmp_path):
-    [run], *_ = sources.read([write_run(tmp_path, {0: [1.0] * 8 + [0.0] * 2})])
-    metric = run.results.tasks["toy"].metrics["acc,none"]
-    assert interval(metric.scores("0 %")) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+def test_intervals_of_accuracies_are_wilsons():
+    assert figures.interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+
+
+def write_mdqa(folder, scores, documents, **more):
+    return write_run(folder, scores, metric="best_subspan_em", metadata={"num_documents": documents}, **more)
+
+
+def write_published(folder, documents, scores, questions):
+    """Other people's answers: at each index of the gold document the score by the first line."""
+    rows = ["model,num_documents,gold_index,question,gold_answers,em_first_line,em_full,model_answer"]
+    for index, first in scores.items():
+        rows += [f'gpt,{documents},{index},q{q},a,{first},1.0,"a, or\nb"' for q in range(questions)]
+    path = folder / "gpt.csv"
+    path.write_text("\n".join(rows))
+    return path
 
 
 def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, report):
-    header = "model,num_documents,gold_index,question,gold_answers,em_first_line,em_full,model_answer"
-    rows = [f'gpt,20,{index},q{q},a,{first},1.0,"a, or\nb"' for index, first in ((0, 1.0), (9, 0.0)) for q in range(4)]
-    csv = tmp_path / "gpt.csv"
-    csv.write_text("\n".join([header, *rows]))
-    own = write_run(
-        tmp_path / "own", BEFORE, group="mdqa_pos_20", metric="best_subspan_em", metadata={"num_documents": 20}
-    )
+    csv = write_published(tmp_path, 20, {0: 1.0, 9: 0.0}, questions=4)
+    own = write_mdqa(tmp_path / "own", BEFORE, 20, group="mdqa_pos_20")
     first_line, whole = sources.panels(sources.read([own.parent, csv])[0])
     assert first_line.title.startswith("mdqa_pos_20, ")
     assert [run.name for run in first_line.runs] == ["own", "gpt"]
     assert [dict(metric.values) for metric in first_line.runs.values()][1] == {"0 %": 1.0, "50 %": 0.0}
     assert [run.name for run in whole.runs] == ["gpt"]
     assert "gpt (published)" in report(own, csv).text
-    other = write_run(
-        tmp_path / "x", BEFORE, group="mdqa_pos", metric="best_subspan_em", metadata={"num_documents": 20}, text="other"
-    )
+    other = write_mdqa(tmp_path / "x", BEFORE, 20, group="mdqa_pos", text="other")
     runs = sources.read([csv, own.parent, other.parent])[0]  # own and other have other questions
     assert [run.name for run in sources.panels(runs)[0].runs] == ["gpt", "own"]
-    csv.write_text("\n".join([header, *rows[:-1]]))
+    csv.write_text(csv.read_text().rpartition("gpt,")[0])
     assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
 
 
@@ -278,17 +282,8 @@ def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path
 
 
 def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(tmp_path):
-    few = write_run(
-        tmp_path / "few",
-        {0: [0.0], 50: [0.0], 100: [1.0]},
-        group="mdqa_pos",
-        metric="best_subspan_em",
-        metadata={"num_documents": 5},
-    )
-    csv = tmp_path / "gpt.csv"
-    csv.write_text("model,num_documents,gold_index,question,em_first_line,em_full\n")
-    with csv.open("a") as lines:
-        lines.writelines(f"gpt,5,{index},q{q},1.0,1.0\n" for index in range(5) for q in range(3))
+    few = write_mdqa(tmp_path / "few", {0: [0.0], 50: [0.0], 100: [1.0]}, 5, group="mdqa_pos")
+    csv = write_published(tmp_path, 5, dict.fromkeys(range(5), 1.0), questions=3)
     first_line, _ = page._scores(sources.panels(sources.read([few, csv])[0]), [])
     assert first_line["labels"] == ["0 %", "25 %", "50 %", "75 %", "100 %", "mean"]
     assert [row["cells"][-1]["value"] for row in first_line["rows"]] == ["", "1.000"]  # few has a mean over others
@@ -341,15 +336,10 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
     monkeypatch.setattr("time.sleep", meanwhile)
     assert cli.main(["watch", str(folder)]) == 0
     shown = [line.split("  ")[:5] for line in capsys.readouterr().out.splitlines() if "generation" in line]
+    told = (("mutant", "0.6000"), ("a\ufffdb", "0.7000"), ("a\ufffdb", "0.8000"))
     assert shown == [
-        [
-            str(n + 1),
-            f"generation {n}",
-            "mutant" if not n else "a\ufffdb",
-            f"fitness {f:.4f}",
-            f"best {f:.4f} on 40 prompts",
-        ]
-        for n, f in enumerate((0.6, 0.7, 0.8))
+        [str(n + 1), f"generation {n}", origin, f"fitness {fitness}", f"best {fitness} on 40 prompts"]
+        for n, (origin, fitness) in enumerate(told)
     ]
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert str(tmp_path / "settings.json") in capsys.readouterr().err
