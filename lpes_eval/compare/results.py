@@ -211,7 +211,7 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+    except Exception as error:  # also csv.Error, which is no ValueError
         raise DataError(f"{path}: {what} ({type(error).__name__}: {error}); {way_out}") from None
 
 

@@ -229,7 +229,8 @@ def reader_may_leave() -> Iterator[None]:
 def _holds_results(path: Path) -> bool:
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_bytes()) if path.is_file() else None
-        return isinstance(found, dict) and {"results", "configs"} <= found.keys()
+        kinds = {"results", "configs"}, {"tasks", "provenance"}  # as lm-eval writes them, and a baseline
+        return isinstance(found, dict) and any(keys <= found.keys() for keys in kinds)
     return False
 
 

@@ -132,7 +132,7 @@ class Search:
             "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
             "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
             "fittest": full and f"{best:.4f} on {most} prompts",
-            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer(found.num_layers)),
+            "factors": found and " ".join(f"{s:.3g}" for s in found.per_layer()),
         }
 
 

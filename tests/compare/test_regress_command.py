@@ -74,7 +74,6 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     evaluated_by = {"lpes_eval": "0.0.9", "lm_eval": "0.4.13", "transformers": "5.23.0", "torch": "2.13.0+cpu"}
     assert data["provenance"]["packages"] == evaluated_by
     assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
-    assert data["provenance"]["command"].startswith("lm_eval --model hf --model_args pretrained=tiny --tasks toy")
     assert str(tmp_path) not in path.read_text()
 
 
@@ -274,6 +273,13 @@ def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_
         (False, f"{first:g} %", f"question {n}") for n in lost
     ]
     assert {tuple(row["answers"]) for row in flips["rows"]} == {("", "yes")}  # a baseline keeps no answers
+
+
+def test_a_report_does_not_replace_the_baseline(tmp_path, committed, capsys):
+    before = committed.read_text()
+    assert call(write_answers(tmp_path / "run"), "--baseline", committed, "--json", committed) == 2
+    assert f"{committed}: holds results" in capsys.readouterr().err
+    assert committed.read_text() == before
 
 
 def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypatch):

@@ -238,8 +238,10 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
     other = write_mdqa(tmp_path / "x", BEFORE, 20, group="mdqa_pos", text="other")
     runs = sources.read([csv, own.parent, other.parent])[0]  # own and other have other questions
     assert [run.name for run in sources.panels(runs)[0].runs] == ["gpt", "own"]
-    csv.write_text(csv.read_text().rpartition("gpt,")[0])
-    assert cli.main(["report", str(csv), "-o", str(tmp_path / "r.html")]) == 2
+    for damaged in (csv.read_text().rpartition("gpt,")[0], csv.read_text() + "x" * 200_000):
+        csv.write_text(damaged)
+        with pytest.raises(UserError, match=r"gpt\.csv: not answers by position"):
+            sources.read([csv])
 
 
 CHOICES, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("first",), ("second",)]
