@@ -58,15 +58,16 @@ def lose(rng, answers, number, columns):
     return answers
 
 
+def task_of(answers, higher_is_better=True):
+    """A task with one metric, of answers (questions, positions)."""
+    labels = [f"{p} %" for p in range(answers.shape[1])] if answers.shape[1] > 1 else ["all"]
+    by_question = dict(zip(labels, map(tuple, answers.T.tolist()), strict=True))
+    values = {label: sum(line) / len(line) for label, line in by_question.items()}
+    return Task("1", {}, len(answers), "d", "p", {"acc,none": Metric(higher_is_better, values, by_question)})
+
+
 def as_run(tasks):
-    """Results in memory, of answers (questions, positions) by the name of the task."""
-
-    def task(answers):
-        by_question = {f"{position} %": tuple(line) for position, line in enumerate(answers.T.tolist())}
-        values = {label: sum(line) / len(line) for label, line in by_question.items()}
-        return Task("1", {}, len(answers), "d", "p", {"acc,none": Metric(True, values, by_question)})
-
-    tasks = {name: task(answers) for name, answers in tasks.items()}
+    """Results in memory, of tasks by their names."""
     return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, tasks)
 
 
@@ -84,7 +85,8 @@ def failing(seed, tasks, noise, lost=None, columns=range(5)):
             old[questions] = flipped(rng, truth, noise)
         answers = draw(rng, chance) if noise is None else flipped(rng, truth, noise)
         new[questions] = lose(rng, answers, (lost or {}).get(questions, 0), columns[: len(accuracies)])
-    sections = gate.regress(as_run(old), as_run(new)).sections
+    runs = [as_run({name: task_of(answers) for name, answers in tasks.items()}) for tasks in (old, new)]
+    sections = gate.regress(*runs).sections
     return {section.task for section in sections if any(row.outcome == "failure" for row in section.rows)}
 
 
