@@ -41,7 +41,8 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
         for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
             if scores[0] != scores[1]:
                 better = (scores[1] > scores[0]) == metrics[0][key].higher_is_better
-                with well_formed(b.path, f"the samples of {task} are not as lm_eval logs them", "evaluate again"):
+                what = f"its samples of {task}, or those of {a.path}, are not as lm_eval logs them"
+                with well_formed(b.path, what, "evaluate again"):
                     shown = _shown(line_a, line_b, label)
                 yield {"better": better, "scores": scores, **shown}
 

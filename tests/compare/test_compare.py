@@ -283,7 +283,7 @@ def test_samples_in_another_form_are_an_error_that_names_their_run(tmp_path, cap
     [samples] = (tmp_path / "b").glob("samples_*")
     put(samples, ("arguments",), 5)
     assert cli.main(["compare", *map(str, paths), "--flips"]) == 2
-    assert re.fullmatch(rf"lpes-eval: error: {paths[1]}: the samples of toy .*\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"lpes-eval: error: {paths[1]}: its samples of toy, .*\n", capsys.readouterr().err)
 
 
 def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):
