@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     path = arguments.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-    for picture in attention.pictures(sources.Attention("attention", data)):
+    for picture in attention.pictures(sources.Attention("attention", path, data)):
         picture.save(arguments.output)
     print(table(data))
     print(f"\n{path}, and pictures beside it. lpes-eval report takes the folder as one of its inputs.")

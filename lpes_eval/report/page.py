@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Metric, position_of
+from lpes_eval.compare.results import Metric, position_of, well_formed
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def write(
     pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips, left_out = packed(pairs)
     pictures = drawing.draw(runs, panels, pairs, searches)
-    pictures["attention"] = [picture for one in attentions for picture in attention.pictures(one)]
+    pictures["attention"] = []
+    for one in attentions:
+        with well_formed(one.path, *sources.NO_ATTENTION):
+            pictures["attention"] += attention.pictures(one)
     pictures = drawing.named_apart(pictures)
     if figures:
         for picture in (one for section in pictures.values() for one in section):

@@ -20,6 +20,7 @@ from lpes_eval.report import published
 
 ATTENTION = "lpes-eval attention"
 """The format of ``attention.json``."""
+NO_ATTENTION = ("not what lpes-eval attention writes", "measure it again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +142,7 @@ class Attention:
     """What `lpes-eval attention` measured, as its JSON has it."""
 
     name: str
+    path: Path
     data: Mapping[str, Any]
 
 
@@ -277,8 +279,8 @@ def search(name: str, folder: Path) -> Search:
 
 
 def _attention(name: str, path: Path) -> Attention:
-    with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
+    with well_formed(path, *NO_ATTENTION):
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != ATTENTION or not all(one["layers"] for one in data["sets"].values()):
+        if data["format"] != ATTENTION:
             raise ValueError(f"expected {ATTENTION!r}")
-        return Attention(name, data)
+        return Attention(name, path, data)

@@ -13,6 +13,7 @@ from lpes_eval.attention.prompts import PARTS, load, prompts
 from lpes_eval.attention.weights import weights
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
+from runs import put
 from test_families import SUPPORTED, tiny_config, tiny_model
 
 FACTORS = [1.3, 1.0, 2.0, 1.7]
@@ -155,6 +156,11 @@ def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, c
     assert cli.main(["report", str(folder), "-o", str(page)]) == 0
     assert "1.5, layer 0: factor 1.500" in page.read_text()
     assert "1.5, layer 0, middle: " in page.read_text()
+    for place, value in ((("format",), "another"), (("sets", "plain", "layers"), []), (("sets", "plain", "gold"), 5)):
+        put(folder / "attention.json", place, value)
+        assert cli.main(["report", str(folder), "-o", str(page)]) == 2
+        assert "attention.json: not what lpes-eval attention writes" in capsys.readouterr().err
+        (folder / "attention.json").write_text(json.dumps(data))
 
 
 def test_a_prompt_that_does_not_fit_or_that_the_template_changes_is_refused(lm, monkeypatch) -> None:
