@@ -79,8 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
 def table(data: Any) -> str:
     """The shares by layer, a mean over heads, as text."""
     shown = [*data["parts"][1:4], "gold"]
-    text = [f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up "
-            f"to {data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads"]  # fmt: skip
     rows = []
     for name, one in data["sets"].items():
         for k, h in enumerate(one["layers"]):
@@ -88,4 +86,8 @@ def table(data: Any) -> str:
             factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
             means = [f"{100 * sum(column) / len(heads):.1f}" for column in zip(*heads, strict=True)]
             rows.append([name, str(h), factor, *means])
-    return "\n".join([*text, text_table(["factors", "layer", "factor", *shown], rows)])
+    return (
+        f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up to "
+        f"{data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads\n"
+        + text_table(["factors", "layer", "factor", *shown], rows)
+    )

@@ -58,8 +58,9 @@ def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str) -> tab
         cells = ("better" if one["better"] else "worse", one["position"], *map(_cell, texts))
         kept = ("better", "position", "scores", "question", "expected", "answers")
         rows.append(tables.Row(cells, {name: one[name] for name in kept}))
-    title, header = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}", ("flip", "position")
-    return tables.Section(task, title, None, (*header, "question", "expected", "before", "after"), tuple(rows))
+    title = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}"
+    header = ("flip", "position", "question", "expected", "before", "after")
+    return tables.Section(task, title, None, header, tuple(rows))
 
 
 def _cell(text: str) -> str:

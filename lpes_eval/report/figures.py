@@ -109,23 +109,14 @@ class Drawing:
                 axes.set_ylabel(y)
         self.tips: dict[str, Sequence[str]] = {}
 
-    def marks(
-        self,
-        name: str,
-        xs: Any,
-        ys: Any,
-        tips: Sequence[str],
-        place: int,
-        panel: int = 0,
-        hollow: bool = False,
-        **how: Any,
-    ) -> None:
-        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+    def marks(self, name: str, xs: Any, ys: Any, tips: Sequence[str], place: int, **how: Any) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
+        axes = self.panels[how.pop("panel", 0)]
         if xs:
             gid, color = f"marks{len(self.tips)}", COLORS[place % 6]
-            how |= {"marker": MARKERS[place % 6], "mfc": "none" if hollow else color, "label": name, "gid": gid}
+            face = "none" if how.pop("hollow", False) else color
             with _style():
-                self.panels[panel].plot(xs, ys, color=color, **how)
+                axes.plot(xs, ys, color=color, marker=MARKERS[place % 6], mfc=face, label=name, gid=gid, **how)
             self.tips[gid] = tips
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
