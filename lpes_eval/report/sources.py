@@ -267,9 +267,6 @@ def search(name: str, folder: Path) -> Search:
             if late := found.get(f"guards of {entry['key']}"):  # measured when the search was over
                 entry["guards"] = late["guards"]
         entries = [entry for entry in found.values() if "failed" not in entry]  # whose workers died
-        for entry in entries:
-            if entry.get("generation") is not None or entry.get("origin") == "baseline":
-                float(entry["fitness"]), int(entry["prompts"]), float(entry["seconds"]), min(entry["scores"].values())
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     report = folder / "report.json"
     if finished := report.is_file():
