@@ -35,12 +35,12 @@ def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     Raises:
         FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
     """
-    found = getattr(config, FIELD, None) or getattr(holder(config), FIELD, None)
+    found = getattr(config, FIELD, getattr(holder(config), FIELD, None))
     if found is None:
         return None
     try:
         factors = Factors.from_dict(found, "factors") if isinstance(found, Mapping) else parse(found)
-        if of_its_depth and (depth := getattr(holder(config), "num_hidden_layers", None)) is not None:
+        if of_its_depth and isinstance(depth := getattr(holder(config), "num_hidden_layers", None), int):
             factors.per_layer(depth)
     except FactorsError as error:
         raise FactorsError(f"{FIELD} in config.json: {error}") from None

@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
 
 def test_factors_that_a_models_folder_carries_are_shown(tmp_path, capsys):
     config = {"num_hidden_layers": 3, "lpes_factors": {"factors": [1.0, 1.25, 1.5]}}
-    for written in (config, {"model_type": "llava", "text_config": config}):
+    for written in (config, {"model_type": "llava", "text_config": config}, config | {"num_hidden_layers": "3"}):
         (tmp_path / "config.json").write_text(json.dumps(written))
         assert cli.main(["factors", str(tmp_path)]) == 0
         assert "layer   1    1.2500" in capsys.readouterr().out

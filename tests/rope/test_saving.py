@@ -123,6 +123,9 @@ def test_an_override_stands_beside_the_text_configuration_and_wins():
     assert carried(config).per_layer() == [1.1, 1.2, 1.3]
     config.lpes_factors = 1
     assert carried(config).per_layer(3) == [1.0] * 3
+    config.lpes_factors = 0
+    with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: factors=0: uniform: found 0, expected"):
+        carried(config)
 
 
 def test_a_model_is_loaded_from_a_cache_of_ones_own_without_the_network(folder, tmp_path):
