@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,10 +160,10 @@ def _without_effect(model: Any, decoder: rope.Decoder) -> str:
 def _rotary_form(model: Any, decoder: rope.Decoder) -> str:
     """What the rotary modules are asked for and answer in one forward, in words."""
     own = [module for found in decoder.own.values() for module in found]
-    calls: list[tuple[Any, Any, Any]] = []  # (module, its arguments by name, its answer)
+    calls: list[tuple[Any, dict[str, Any], Any]] = []  # (module, its arguments by name, its answer)
 
     def note(module: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        calls.append((module, signature(type(module).forward).bind(module, *args, **kwargs).arguments, answer))
+        calls.append((module, rope.named(args, kwargs), answer))
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in (*decoder.rotaries, *own)]
     with torch.no_grad():

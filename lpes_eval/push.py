@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     import huggingface_hub
     from huggingface_hub import CommitOperationAdd
 
-    data = json.dumps(factors.to_dict(), indent=2) + "\n"
-    files = {hub.FILE: data, "README.md": text}
+    files = {hub.FILE: json.dumps(factors.to_dict(), indent=2) + "\n", "README.md": text}
     try:
         huggingface_hub.create_repo(arguments.repo, private=arguments.private, exist_ok=True)
         done = huggingface_hub.create_commit(
@@ -81,7 +80,7 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
     elsewhere = "" if on_the_hub or name.startswith("lpes-") else f"pretrained={name},"  # else the factors say which
     yield from ("", f"    lm_eval --model lpes --model_args {elsewhere}factors=hf://{repo}", "")
-    proof, few = origin.get("proof", {}), False
+    proof = origin.get("proof", {})
     if rows := proof.get("differences"):
         yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
         for row in rows:
@@ -90,10 +89,9 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
             if "lower_is_better" in row:
                 gain, low, high = -gain, high and -high, low and -low
             gain = f"{gain:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
-            few = few or row["questions"] < FEW_QUESTIONS
             yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
         yield ""
-        if few:
+        if any(row["questions"] < FEW_QUESTIONS for row in rows):
             yield from (f"Intervals of fewer than {FEW_QUESTIONS} questions are too narrow.", "")
     else:
         yield from ("They were not measured on held-out examples.", "")

@@ -114,7 +114,8 @@ def remove(model: nn.Module) -> None:
     """
     for module in model.modules():
         if (layer_factors := module.__dict__.pop(_ATTRIBUTE, None)) is not None:
-            layer_factors.detach()
+            for handle in layer_factors.handles:
+                handle.remove()
             carry(getattr(model, "config", None), None)
 
 
@@ -152,7 +153,7 @@ class _LayerFactors:
         self._divisors = torch.tensor((1.0, *values), dtype=torch.float32)
         self._owners = decoder.factor_layer
         self._stamp = Stamp(values if tensor is None else None)
-        self._handles = [
+        self.handles = [
             decoder.module.register_forward_pre_hook(self._check_cache, with_kwargs=True),
             decoder.module.register_forward_hook(self._note_cache, with_kwargs=True),
             decoder.module.register_state_dict_pre_hook(self._warn_of_loss),
@@ -163,21 +164,16 @@ class _LayerFactors:
         rotaries += [(rotary, h) for h, found in decoder.own.items() for rotary in found]
         for rotary, h in rotaries:
             ask, answer = functools.partial(self._ask, h=h), functools.partial(self._answer, h=h)
-            self._handles.append(rotary.register_forward_pre_hook(ask, with_kwargs=True))
-            self._handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
+            self.handles.append(rotary.register_forward_pre_hook(ask, with_kwargs=True))
+            self.handles.append(rotary.register_forward_hook(answer, with_kwargs=True))
         for h, layer in enumerate(decoder.layers):
             take = functools.partial(_take_own_table, h)
-            self._handles.append(layer.register_forward_pre_hook(take, with_kwargs=True))
+            self.handles.append(layer.register_forward_pre_hook(take, with_kwargs=True))
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
         return self._values if self._tensor is None else tuple(self._tensor.tolist())
-
-    def detach(self) -> None:
-        """Take all hooks out. Caches filled under these factors take no more keys from now on."""
-        for handle in self._handles:
-            handle.remove()
 
     def _warn_of_loss(self, decoder: nn.Module, prefix: str, keep_vars: bool) -> None:
         """Say that weights are saved without these factors, unless the model's configuration carries them."""
@@ -201,15 +197,14 @@ class _LayerFactors:
         The true positions are always among those that it is asked for, as some code looks for the longest (Phi-MoE).
         """
         call = named(args, kwargs)
-
-        def of(h: int) -> Any:
-            return _tables(rotary, call, self._divisors_on(call["x"].device, h))[1]
-
-        divisors = self._divisors_on(call["x"].device, h)
-        asked = call["x"].shape == (0,)  # ``_ask`` has put the divided positions in
-        if not asked and h is None and (self._tensor is not None or _too_long(call, divisors)):
-            return _Tables(of)
-        tables = _split(output, len(divisors)) if asked else _tables(rotary, call, divisors)
+        device = call["x"].device
+        divisors = self._divisors_on(device, h)
+        if call["x"].shape == (0,):  # ``_ask`` has put the divided positions in
+            tables = _split(output, len(divisors))
+        elif h is None and (self._tensor is not None or _too_long(call, divisors)):
+            return _Tables(lambda h: _tables(rotary, call, self._divisors_on(device, h))[1])
+        else:
+            tables = _tables(rotary, call, divisors)
         return tables[1] if h is not None else _Tables(lambda h: tables[1 + self._owners[h]])
 
     def _divisors_on(self, device: torch.device, h: int | None) -> Tensor:
@@ -278,10 +273,7 @@ class _Tables:
 
 def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of layer ``h`` with its own tables in them."""
-    for name, value in kwargs.items():
-        if type(value) in (_Tables, tuple, dict):
-            kwargs[name] = _own(value, h)
-    return _own(args, h), kwargs
+    return _own(args, h), {name: _own(value, h) for name, value in kwargs.items()}
 
 
 def _own(value: Any, h: int) -> Any:

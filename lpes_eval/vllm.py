@@ -13,7 +13,7 @@ import copy
 import functools
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def apply(model: nn.Module, factors: Factors, config: Any) -> None:
         FactorsError: factors for another number of layers.
         UnsupportedModel: the layers cannot be told, or their rotary modules are of a kind that was not tried.
     """
-    values, attentions = factors.per_layer(config.num_hidden_layers), list(rotating(model))
+    values, attentions = factors.per_layer(config.num_hidden_layers), rotating(model)
     if getattr(config, "num_kv_shared_layers", None):
         raise UnsupportedModel(f"{type(model).__name__}: has layers that share keys, which rotate once")
     for h, attention in attentions:
@@ -86,7 +86,7 @@ class Worker:
             FactorsError: a number that is no factor, or fewer than there are layers.
             UserError: the model was loaded without factors, so its layers share one rotary module.
         """
-        layers = list(rotating(self.get_model()))  # type: ignore[attr-defined]
+        layers = rotating(self.get_model())  # type: ignore[attr-defined]
         if len({id(attention.rotary_emb) for _, attention in layers}) < len(layers):
             raise UserError('the model was loaded without factors; load it with hf_overrides={"lpes_factors": 1}')
         values = Factors.from_list(factors).per_layer()
@@ -96,7 +96,7 @@ class Worker:
             attention.rotary_emb.cos_sin_cache.copy_(table(attention.rotary_emb, values[h]))
 
 
-def rotating(model: nn.Module) -> Iterator[tuple[int, Any]]:
+def rotating(model: nn.Module) -> list[tuple[int, Any]]:
     """The layers on this machine, by number, and the module of each that rotates."""
     found: dict[str, list[tuple[int, Any]]] = {}
     for name, module in model.named_modules():
@@ -105,7 +105,7 @@ def rotating(model: nn.Module) -> Iterator[tuple[int, Any]]:
             found.setdefault(at[1], []).append((int(at[2]), module))
     if len(found) != 1:
         raise UnsupportedModel(f"{type(model).__name__}: has {len(found)} stacks of layers that rotate, expected one")
-    yield from next(iter(found.values()))
+    return found.popitem()[1]
 
 
 def scaled(rotary: Any, factor: float) -> Any:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["NAMES", "path"]
-
 NAMES = {
     "reference": "base",
     "lpes-eval/reference": "base",
