@@ -85,8 +85,7 @@ BAD: dict[str, tuple[object, str]] = {
 
 
 def write(path: Path, content: object) -> Path:
-    text = content if isinstance(content, str | bytes) else json.dumps(content)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 

@@ -21,11 +21,6 @@ def generate(model, ids, **options):
     return model.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, **options)
 
 
-def interpolated(factor):
-    """The same model under transformers' own interpolation."""
-    return llama(rope_parameters={"rope_type": "linear", "factor": factor, "rope_theta": 10_000.0})
-
-
 @torch.no_grad()
 def by_hand(model, ids, factors, frequencies=None, scale=1.0):
     """The reference: each layer is called with cosines and sines of positions that are divided here."""

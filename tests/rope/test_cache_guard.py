@@ -69,7 +69,7 @@ def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
 
 def compiled(model, **options):
     torch._dynamo.reset()
-    return torch.compile(model, backend="eager", **options)
+    return torch.compile(model, backend="aot_eager", **options)
 
 
 @pytest.fixture
@@ -91,9 +91,10 @@ def test_generation_that_falls_back_from_compiled_code_goes_on(small, ids):
 def test_a_cache_goes_from_compiled_code_to_uncompiled_and_back(small, ids, first, kind):
     lpes_eval.apply(small, kind([1.3, 1.7]))
     expected = logits(small, ids, use_cache=False)
-    steps = [compiled(small, fullgraph=kind is list), small]  # in one graph: nothing about caches breaks it
+    steps = [compiled(small, fullgraph=kind is list), small]  # in one graph: no hook and nothing about caches breaks it
     with torch.no_grad():
         output = steps[first == "uncompiled"](ids[:, :36], use_cache=True)
+        assert torch.allclose(output.logits, expected[:, :36], atol=1e-4)
         for t in range(36, 40):
             output = steps[t % 2](ids[:, t : t + 1], past_key_values=output.past_key_values)
             assert torch.allclose(output.logits[:, 0], expected[:, t], atol=1e-4)

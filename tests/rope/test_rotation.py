@@ -13,7 +13,7 @@ import lpes_eval
 from lpes_eval import rope
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
-from small_llama import FACTORS, by_hand, generate, interpolated, llama, logits
+from small_llama import FACTORS, by_hand, generate, llama, logits
 
 
 def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, ids):
@@ -32,7 +32,8 @@ def test_uniform_factor_equals_linear_interpolation(model, ids, positions):
     """Transformers' own, at positions in any order, which are divided one by one."""
     lpes_eval.apply(model, 1.7)
     ids, positions = ids[:, : len(positions)], torch.tensor([positions])
-    expected = logits(interpolated(1.7), ids, position_ids=positions)
+    own = llama(rope_parameters={"rope_type": "linear", "factor": 1.7, "rope_theta": 10_000.0})
+    expected = logits(own, ids, position_ids=positions)
     assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-4)
 
 
@@ -142,22 +143,6 @@ def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids
     assert torch.allclose(step, cached, atol={torch.float32: 1e-4, torch.bfloat16: 0.35, torch.float16: 0.05}[dtype])
     if dtype == torch.float32:
         assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
-
-
-def test_padding_at_the_right_changes_no_score(model, ids):
-    """At the left: tests/methods/test_all_families.py."""
-    lpes_eval.apply(model, FACTORS)
-    alone = logits(model, ids[:1, :23])[0]
-    ids[0, 23:] = 0
-    assert torch.allclose(logits(model, ids, attention_mask=(ids != 0).long())[0, :23], alone, atol=1e-4)
-
-
-def test_a_compiled_model_answers_the_same(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    eager = logits(model, ids, use_cache=False)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)  # the whole forward, hooks included
-    assert torch.allclose(logits(compiled, ids, use_cache=False), eager, atol=1e-4)
 
 
 # -- on top of every kind of RoPE that a model may have itself, against the kinds' own frequencies ---------------------

@@ -7,12 +7,16 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 
 import lpes_eval
+from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import Factors, rope
 from lpes_eval.config_field import carried
 from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.methods.lpes import LPES
+from lpes_eval.methods.pi import PI
+from lpes_eval.reference import path
 from small_llama import FACTORS, by_hand, llama, logits
 
 IDS = torch.arange(1, 41)[None]
@@ -49,11 +53,6 @@ def test_plain_transformers_loads_the_plain_model_until_apply(folder):
 
 @pytest.mark.parametrize(("factors", "expected"), [(None, FACTORS), (1, [1.0] * 4)])
 def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(folder, factors, expected, caplog):
-    from transformers import AutoTokenizer
-
-    from lpes_eval.methods.lpes import LPES
-    from lpes_eval.reference import path
-
     lm = LPES(str(folder), tokenizer=AutoTokenizer.from_pretrained(path()), factors=factors)
     assert lm.layer_factors == expected
     assert lm.get_model_info()["factors"]["per_layer"] == expected
@@ -90,8 +89,6 @@ def test_remove_leaves_the_configuration_as_a_plain_models(folder):
 
 
 def test_detach_leaves_what_the_folder_carries(folder):
-    from lpes_eval.methods.pi import PI
-
     model = AutoModelForCausalLM.from_pretrained(folder)
     PI.apply(model, factor=1.3).detach()
     assert rope.applied(model) is None
@@ -110,8 +107,6 @@ def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(fol
 
 
 def test_the_folders_factors_fit_a_model_of_another_depth_where_asked_for(folder):
-    from lpes_eval.methods.lpes import LPES
-
     model = AutoModelForCausalLM.from_config(llama(num_hidden_layers=3).config)
     model.config.lpes_factors = FACTORS
     LPES.apply(model, fit="relative_depth")
@@ -160,14 +155,10 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
 
 
 def test_a_composite_models_factors_are_in_its_text_configuration(tmp_path):
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
-    text = sizes | {"vocab_size": 64, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
-    vision = sizes | {"image_size": 28, "patch_size": 14}
-    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4))
-    lpes_eval.apply(model, [1.0, 1.5])
+    model = tiny_model(tiny_config("gemma3"))
+    lpes_eval.apply(model, FACTORS)
     lpes_eval.save(model, tmp_path)
-    again = Gemma3ForConditionalGeneration.from_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["text_config"]["lpes_factors"]["factors"] == FACTORS
+    again = type(model).from_pretrained(tmp_path)
     lpes_eval.apply(again)
-    assert rope.applied(again) == [1.0, 1.5]
+    assert rope.applied(again) == FACTORS
