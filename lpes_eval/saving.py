@@ -18,12 +18,6 @@ from lpes_eval import reference, rope
 from lpes_eval.config_field import carried, carry, weights
 from lpes_eval.errors import UserError
 
-OF_THE_FILES = (
-    *("revision", "code_revision", "token", "trust_remote_code", "subfolder", "gguf_file"),
-    *("cache_dir", "local_files_only", "force_download", "proxies"),
-)
-"""Options of ``from_pretrained`` that say where files are, the configuration's too."""
-
 
 def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """Save a model with the factors in force; the options are those of ``save_pretrained``.
@@ -56,8 +50,7 @@ def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     """
     if name in reference.NAMES:
         name = reference.path(reference.NAMES[str(name)])
-    where = {key: value for key, value in options.items() if key in OF_THE_FILES}
-    factors = carried(options.get("config") or AutoConfig.from_pretrained(name, **where))
+    factors = carried(options.get("config") or AutoConfig.from_pretrained(name, **options))
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
     if factors is not None:
         rope.apply(model)

@@ -98,9 +98,10 @@ def test_detach_leaves_what_the_folder_carries(folder):
 
 def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))  # there are no weights
-    with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .* for 4 layers, the model has 3; .*$"):
-        lpes_eval.load_model(tmp_path)
+    for written, asked in (({"num_hidden_layers": 3}, {}), ({}, {"num_hidden_layers": 3})):
+        (tmp_path / "config.json").write_text(json.dumps(config | written))  # there are no weights
+        with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .* for 4 layers, the model has 3; .*$"):
+            lpes_eval.load_model(tmp_path, **asked, dtype="auto", device_map="cpu", attn_implementation="eager")
     (tmp_path / "config.json").write_text(json.dumps(config | {"lpes_factors": [1, "x"]}))
     with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: .*'x'"):
         lpes_eval.load_model(tmp_path)
