@@ -94,11 +94,9 @@ def parse(words, monkeypatch):
         raise Parsed(read(self, *arguments, **options))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", read_and_stop)
-    program, *arguments = words
-    if program == "python":
+    program, *arguments = words[1:] if words[0] == "python" else words
+    if program == "-m":
         program, *arguments = arguments
-        if program == "-m":
-            program, *arguments = arguments
     monkeypatch.setattr(sys, "argv", [program, *arguments])
     try:
         if program == "lm_eval":
