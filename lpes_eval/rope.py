@@ -273,7 +273,10 @@ class _Tables:
 
 def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of layer ``h`` with its own tables in them."""
-    return _own(args, h), {name: _own(value, h) for name, value in kwargs.items()}
+    for name, value in kwargs.items():
+        if type(value) in (_Tables, tuple, dict):
+            kwargs[name] = _own(value, h)
+    return _own(args, h), kwargs
 
 
 def _own(value: Any, h: int) -> Any:
