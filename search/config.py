@@ -145,20 +145,18 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
     if "positions" in args.metadata:
         raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
+    positions = ", ".join(f"{position:g}" for position in args.positions)
     if args.lambdas is None:
         args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
-        raise UserError(
-            f"--lambdas: {len(args.lambdas)} weights for {len(args.positions)} --positions "
-            f"({', '.join(f'{position:g}' for position in args.positions)}); expected one each"
-        )
+        number, asked = len(args.lambdas), len(args.positions)
+        raise UserError(f"--lambdas: {number} weights for {asked} --positions ({positions}); expected one each")
     if isinstance(args.choose, list) and len(args.choose) != len(args.positions):
         raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
     if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
         raise UserError("--choose: expected weights of 0 or more, one of them above 0")
     if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
-        found = ", ".join(f"{position:g}" for position in args.positions)
-        raise UserError(f"--positions: found {found}; expected different percentages from 0 to 100 in rising order")
+        raise UserError(f"--positions: found {positions}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
@@ -202,13 +200,12 @@ def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list
         raise UserError(f"--start: {error}") from None
     if factors.uniform is not None:
         return factors.uniform
-    kind, points = factors.curve or ("free", factors.factors or ())
+    kind, points = factors.curve or ("free", (factors.factors or ())[args.skip :])
     if kind != args.curve:
         also = "--optimizer ga " if "curve" in optimizer.ignores else ""
         way = f"add {also}--curve {kind}, or start from another file"
         raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
-    points = points[args.skip :] if factors.factors else points
-    if list(factors.unscaled_layers) != list(range(args.skip)) and not factors.factors:
+    if factors.curve and list(factors.unscaled_layers) != list(range(args.skip)):
         raise UserError(
             f"--start {args.start}: leaves layers {list(factors.unscaled_layers)} unscaled, the search the first "
             f"{args.skip}; let --skip fit the file"
@@ -229,6 +226,7 @@ def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
     return {
+        "metadata": metadata_of(args),
         "positions": args.positions,
         "lambdas": args.lambdas,
         "weights": args.task_weights,

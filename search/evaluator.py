@@ -131,7 +131,6 @@ class Evaluator:
             for number, question in enumerate(objective.questions):
                 found.setdefault((objective.name, question), []).append((objective, number))
         self.questions = list(found.values())
-        self._context = self._describe() if cache is not None else ""
 
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""
@@ -178,24 +177,20 @@ class Evaluator:
             cutoff: when to give up.
             part: the questions to ask, by number; by default all.
         """
-        values = factors.per_layer(self.num_layers) if isinstance(factors, Factors) else list(factors)
-        name = Factors(factors=tuple(values)).digest()
-        questions = list(range(len(self.questions)) if part is None else part)
-        race = self._race(name, cutoff, questions)
-        kept = name if part is None else f"{name} {part}"
-        if self.cache is not None and (known := self.cache.get(self._context, kept)) is not None:
+        factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
+        kept, race, order = self._to_ask(factors, cutoff, part)
+        if (known := self._known(kept)) is not None:
             if race is not None and race.lost(known["examples"]):
                 return Measured(*race.partial, {}, stopped_after=race.asked)
             return self.score(known["examples"], ended=known.get("ended", []))
         start = time.perf_counter()
-        self.engine.set_factors(values)
-        shared = isinstance(self.engine, ClusterEngine)  # which hands out questions
-        order = None if race is None and part is None and not shared else self._order(race, questions)
-        answers = self._answers(order, race)
+        self.engine.set_factors(factors.per_layer(self.num_layers))
+        some = race is not None or part is not None or isinstance(self.engine, ClusterEngine)  # it hands out questions
+        answers = self._answers(order if some else None, race)
         examples = self._examples(answers)
         seconds = time.perf_counter() - start
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
-        whole = all(answers[i] for together in self.in_order(questions) for i in together)
+        whole = all(answers[i] for together in order for i in together)
         if self.cache is not None and whole:  # of one given up too, where all were under way by then
             self.cache.put(self._context, kept, {"examples": examples, "ended": ended})
         if race is not None and race.over:
@@ -207,19 +202,22 @@ class Evaluator:
         if isinstance(self.engine, ClusterEngine):
             asked = []
             for factors in coming:
-                name = factors.digest()
-                kept = name if part is None else f"{name} {list(part)}"
-                if self.cache is None or self.cache.get(self._context, kept) is None:
-                    questions = list(range(len(self.questions)) if part is None else part)
-                    race = self._race(name, cutoff, questions)
-                    asked.append((factors.per_layer(self.num_layers), self._order(race, questions), race is not None))
+                kept, race, order = self._to_ask(factors, cutoff, part)
+                if self._known(kept) is None:
+                    asked.append((factors.per_layer(self.num_layers), order, race is not None))
             self.engine.expect(asked)
 
-    def _race(self, name: str, cutoff: Cutoff | None, questions: Sequence[int]) -> _Racing | None:
-        return _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+    def _to_ask(
+        self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None
+    ) -> tuple[str, _Racing | None, Order]:
+        """The factors' name in the cache, their race, and the requests in the order in which they are asked."""
+        name, questions = factors.digest(self.num_layers), list(range(len(self.questions)) if part is None else part)
+        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+        kept = name if part is None else f"{name} {questions}"
+        return kept, race, self.in_order(questions if race is None else race.order)
 
-    def _order(self, race: _Racing | None, questions: Sequence[int]) -> Order:
-        return self.in_order(questions if race is None else race.order)
+    def _known(self, kept: str) -> dict[str, Any] | None:
+        return self.cache.get(self._context, kept) if self.cache is not None else None
 
     def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None) -> list[Any]:
         """The responses to every request; none to what is not in the order, or was not asked before the race was lost.
@@ -331,8 +329,9 @@ class Evaluator:
         """``describe()`` as it was first, which reads all of the model's weights."""
         return self.describe()
 
-    def _describe(self) -> str:
-        # Examples are kept, not their weighted sum.
+    @cached_property
+    def _context(self) -> str:
+        """What the cache keeps examples under, not their weighted sum."""
         tasks = [{**task, "weights": list(task["weights"])} for task in self.described["tasks"]]
         return json.dumps({**self.described, "tasks": tasks, "packages": identity.packages()}, sort_keys=True)
 
@@ -381,8 +380,10 @@ class _Racing:
             if any(examples[column][number] is None for column, number in members):
                 return False
             for column, number in members:
-                _check_bounded(self._evaluator.columns[column][1], [examples[column][number]])
-                self._seen.setdefault(column, []).append(examples[column][number])
+                if not 0 <= (value := examples[column][number]) <= 1:
+                    metric = self._evaluator.columns[column][1].metric
+                    raise UserError(f"{column}: {metric} is not from 0 to 1; leave --early_stopping out")
+                self._seen.setdefault(column, []).append(value)
             self._race.take(question, self._value(question, examples))
             self._next += 1
             self.asked += self._prompts[question]
@@ -399,8 +400,3 @@ def _code_of(task: Any) -> list[Any]:
     """Whatever a task's scores are computed by."""
     metrics = getattr(task, "_metric_fn_list", {})
     return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
-
-
-def _check_bounded(column: Column, values: Sequence[Any]) -> None:
-    if not all(0 <= value <= 1 for value in values):
-        raise UserError(f"{column.name}: {column.metric} is not from 0 to 1; leave --early_stopping out")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from search.config import metadata_of, speed_options, task_options
+from search.config import speed_options, task_options
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
@@ -124,9 +124,9 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
     if split == "held_out":
         options["positions"] = None
 
-    def measured_by(task: str, metric: str | None, size: dict[str, Any]) -> Evaluator:
-        options["metadata"] = metadata_of(args) | size
-        found = load_tasks(evaluator.lm, [task], **options | {"metrics": [metric] if metric else None})
+    def measured_by(task: str, metric: str | None, **size: int) -> Evaluator:
+        own = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
+        found = load_tasks(evaluator.lm, [task], **options | own)
         return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))
 
     if len(asked) == len(args.guard):  # nobody said none
@@ -139,13 +139,13 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
             if size < 4:
                 continue
             try:
-                half = measured_by(objective.name, None, {setting: size // 2})
+                half = measured_by(objective.name, None, **{setting: size // 2})
                 guards.append(Guard(f"{objective.name}, {setting}={size // 2}", 0.01, half))
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
     for guard in asked:
         with _named(guard):
-            found = measured_by(guard["task"], guard["metric"], {})
+            found = measured_by(guard["task"], guard["metric"])
         name = ":".join(filter(None, (guard["task"], guard["metric"])))
         if name in (each.name for each in guards):
             raise UserError(f"--guard {name}: is given twice")

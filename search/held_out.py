@@ -90,8 +90,7 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
         mine = rows.pop(FOUND)
         for name, other in rows.items():
             if mine is not None and other is not None:  # a corpus metric has no score of a single example to pair
-                paired = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
-                comparisons[task.name, name] = paired
+                comparisons[task.name, name] = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")

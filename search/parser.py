@@ -49,7 +49,9 @@ none), summary.md, report.json and pictures. More in docs/search.md: what a sear
 
 
 def _typed(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value as it would be typed."""
+    values = value if isinstance(value, list) else [value]
+    return ",".join(f"{each:g}" if isinstance(each, float) else str(each) for each in values)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -219,7 +221,7 @@ class _Collect(argparse.Action):
         setattr(namespace, self.dest, reduce(or_ if isinstance(parts[0], dict) else add, parts))
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Examples as they are written, defaults where there are any."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -227,10 +229,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         unset = action.default is None or action.default is False or action.default in ({}, [], argparse.SUPPRESS)
         if unset or "default:" in (action.help or ""):
             return action.help
-        value = action.default
-        if isinstance(value, list):
-            value = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
-        return f"{action.help} (default: {value})"
+        return f"{action.help} (default: {_typed(action.default)})"
 
 
 def read(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights, metadata_of, speed_options, task_options
+from search.config import DIVERSE, SETTINGS, heights, speed_options, task_options
 from search.guards import LATE, PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
@@ -300,7 +300,7 @@ def load(
     own = [each for each in (kind, curve) if each is not None]
     kind = kind or optimizers.load(args.optimizer)
     lm = lm or load_model(args, whole=not args.workers or kind.descends)
-    options = {"metadata": metadata_of(args), **task_options(args)}
+    options = task_options(args)
     objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
     if isinstance(args.choose, list) and not any(objective.by_position for objective in objectives):
         raise UserError("--choose: weights are for tasks by position; take mean or worst")
@@ -318,26 +318,20 @@ def load(
         args.early_stopping = None
     least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)
     optimizer = make_optimizer(args, evaluator, kind, least_effort)
-    config = {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)}
-    names = []
+    search = {name: getattr(args, name) for name in SETTINGS}
+    search |= {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)}
     if args.early_stopping == "probable":
-        names += ["early_stopping", "early_stopping_error"]
+        search |= {"early_stopping": "probable", "early_stopping_error": args.early_stopping_error}
     elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
-        names += ["early_stopping"]
-    settings = {
-        "search": {name: getattr(args, name) for name in SETTINGS}
-        | config
-        | {name: getattr(args, name) for name in names},
-        "fitness": {**evaluator.described},
-        "packages": packages(),
-    }
+        search["early_stopping"] = args.early_stopping
     if own:
-        settings["search"]["own_code_sha256"] = code(*own)
+        search["own_code_sha256"] = code(*own)
     watched = guards.load(args, evaluator, "search", args.guard_examples)
-    settings["fitness"]["guards"] = [
+    guarded = [
         {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.described)}
         for guard in watched
     ]
+    settings = {"search": search, "fitness": {**evaluator.described, "guards": guarded}, "packages": packages()}
     return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
 
 

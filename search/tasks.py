@@ -130,11 +130,13 @@ def load_tasks(
     for name, values in (("weights", weights), ("metrics", metrics)):
         if values is not None and len(values) != len(tasks):
             raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
-    search_seed = (metadata or {}).get("search_seed", 0)
+    settings = {**(metadata or {}), "split": split}
+    search_seed = settings.get("search_seed", 0)
     if type(search_seed) is not int:
         raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
-    settings = {**(metadata or {}), "split": split}
-    if positions is not None:
+    if positions is None:
+        lambdas = None
+    else:
         settings["positions"] = list(positions)
     manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
@@ -142,8 +144,7 @@ def load_tasks(
         _normalised(lambdas, "lambdas")
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
-        for number, (name, share) in enumerate(zip(tasks, shares, strict=True)):
-            metric = metrics[number] if metrics is not None else None
+        for name, share, metric in zip(tasks, shares, metrics or [None] * len(tasks), strict=True):
             try:
                 loaded = _find(manager, name)
             except OSError as error:  # of the Hub too
@@ -152,9 +153,7 @@ def load_tasks(
             found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in loaded]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
-                objective.columns = _columns(
-                    objective, share * len(objective.docs) / total, lambdas if positions is not None else None
-                )
+                objective.columns = _columns(objective, share * len(objective.docs) / total, lambdas)
             objectives.extend(found)
     names = [objective.name for objective in objectives]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -167,7 +166,7 @@ def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None
     at = getattr(objective.task, "positions", None)
     if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
         return [Column(objective.name, objective.metric, share)]
-    weights = _normalised(lambdas if lambdas is not None else [1.0] * len(at), "lambdas")
+    weights = _normalised(lambdas or [1.0] * len(at), "lambdas")
     return [
         Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
         for p, weight in zip(at, weights, strict=True)

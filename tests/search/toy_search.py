@@ -57,13 +57,8 @@ def main(folder, seed=0, name="ga"):
     config = kind.Config(**SETTINGS[name])
     optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
     args = SimpleNamespace(curve="free" if free else "bezier", skip=0, budget=None, early_stopping=None)
-    search = Toy(
-        args,
-        None,
-        SimpleNamespace(num_layers=L, part=lambda share: None, expect=lambda *_: None),
-        optimizer,
-        {"seed": seed},
-    )
+    evaluator = SimpleNamespace(num_layers=L, part=lambda share: None, expect=lambda *_: None)
+    search = Toy(args, None, evaluator, optimizer, {"seed": seed})
     with Journal(folder, search.settings) as search.journal:
         print("at work", flush=True)
         best, entry = search.run(lambda individual, entry, new: None)
