@@ -23,6 +23,7 @@ from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.data import mdqa, source
 from lpes_eval.errors import DataError, PromptTooLong, UserError
 from lpes_eval.flags import at_least, budget, mapping, model_args
+from lpes_eval.harness import plugin
 from search import config
 from search.held_out import as_lm_eval_reads_it
 from search.optimizers.bands import levels_of
@@ -185,6 +186,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     if not args.tasks:
         raise UserError("--tasks: names no task")
     check_names(args.tasks)
+    plugin.check_examples(args.tasks, args.model_args, args.metadata)
     print(f"Loading {args.pretrained}", flush=True)
     found = Diagnosis(args, load_model(settings))
     for name in dict.fromkeys(args.tasks):

@@ -94,7 +94,8 @@ def run(search: Search) -> Outcome | None:
                 nonlocal so_far
                 if new:  # it goes on, with a larger budget perhaps
                     (args.output / "report.json").unlink(missing_ok=True)
-                if so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far)):
+                better = so_far is None or (entry["prompts"], rank(entry)) > (so_far["prompts"], rank(so_far))
+                if better and "failed" not in entry:
                     so_far = entry
                     if new or missing:  # whatever happens next, they are there
                         write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")

@@ -75,10 +75,9 @@ class Search:
         optimizer, journal = self.optimizer, self.journal
         optimizer.history = journal.generations
         fittest: tuple[Individual, dict[str, Any]] | None = None
-        best: Individual | None = None
         counted: set[str] = set()  # factors that are asked for again cost nothing again
         unit, most = self.args.budget or ("seconds", math.inf)
-        while best is None and not optimizer.done:
+        while not (self.cut or optimizer.done):
             fitness, part = [], self.evaluator.part(optimizer.effort)
             if part != self.part:  # on other questions, what is fitter may differ
                 self.part, fittest = part, None
@@ -96,7 +95,6 @@ class Search:
                 new = known is None or (not own and "stopped_after" in known)
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
                 if new and self.spent[unit] >= most and (fittest is not None or optimizer.told):
-                    best = fittest[0] if fittest is not None else optimizer.best[0]
                     self.cut = True
                     break
                 if new:
@@ -117,7 +115,7 @@ class Search:
                 fitness.append(rank(entry))
             else:
                 optimizer.tell(fitness)
-        best = best or optimizer.best[0]
+        best = fittest[0] if self.cut and fittest is not None else optimizer.best[0]
         return best, self.measure("best", self.factors(best))
 
     def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Factors, dict[str, Any]]:

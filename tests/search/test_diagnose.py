@@ -88,6 +88,7 @@ def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
     [
         (["reference", "--tasks", "kv_retrieval_1*"], "is not one task by position"),
         (["reference", "--tasks", "no_such"], "no_such"),
+        (["reference", "--tasks", "kv_retrieval", "--metadata", "keys=8"], "keys=8: no setting of this task"),
         (["./nowhere"], "no such folder"),
     ],
 )

@@ -221,6 +221,20 @@ def test_ctrl_c_and_sigterm_end_cleanly_say_how_to_go_on_and_lose_nothing(
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
+def test_a_search_of_which_no_individual_could_be_measured_ends_cleanly(command, monkeypatch):
+    entries = [{"fitness": -guards.PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": "3 workers died"}]
+
+    def evaluate(*_):
+        if not entries:
+            raise KeyboardInterrupt
+        return entries.pop()
+
+    monkeypatch.setattr(run.Search, "evaluate", evaluate)
+    status, out, _ = command(*SEARCH_ONLY, "--start", "1.2")
+    assert status == 130
+    assert "Best so far" not in out
+
+
 def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, disk):
     assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
     disk.room = 12
