@@ -77,11 +77,6 @@ class Journal:
         """The entries of individuals: what else is measured is of no generation."""
         return {key: entry for key, entry in self.entries.items() if entry.get("generation") is not None}
 
-    @property
-    def generations(self) -> dict[int, dict[str, Any]]:
-        """The last individual's entry of each generation."""
-        return {entry["generation"]: entry for entry in self.individuals.values()}
-
     def record(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what was found for ``key``: when this returns it is on the disk.
 

@@ -73,7 +73,7 @@ class Search:
             The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
         optimizer, journal = self.optimizer, self.journal
-        optimizer.history = journal.generations
+        optimizer.history = {entry["generation"]: entry for entry in journal.individuals.values()}
         fittest: tuple[Individual, dict[str, Any]] | None = None
         counted: set[str] = set()  # factors that are asked for again cost nothing again
         unit, most = self.args.budget or ("seconds", math.inf)

@@ -144,7 +144,7 @@ def load_tasks(
         _normalised(lambdas, "lambdas")
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
-        for name, share, metric in zip(tasks, shares, metrics or [None] * len(tasks), strict=True):
+        for name, share, metric in zip(tasks, shares, metrics or [""] * len(tasks), strict=True):
             try:
                 loaded = _find(manager, name)
             except OSError as error:  # of the Hub too
@@ -241,7 +241,7 @@ def _matching(manager: TaskManager, name: str) -> list[str]:
 def _build(
     lm: Any,
     task: Any,
-    metric: str | None,
+    metric: str,
     split: str,
     search_seed: int,
     examples: int | None,
@@ -283,9 +283,9 @@ def _build(
     )
     if not task.instances:
         raise UserError(f"{task.task_name}: no examples in the {split} split")
-    metric = metric or next((str(entry["metric"]) for entry in task.config.metric_list or []), None)
+    metric = metric or next((str(entry["metric"]) for entry in task.config.metric_list or []), "")
     by = f" by --metrics, or --guard {task.task_name}:METRIC"
-    if metric is None:
+    if not metric:
         raise UserError(f"{task.task_name} lists no metrics; name one{by}")
     name, _, wanted = metric.partition(",")
     known = list(task.aggregation())

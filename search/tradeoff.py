@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from search.evaluator import Evaluator
     from search.tasks import Column, Objective
 
-Choice = str | list[float]
-"""``mean``, ``worst``, or one weight a position."""
-
 
 @dataclass(frozen=True)
 class Trade:
@@ -59,8 +56,8 @@ def front(found: Sequence[Trade]) -> list[Trade]:
     return sorted(distinct.values(), key=lambda trade: (-trade.mean, -trade.worst))
 
 
-def ranked(found: Sequence[Trade], choice: Choice, evaluator: Evaluator) -> list[Trade]:
-    """In the order of ``choice``, the fitter of equals first."""
+def ranked(found: Sequence[Trade], choice: str | list[float], evaluator: Evaluator) -> list[Trade]:
+    """In the order of ``choice`` (``mean``, ``worst``, or one weight a position), the fitter of equals first."""
     columns = list(evaluator.columns.values())
     positions = dict.fromkeys(column.position for _, column in columns if column.position is not None)
     weights: dict[float, float] = {}
