@@ -331,7 +331,7 @@ class Evaluator:
 
     @cached_property
     def _context(self) -> str:
-        """What the cache keeps examples under, not their weighted sum."""
+        """What the examples' scores depend on, for the cache: not the weights, which make one sum of them."""
         tasks = [{**task, "weights": list(task["weights"])} for task in self.described["tasks"]]
         return json.dumps({**self.described, "tasks": tasks, "packages": identity.packages()}, sort_keys=True)
 
