@@ -104,7 +104,6 @@ class ExactEngine(HarnessEngine):
 
     Attributes:
         count: what answering has cost so far.
-        longest: tokens of the longest prompt and the longest answer it may get.
     """
 
     def __init__(
@@ -132,8 +131,8 @@ class ExactEngine(HarnessEngine):
         self._prompts = [self._prepare(*request.args) for request in requests]
         prompts = [prompt.tokens for prompt in self._prompts]
         self.prompt_tokens = sum(map(len, prompts))
-        self.longest = max(len(prompt.tokens) + prompt.max_new for prompt in self._prompts)
-        own_size = (prompts_per_batch or 0) * self.longest
+        longest = max(len(prompt.tokens) + prompt.max_new for prompt in self._prompts)
+        own_size = (prompts_per_batch or 0) * longest
         self.tokens_per_batch = tokens_per_batch or own_size or (BATCH if on_cpu else BATCH_ON_A_GPU)
         self._groups = share(prompts) if share_prefixes else [Group(p[:-1], [i]) for i, p in enumerate(prompts)]
         self._groups.sort(key=lambda g: -max(len(prompts[i]) for i in g.members))
@@ -169,11 +168,13 @@ class ExactEngine(HarnessEngine):
                 self.tokens_per_batch = self._tokens(batch) // 2
                 waiting = [*(batch if size > 1 else self._halves(batch[0])), *waiting]
                 continue
-            yield {
-                i: [postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)]
-                * (self._requests[i].repeats or 1)
-                for i, tokens in answers.items()
-            }
+            yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
+
+    def _responses(self, i: int, answer: Tokens) -> list[str]:
+        """What lm-eval makes of the answer to prompt ``i``; whether it ended by itself is noted."""
+        (self.unended.discard if self._ended(i, answer) else self.unended.add)(i)
+        text = postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
+        return [text] * (self._requests[i].repeats or 1)
 
     def _parts(self, numbers: Sequence[int]) -> list[Group]:
         """These prompts, those together that share a prefix."""
@@ -224,9 +225,7 @@ class ExactEngine(HarnessEngine):
             self._prefill(rows, buffer)
             answers = self._decode(rows, buffer)
         self.count.shared += sum(len(self._prompts[i].tokens) for i in answers) - (self.count.prefilled - prefilled)
-        for i, answer in answers.items():
-            self.count.tokens += len(answer)
-            (self.unended.discard if self._ended(i, answer) else self.unended.add)(i)
+        self.count.tokens += sum(map(len, answers.values()))
         return answers
 
     def _prefill(self, rows: Sequence[Group], buffer: Buffer) -> None:

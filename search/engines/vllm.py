@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from lm_eval.models.utils import postprocess_generated_text
+from torch import nn
 
 from lpes_eval.config_field import FIELD
 from lpes_eval.errors import UserError
 from search.engines.exact import ExactEngine
 from search.engines.limits import no_number
 
-_running: dict[int, Any] = {}
-"""vLLM's engine for a transformers model, by its ``id``."""
+_running: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""vLLM's engine for a transformers model."""
 
 
 class VLLMEngine(ExactEngine):
@@ -31,11 +32,14 @@ class VLLMEngine(ExactEngine):
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
         super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
-        if (key := id(lm.model)) not in _running:
+        if lm.model not in _running:
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}
             carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
-            _running[key] = vllm.LLM(lm.model.config._name_or_path, **own, **carried)
-        self._llm = _running[key]
+            try:
+                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **own, **carried)
+            except TypeError as error:  # of its arguments
+                raise UserError(f"--engine_args: {error}") from None
+        self._llm = _running[lm.model]
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on; keys that were rotated under others are forgotten."""
@@ -58,8 +62,5 @@ class VLLMEngine(ExactEngine):
         for i, one in zip(numbers, found, strict=True):
             if math.isnan(one.outputs[0].cumulative_logprob):
                 raise no_number(self.factors)
-            tokens = tuple(one.outputs[0].token_ids)
-            (self.unended.discard if self._ended(i, tokens) else self.unended.add)(i)
-            text = postprocess_generated_text(self.lm.tok_decode(list(tokens)), self._prompts[i].until, None)
-            answers[i] = [text] * (self._requests[i].repeats or 1)
+            answers[i] = self._responses(i, tuple(one.outputs[0].token_ids))
         yield answers

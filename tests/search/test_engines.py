@@ -1,8 +1,11 @@
-"""Answers to prompts that share rows, finish at different times and reject drafts, against ``HFLM.generate_until``."""
+"""Answers to prompts that share rows and finish at different times, against ``HFLM.generate_until``."""
 
+import gc
 import random
+import sys
 from collections import Counter
 from contextlib import ExitStack
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +18,7 @@ from benchmarks.reference import tokenizer
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
-from search.engines import exact, layer_outputs, reason_against
+from search.engines import exact, layer_outputs, reason_against, vllm
 from search.engines.exact import ExactEngine
 from search.engines.kv_buffer import Buffer
 
@@ -253,3 +256,27 @@ def test_many_prompts_behind_one_prefix_share_its_prefill_and_not_one_row(toy_lm
     assert answerer.count.shared == 11 * shared
     (buffer,) = watched
     assert buffer.made[0] > 3  # the two short ones have a row each
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch):
+    """In place of the package, which few machines have."""
+    monkeypatch.setitem(sys.modules, "vllm", fake := SimpleNamespace(__version__="1", LLM=Mock()))
+    return fake
+
+
+def test_vllm_loads_a_model_once_and_goes_with_it(fake_vllm, tmp_path):
+    """A model that comes later may have the same ``id``, and would be answered for by the one before."""
+    lm = tiny_lm(tmp_path, "llama")
+    for _ in range(2):
+        vllm.VLLMEngine(lm, questions(), {})
+    assert fake_vllm.LLM.call_count == len(vllm._running) == 1
+    del lm
+    gc.collect()
+    assert not vllm._running
+
+
+def test_an_option_that_vllm_refuses_is_named(fake_vllm, toy_lm):
+    fake_vllm.LLM.side_effect = TypeError("EngineArgs.__init__() got an unexpected keyword argument 'tp'")
+    with pytest.raises(UserError, match=r"--engine_args: .*unexpected keyword argument 'tp'"):
+        vllm.VLLMEngine(toy_lm, questions(), {"tp": 2})
