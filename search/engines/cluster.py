@@ -144,21 +144,22 @@ class Pool:
                 if not args.ray_address:
                     where = "--workers: Ray did not start on this machine; try again, or search without --workers"
                 raise UserError(f"{where} ({' '.join(str(error).split())[:500]})") from None
-        gpus = args.gpus_per_worker
-        cpus = 1 if gpus else max(1, (os.cpu_count() or 1) // args.workers)
+        gpus, cores = args.gpus_per_worker, os.cpu_count() or 1
         if not args.ray_address:
             have = ray.cluster_resources()
+            cores = min(cores, int(have.get("CPU", 1)))  # a container may have fewer than its machine
             most = int(have.get("GPU", 0) / gpus) if gpus else int(have.get("CPU", 1))
             if args.workers > most:
                 raise UserError(
                     f"--workers {args.workers}: this machine has room for {most} (--gpus_per_worker {gpus:g})"
                 )
+        cpus = 1 if gpus else max(1, cores // args.workers)
         actor: Any = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
         loaded = {key: value for key, value in vars(args).items() if key in ("model_args", "device", "batch_size")}
         self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]
         self._requests: list[list[Any]] = []
         self._load = Counter[Any]()
-        self._model: Any = None
+        self._model: tuple[dict[str, Any], dict[str, str] | None] | None = None
         self._starting = {worker.ready.remote(): worker for worker in self._workers}
         # Chunk (None: it is settled), worker, and when it began with it.
         self._running: dict[Any, tuple[Chunk | None, Any, float]] = {}
@@ -171,7 +172,7 @@ class Pool:
         self._deaths = Counter[Chunk]()
 
     @property
-    def model(self) -> Any:
+    def model(self) -> tuple[dict[str, Any], dict[str, str] | None]:
         """The fingerprint and the weights of the model that the workers have."""
         while self._model is None:
             self._collect()
@@ -184,10 +185,8 @@ class Pool:
 
     def expect(self, chunks: Sequence[Chunk]) -> None:
         """What will be asked next: workers with nothing else to do begin with it."""
-        known = {*self._found, *self._under_way()}
-        self._expected = deque(chunk for chunk in chunks if chunk not in known)
-        wanted = set(chunks)
-        self._found = {chunk: answers for chunk, answers in self._found.items() if chunk in wanted}
+        self._expected = deque(chunks)
+        self._found = {chunk: self._found[chunk] for chunk in chunks if chunk in self._found}
 
     def forget(self, requests: int, factors: tuple[float, ...]) -> None:
         """Nobody will ask for more of these factors' answers."""
@@ -221,7 +220,7 @@ class Pool:
 
     def _hand_out(self, waiting: deque[Chunk]) -> None:
         """Give every worker that is there enough to do: what is waited for first."""
-        under_way = self._under_way()
+        under_way = Counter(chunk for chunk, *_ in self._running.values() if chunk)
         there = [worker for worker in self._workers if worker not in self._starting.values()]
         while there and (queue := self._again or waiting or self._expected):
             worker = min(there, key=lambda each: self._load[each])
@@ -241,9 +240,6 @@ class Pool:
         ]
         for chunk, worker in zip(late, [each for each in there if not self._load[each]], strict=False):
             self._run(chunk, worker)
-
-    def _under_way(self) -> Counter[Chunk]:
-        return Counter(chunk for chunk, *_ in self._running.values() if chunk)
 
     def _run(self, chunk: Chunk, worker: Any) -> None:
         ref = worker.answer.remote(chunk, self._requests[chunk.requests], self._speed)
@@ -281,7 +277,7 @@ class Pool:
             try:
                 found = self._ray.get(ref)
             except RayTaskError as error:
-                found = _cause(error)
+                found = error.cause if isinstance(error.cause, Exception) else error
             except RayActorError:
                 self._lost(chunk, worker)
                 continue
@@ -313,11 +309,6 @@ class Pool:
             self._again.append(chunk)
 
 
-def _cause(error: Any) -> Exception:
-    cause = getattr(error, "cause", error)
-    return cause if isinstance(cause, Exception) else error
-
-
 class ClusterEngine(HarnessEngine):
     """Has a pool's workers answer a fixed list of requests."""
 
@@ -333,13 +324,11 @@ class ClusterEngine(HarnessEngine):
 
     def fingerprint(self) -> dict[str, Any]:
         """Of the workers' model."""
-        found: dict[str, Any] = self._pool.model[0]
-        return found
+        return self._pool.model[0]
 
     def weights(self) -> dict[str, str] | None:
         """Of the workers' model."""
-        found: dict[str, str] | None = self._pool.model[1]
-        return found
+        return self._pool.model[1]
 
     def expect(self, asked: Sequence[tuple[Sequence[float], Order, bool]]) -> None:
         """What a generation will ask for next: factors, the order of their requests, and whether they may stop."""

@@ -109,8 +109,7 @@ class BandScan(Optimizer):
     @property
     def best(self) -> tuple[Individual, float]:
         """The last that was kept: in a scan, what is fitter by less than the least gain is not worth another factor."""
-        best, fitness = super().best
-        return (Individual(self._center[0], "kept"), self._center[1]) if self._center else (best, fitness)
+        return (Individual(self._center[0], "kept"), self._center[1]) if self._center else super().best
 
     @property
     def cutoff(self) -> tuple[Points, float] | None:
@@ -192,14 +191,14 @@ class BandScan(Optimizer):
         for P in sorted(self._bands, key=lambda P: -self._fitness[P]):
             if self._better(self._fitness[P], fitness):
                 best.setdefault(self._bands[P], P)
-        found: dict[Points, None] = {}
+        found: list[Points] = []
         for size in _sizes(len(best)):
             together = list(points)
             for (first, end), P in list(best.items())[:size]:
                 together[first:end] = P[first:end]
             if tuple(together) not in self._fitness:
-                found[tuple(together)] = None
-        return list(found)
+                found.append(tuple(together))
+        return found
 
     def _better(self, fitness: float, than: float) -> bool:
         return fitness > than and fitness >= self._least(than)

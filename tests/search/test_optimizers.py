@@ -296,13 +296,19 @@ def test_the_examples_in_the_docstrings_run():
 
 
 def bands(L, **settings):
-    make = optimizers.load("bands")
     space = Space.free(L)
-    return make(space, make.Config(**settings), start=space.line(1.0, 1.0))
+    return BandScan(space, BandScan.Config(**settings), start=space.line(1.0, 1.0))
 
 
 def heights(individual):
     return [y for _, y in individual.points]
+
+
+def ends_with(fitness, L=4):
+    """The factors that a scan ends with; ``fitness`` is told some, and the share of the examples that is asked."""
+    algorithm = bands(L)
+    search(algorithm, lambda i: fitness(heights(i), algorithm.effort))
+    return heights(algorithm.best[0])
 
 
 def planted(first, end):
@@ -343,25 +349,21 @@ def test_a_scan_goes_by_levels_from_the_whole_stack_to_the_finest_bands_and_ends
 
 def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stays_unless_another_gains():
     """On a quarter of the examples a band seems to help that does not, and one that does is second."""
-    algorithm, lucky, good = bands(4), (1.5, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.5)
-    efforts = []
+    lucky, good, efforts = (1.5, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.5), []
 
-    def fitness(individual):
-        efforts.append(algorithm.effort)
-        few = algorithm.effort < 1
-        return {lucky: 0.4 if few else 0.0, good: 0.3 if few else 0.2}.get(tuple(heights(individual)), 0.1)
+    def fitness(s, effort):
+        efforts.append(effort)
+        on_few, on_all = {lucky: (0.4, 0.0), good: (0.3, 0.2)}.get(tuple(s), (0.1, 0.1))
+        return on_few if effort < 1 else on_all
 
-    search(algorithm, fitness)
-    assert tuple(heights(algorithm.best[0])) == good
+    assert ends_with(fitness) == [*good]
     assert efforts == sorted(efforts)
     assert set(efforts) == {0.25, 1.0}
 
 
 def test_of_equally_fit_finalists_one_is_measured_so_that_layers_that_do_not_matter_take_no_places():
     """Only the first layer matters; its 1.5 is better than its 1.2, but not on a quarter of the examples."""
-    algorithm = bands(4)
-    search(algorithm, lambda i: {1.2: 0.4, 1.5: 0.35 if algorithm.effort < 1 else 0.5}.get(heights(i)[0], 0.1))
-    assert heights(algorithm.best[0])[0] == 1.5
+    assert ends_with(lambda s, effort: {1.2: 0.4, 1.5: 0.35 if effort < 1 else 0.5}.get(s[0], 0.1))[0] == 1.5
 
 
 def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others():
@@ -380,27 +382,17 @@ def test_where_a_quarter_is_all_that_there_is_a_scan_counts_every_individual_in_
 
 def test_a_band_whose_steps_worsen_a_guard_is_tuned_before_others_as_smaller_steps_may_not():
     """Every layer gains up to 1.15; beyond 1.06 the fourth layer worsens a guard."""
-    algorithm = bands(4)
 
-    def fitness(individual):
-        s = heights(individual)
+    def fitness(s, effort):
         gains = zip(s, (3, 2, 2, 1), strict=True)
         return -1e6 if s[3] > 1.06 else sum(min(factor, 1.15) * gain for factor, gain in gains)
 
-    search(algorithm, fitness)
-    assert heights(algorithm.best[0])[3] > 1
+    assert ends_with(fitness)[3] > 1
 
 
 def test_a_scan_puts_a_band_back_to_1_that_costs_on_all_examples():
     """On a quarter of the examples the first layer seems to help too."""
-    algorithm = bands(4)
-
-    def fitness(individual):
-        first, *_, last = heights(individual)
-        return (last == 1.5) + (first > 1) * (0.1 if algorithm.effort < 1 else -0.1)
-
-    search(algorithm, fitness)
-    first, *_, last = heights(algorithm.best[0])
+    first, *_, last = ends_with(lambda s, effort: (s[3] == 1.5) + (s[0] > 1) * (0.1 if effort < 1 else -0.1))
     assert (first, last) == (1.0, 1.5)
 
 
