@@ -30,13 +30,19 @@ class VLLMEngine(ExactEngine):
             import vllm
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
+        if changed := [name for name in ("peft", "delta") if getattr(lm, name)]:
+            raise UserError(
+                f"--engine vllm: it would load {lm.pretrained} without the {changed[0]} that --model_args names; save "
+                "the two as one model, or leave --engine out"
+            )
         super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if lm.model not in _running:
-            own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length, **options}
+            own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length}
+            own |= {} if lm.revision == "main" else {"revision": lm.revision}
             carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
             try:
-                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **own, **carried)
+                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **own | options, **carried)
             except TypeError as error:  # of its arguments
                 raise UserError(f"--engine_args: {error}") from None
         self._llm = _running[lm.model]

@@ -276,6 +276,16 @@ def test_vllm_loads_a_model_once_and_goes_with_it(fake_vllm, tmp_path):
     assert not vllm._running
 
 
+def test_vllm_loads_the_revision_that_transformers_has_and_nothing_without_its_adapter(fake_vllm, tmp_path):
+    lm = tiny_lm(tmp_path, "llama")
+    lm.revision = "v2"
+    vllm.VLLMEngine(lm, questions(), {})
+    assert fake_vllm.LLM.call_args.kwargs["revision"] == "v2"
+    lm.peft = "adapter"
+    with pytest.raises(UserError, match="without the peft"):
+        vllm.VLLMEngine(lm, questions(), {})
+
+
 def test_an_option_that_vllm_refuses_is_named(fake_vllm, toy_lm):
     fake_vllm.LLM.side_effect = TypeError("EngineArgs.__init__() got an unexpected keyword argument 'tp'")
     with pytest.raises(UserError, match=r"--engine_args: .*unexpected keyword argument 'tp'"):
