@@ -22,6 +22,7 @@ from search.engines import cluster  # noqa: E402
 from search.engines.cluster import Chunk, Pool, WorkerKilled  # noqa: E402
 from test_ga import journal  # noqa: E402
 
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ARGS = {"workers": 2, "gpus_per_worker": 0.0, "ray_address": None, "model_args": {}, "device": None, "batch_size": 1}
 
 
@@ -47,7 +48,6 @@ class Echo:
 def pool_of(kind=Echo, **args):
     """Workers of this kind, in place of those before, which hold the cores."""
     ray.shutdown()
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     pool = Pool(Namespace(**ARGS | args), {}, kind)
     pool.number = pool.add([])
     return pool
@@ -156,6 +156,15 @@ def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
 
     with pytest.raises(cluster.UserError, match="cannot start: the worker on here has torch 1, not 2"):
         asked(pool_of(Other), [0])
+
+
+def test_workers_share_the_cores_of_a_container_and_not_those_of_its_machine(monkeypatch):
+    ray.shutdown()
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    pool = Pool(Namespace(**ARGS), {}, Echo)
+    there, _ = ray.wait([*pool._starting], num_returns=2, timeout=60)
+    assert len(there) == 2
 
 
 LISTENING = """
