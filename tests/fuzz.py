@@ -270,8 +270,7 @@ def metadata(folder):
         except (ValueError, RecursionError):  # lm-eval's own reading
             return
         if isinstance(found, dict):
-            checked = settings.checked(found)
-            source.asked(checked)
+            source.asked(settings.checked(found))
 
     return [written(folder / "told.json", told)], read
 

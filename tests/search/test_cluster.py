@@ -59,29 +59,24 @@ def pool():
     ray.shutdown()
 
 
-@pytest.fixture
-def requests(pool):
-    pool.number = pool.add([])
-    return pool
-
-
 def chunks(pool, numbers, factors=(1.0, 1.2)):
     return [Chunk(pool.number, factors, ((number,),)) for number in numbers]
 
 
 def asked(pool, numbers):
-    """The numbers that were answered, in the order of the answers, and who answered them."""
+    """The numbers that were answered, in the order of the answers, and who answered them; each time asked anew."""
+    pool.number = pool.add([])
     found = [next(iter(answers.items())) for answers, _ in pool.results(chunks(pool, numbers))]
     return [i for i, _ in found], {response.split()[-1] for _, (response,) in found}
 
 
-def test_answers_come_in_the_order_of_the_questions_from_several_workers(requests):
-    answered, workers = asked(requests, range(20, 40))
+def test_answers_come_in_the_order_of_the_questions_from_several_workers(pool):
+    answered, workers = asked(pool, range(20, 40))
     assert answered == [*range(20, 40)]
     assert len(workers) == 2
 
 
-def test_workers_killed_all_the_time_change_no_answer(requests):
+def test_workers_killed_all_the_time_change_no_answer(pool):
     stop, kills, draw = threading.Event(), [], random.Random(0)
 
     def kill():
@@ -93,7 +88,7 @@ def test_workers_killed_all_the_time_change_no_answer(requests):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        answered, _ = asked(requests, range(20, 420))
+        answered, _ = asked(pool, range(20, 420))
     finally:
         stop.set()
         killer.join()
@@ -101,23 +96,22 @@ def test_workers_killed_all_the_time_change_no_answer(requests):
     assert kills
 
 
-def test_prompts_that_kill_every_worker_are_named_and_the_others_are_answered(requests):
+def test_prompts_that_kill_every_worker_are_named_and_the_others_are_answered(pool):
     for number in range(3):  # also where a copy of them was with another worker when they were given up
-        requests.number = requests.add([])
         with pytest.raises(WorkerKilled, match=r"factors 1, 1.2: 3 workers died"):
-            asked(requests, [13])
-        assert asked(requests, range(20, 40))[0] == [*range(20, 40)], number
+            asked(pool, [13])
+        assert asked(pool, range(20, 40))[0] == [*range(20, 40)], number
 
 
-def test_workers_with_nothing_to_do_begin_with_what_is_expected(requests):
-    later = chunks(requests, range(50, 54), factors=(1.0, 1.5))
-    requests.expect(later)
-    asked(requests, range(20, 40))
+def test_workers_with_nothing_to_do_begin_with_what_is_expected(pool):
+    later = chunks(pool, range(50, 54), factors=(1.0, 1.5))
+    pool.expect(later)
+    asked(pool, range(20, 40))
     deadline = time.monotonic() + 20
-    while len(requests._found) < 4 and time.monotonic() < deadline:
-        requests._hand_out(cluster.deque())
-        requests._collect()
-    assert set(later) <= set(requests._found)
+    while len(pool._found) < 4 and time.monotonic() < deadline:
+        pool._hand_out(cluster.deque())
+        pool._collect()
+    assert set(later) <= set(pool._found)
 
 
 def test_no_chunk_is_answered_twice(tmp_path):

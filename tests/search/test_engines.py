@@ -265,28 +265,23 @@ def fake_vllm(monkeypatch):
     return fake
 
 
-def test_vllm_loads_a_model_once_and_goes_with_it(fake_vllm, tmp_path):
+def test_vllm_loads_a_models_revision_once_and_goes_with_it(fake_vllm, tmp_path):
     """A model that comes later may have the same ``id``, and would be answered for by the one before."""
     lm = tiny_lm(tmp_path, "llama")
+    lm.revision = "v2"
     for _ in range(2):
         vllm.VLLMEngine(lm, questions(), {})
     assert fake_vllm.LLM.call_count == len(vllm._running) == 1
+    assert fake_vllm.LLM.call_args.kwargs["revision"] == "v2"
     del lm
     gc.collect()
     assert not vllm._running
 
 
-def test_vllm_loads_the_revision_that_transformers_has_and_nothing_without_its_adapter(fake_vllm, tmp_path):
-    lm = tiny_lm(tmp_path, "llama")
-    lm.revision = "v2"
-    vllm.VLLMEngine(lm, questions(), {})
-    assert fake_vllm.LLM.call_args.kwargs["revision"] == "v2"
-    lm.peft = "adapter"
-    with pytest.raises(UserError, match="without the peft"):
-        vllm.VLLMEngine(lm, questions(), {})
-
-
-def test_an_option_that_vllm_refuses_is_named(fake_vllm, toy_lm):
+def test_what_vllm_cannot_load_is_named(fake_vllm, toy_lm, monkeypatch):
     fake_vllm.LLM.side_effect = TypeError("EngineArgs.__init__() got an unexpected keyword argument 'tp'")
     with pytest.raises(UserError, match=r"--engine_args: .*unexpected keyword argument 'tp'"):
         vllm.VLLMEngine(toy_lm, questions(), {"tp": 2})
+    monkeypatch.setattr(toy_lm, "peft", "adapter")
+    with pytest.raises(UserError, match="without the peft"):
+        vllm.VLLMEngine(toy_lm, questions(), {})
