@@ -39,10 +39,11 @@ class VLLMEngine(ExactEngine):
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if lm.model not in _running:
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length}
-            own |= {} if lm.revision == "main" else {"revision": lm.revision}
+            if lm.revision != "main":
+                own["revision"] = lm.revision
             carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
             try:
-                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **own | options, **carried)
+                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **{**own, **options}, **carried)
             except TypeError as error:  # of its arguments
                 raise UserError(f"--engine_args: {error}") from None
         self._llm = _running[lm.model]
