@@ -34,6 +34,8 @@ MEASURED = (
     "budget",
 )  # fmt: skip
 """Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
+WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in_8bit", "peft", "quantization_config"}
+"""Arguments of models that cannot be put together without their weights."""
 
 
 def defaults(preset: str = "default") -> argparse.Namespace:
@@ -163,6 +165,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
         raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
+    if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):
+        raise UserError(f"--engine vllm: it would load the model without --model_args {named[0]}=...; leave one out")
     if args.engine_args and args.engine != "vllm":
         raise UserError("--engine_args: they are vLLM's; add --engine vllm")
     if args.ray_address and not args.workers:

@@ -15,7 +15,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights, speed_options, task_options
+from search.config import DIVERSE, SETTINGS, WHOLE, heights, speed_options, task_options
 from search.guards import LATE, PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
@@ -351,7 +351,7 @@ def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
     if getattr(args, "engine", None) == "vllm":  # which finds its own
         device = "cpu"
     if not whole:
-        from search.engines.cluster import WHOLE, WithoutWeights
+        from search.engines.cluster import WithoutWeights
 
         if not WHOLE & args.model_args.keys():
             kind, device = WithoutWeights, "cpu"

@@ -41,10 +41,6 @@ Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
 
 
-WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in_8bit", "peft", "quantization_config"}
-"""Arguments of models that cannot be put together without their weights."""
-
-
 class WithoutWeights(LPES):
     """What the driver needs of a model: its configuration, its modules and its tokenizer."""
 
@@ -144,16 +140,16 @@ class Pool:
                 if not args.ray_address:
                     where = "--workers: Ray did not start on this machine; try again, or search without --workers"
                 raise UserError(f"{where} ({' '.join(str(error).split())[:500]})") from None
-        gpus, cores = args.gpus_per_worker, os.cpu_count() or 1
+        gpus, have = args.gpus_per_worker, ray.cluster_resources()
+        cores = int(have.get("CPU", 1))
         if not args.ray_address:
-            have = ray.cluster_resources()
-            cores = min(cores, int(have.get("CPU", 1)))  # a container may have fewer than its machine
-            most = int(have.get("GPU", 0) / gpus) if gpus else int(have.get("CPU", 1))
+            most = int(have.get("GPU", 0) / gpus) if gpus else cores
             if args.workers > most:
                 raise UserError(
                     f"--workers {args.workers}: this machine has room for {most} (--gpus_per_worker {gpus:g})"
                 )
-        cpus = 1 if gpus else max(1, cores // args.workers)
+        largest = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])
+        cpus = 1 if gpus else max(1, min(largest, cores // args.workers))
         actor: Any = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
         loaded = {key: value for key, value in vars(args).items() if key in ("model_args", "device", "batch_size")}
         self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]

@@ -30,11 +30,6 @@ class VLLMEngine(ExactEngine):
             import vllm
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
-        if changed := [name for name in ("peft", "delta") if getattr(lm, name)]:
-            raise UserError(
-                f"--engine vllm: it would load {lm.pretrained} without the {changed[0]} that --model_args names; save "
-                "the two as one model, or leave --engine out"
-            )
         super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if lm.model not in _running:

@@ -278,10 +278,7 @@ def test_vllm_loads_a_models_revision_once_and_goes_with_it(fake_vllm, tmp_path)
     assert not vllm._running
 
 
-def test_what_vllm_cannot_load_is_named(fake_vllm, toy_lm, monkeypatch):
+def test_an_argument_that_vllm_does_not_know_is_named(fake_vllm, toy_lm):
     fake_vllm.LLM.side_effect = TypeError("EngineArgs.__init__() got an unexpected keyword argument 'tp'")
     with pytest.raises(UserError, match=r"--engine_args: .*unexpected keyword argument 'tp'"):
         vllm.VLLMEngine(toy_lm, questions(), {"tp": 2})
-    monkeypatch.setattr(toy_lm, "peft", "adapter")
-    with pytest.raises(UserError, match="without the peft"):
-        vllm.VLLMEngine(toy_lm, questions(), {})

@@ -328,6 +328,7 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
             for text in ("10", "m", "0prompts", "1 day", "nanm")
         ),
         (["--engine_args", "max_num_seqs=4"], "--engine_args: they are vLLM's"),
+        (["--engine", "vllm", "--model_args", "peft=a"], "--engine vllm: .* without --model_args peft="),
         (["--ray_address", "auto"], "--ray_address: only workers"),
         (["--fewshot_as_multiturn", "true"], "--fewshot_as_multiturn: only a chat template"),
     ],
