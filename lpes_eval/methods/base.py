@@ -81,7 +81,7 @@ class MethodLM(HFLM):
         self.method = self.Inside(**{name: kwargs.pop(name) for name in own})
         if pretrained is None:
             pretrained = self.default_model(kwargs)
-        if isinstance(pretrained, str):
+        if isinstance(pretrained, str | os.PathLike):
             folder = reference.path(reference.NAMES[pretrained]) if pretrained in reference.NAMES else pretrained
             pretrained = os.path.expanduser(folder)
             found = None
@@ -143,6 +143,8 @@ class MethodLM(HFLM):
             raise UserError(
                 f"pretrained={pretrained}: {here} ({reason}); give a model's folder or its name on the Hub"
             ) from None
+        except ValueError as error:  # a type that this version of transformers does not know, or code from elsewhere
+            raise UserError(f"pretrained={pretrained}: {' '.join(str(error).split())}") from None
         self.method.read(self._config)
         if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
             return

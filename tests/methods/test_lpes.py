@@ -149,8 +149,9 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{")
+    for name, content in (("broken", "{"), ("new", '{"model_type": "of 2040"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
     for kind, arguments, error, words in (
         (LPES, {"factors": "none.json"}, FactorsError, "no such file"),
         (LPES, {"factor": 1.2}, UserError, r"^factor=1.2: lpes takes factors="),
@@ -169,8 +170,14 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (LPES, {"device": "cuda"}, UserError, "^device=cuda: PyTorch .* finds no GPU here; leave it out"),
         (LPES, {"device": "cuda:1"}, UserError, "^device=cuda:1: PyTorch .* finds no GPU here; leave it out"),
         (LPES, {"pretrained": "nothere"}, UserError, "^pretrained=nothere: no folder, and not on the Hub"),
-        (LPES, {"pretrained": str(tmp_path / "empty")}, UserError, "empty: no config.json in this folder"),
+        (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: no config.json in this folder"),
         (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
+        (
+            LPES,
+            {"pretrained": str(tmp_path / "new")},
+            UserError,
+            "new: .*model type `of 2040` but Transformers",
+        ),
     ):
         with pytest.raises(error, match=words):
             kind(**arguments)

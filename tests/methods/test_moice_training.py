@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config
 
 from checks import spread
 from lpes_eval import reference
@@ -166,8 +166,11 @@ def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
     assert "6 steps of 3 sequences from texts.jsonl" in shown
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
+    for save in (T5Config().save_pretrained, AutoTokenizer.from_pretrained(folder).save_pretrained):
+        save(tmp_path / "t5")
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
+        (("--model", str(tmp_path / "t5")), "t5: cannot be loaded (Unrecognized configuration class"),
         (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
         (("--out", str(tmp_path / "file" / "within")), "Not a directory"),
         (("--device", "meta"), "device=meta: holds no numbers"),

@@ -296,11 +296,11 @@ def _run(given: argparse.Namespace) -> None:
     name = str(reference.path(reference.NAMES[given.model])) if given.model in reference.NAMES else given.model
     try:
         config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
     one = from_tasks(settings, tokenizer) if settings.tasks else from_texts(settings, tokenizer, texts)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
     find_attention(skeleton, moice.Mixture.name)
     own = own_base(skeleton, moice.Mixture.name)
     bases = published_bases(own) if given.bases is None else parse_bases("--bases", given.bases)
