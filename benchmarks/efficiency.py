@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> dict:
             results["left_out"].append(cell | {"error": "the model does not fit into memory"})
             continue
         made, left_out = run_cell(cell, model, args, start + (end - start) / (len(cells) - number))
-        results["cells"].append(made)
+        results["cells"] += [made] if made["rows"] else []
         results["left_out"] += left_out
         write_atomically(args.output, json.dumps(results) + "\n")
         where, took = f"{shape}, batch {cell['batch']}, {cell['length']} tokens", time.monotonic() - start
@@ -203,10 +203,12 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"--report {args.report}: expected a file that this program wrote with --output")
     else:
         try:
-            torch.zeros(1, device=args.device)
+            device = torch.zeros(1, device=args.device).device
         except (RuntimeError, AssertionError) as error:
             said = str(error).splitlines()[0]
             raise UserError(f"--device {args.device}: PyTorch cannot use it ({said}); --device cpu works") from None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # events and peaks are those of the current one
         gc.freeze()  # of what is there by now nothing will be garbage, and a look through it takes longer than a sample
         try:
             results = run(args)

@@ -1,5 +1,6 @@
 """The efficiency benchmark: every method is measured in every round, and the report's figures are those of the file."""
 
+import argparse
 import json
 import random
 from collections import Counter
@@ -135,6 +136,17 @@ def test_a_missing_device_and_a_file_of_something_else_are_named(tmp_path):
             efficiency.main(["--report", str(tmp_path / name)])
 
 
+def test_what_is_measured_is_the_gpu_that_was_asked_for(monkeypatch):
+    """PyTorch's events and memory statistics are those of the current device."""
+    chosen = []
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: argparse.Namespace(device=torch.device(device)))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(efficiency, "run", lambda args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        efficiency.main(["--device", "cuda:1"])
+    assert chosen == [torch.device("cuda:1")]
+
+
 @pytest.mark.parametrize(
     ("shape", "published"),
     [("vicuna-7b", 6_738_415_616), ("qwen2.5-7b", 7_615_616_512), ("vicuna-13b", 13_015_864_320)],
@@ -194,19 +206,25 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
         efficiency.main([*FLAGS, "--output", str(tmp_path / "e.json")])
 
 
-def test_two_caches_that_do_not_fit_are_made_one_after_the_other(monkeypatch, tmp_path):
+def test_two_caches_that_do_not_fit_are_made_one_after_the_other_and_one_that_does_not_is_left_out(
+    monkeypatch, tmp_path
+):
     alone = efficiency.measure
 
-    def full(models, **rest):
-        if len(models) > 1:
+    def full(models, tokens, **rest):
+        if len(models) > 1 or tokens.shape[1] > 16:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return alone(models, **rest)
+        return alone(models, tokens, **rest)
 
     monkeypatch.setattr(efficiency, "measure", full)
-    efficiency.main([*FLAGS, "--methods", "lpes", "--output", str(tmp_path / "e.json")])
-    (cell,) = json.loads((tmp_path / "e.json").read_text())["cells"]
+    file = tmp_path / "e.json"
+    efficiency.main([*FLAGS, "--lengths", "16", "24", "--methods", "lpes", "--output", str(file)])
+    results = json.loads(file.read_text())
+    (cell,) = results["cells"]
     assert {row["in_step"] for row in cell["rows"]} == {False}
     assert len(cell["rows"]) == 3 + 15
+    assert {(out["method"], out["length"]) for out in results["left_out"]} == {("plain", 24), ("lpes", 24)}
+    assert file.with_suffix(".png").exists()
 
 
 def test_models_in_step_answer_as_each_does_alone():
