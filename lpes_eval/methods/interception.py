@@ -46,16 +46,11 @@ _ATTRIBUTE = "_method_attention"
 
 def claim(model: nn.Module, method: str) -> None:
     """Mark ``model`` as having ``method`` in it; ``UserError`` where factors or another method are there already."""
-    refuse_others(model, method)
-    model.__dict__[rope.METHOD] = method
-
-
-def refuse_others(model: nn.Module, method: str) -> None:
-    """``UserError`` where factors or another method are in the model already."""
     if rope.applied(model) is not None:
         raise UserError(f"{method}: the model has layer factors; take them back first (lpes_eval.remove)")
     if (other := rope.method_in(model)) is not None:
         raise UserError(f"{method}: a method is in this model already, {other}; detach it first")
+    model.__dict__[rope.METHOD] = method
 
 
 def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
@@ -126,6 +121,9 @@ class Interception(InModel):
         """Refuse a model whose attention cannot be reached."""
         find_attention(model, self.name)
 
+    def prepare(self, model: nn.Module) -> None:
+        """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""
+
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, where its way of rotating can be followed."""
         self.check(model)
@@ -141,6 +139,7 @@ class Interception(InModel):
         model.eval()
         try:
             with torch.no_grad():
+                self.prepare(model)
                 self._follow_the_family()
         except BaseException:
             self.detach()
@@ -277,13 +276,13 @@ class Interception(InModel):
         self._release(*(set(self._attentions) - set(self.partial)))
         if not self.partial:
             raise _unsupported(model, f"none of the layers for {self.name} rotates queries and keys")
-        self._attend = self.plainly
+        self._attend, followed = self.plainly, False
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
-            if _close(last_token_from_cache(), expected):
-                self._attend = self.attend
-        if self._attend == self.plainly:
+            followed = _close(last_token_from_cache(), expected)
+        if not followed:
             reason = "its attention uses what is cached in a way of its own"
             raise _unsupported(model, f"{reason}, which {self.name} cannot follow")
+        self._attend = self.attend
 
     def _learn(self, call: Call) -> Tensor:
         """The attention of the model as it is; finds out whether the layer rotates whole heads, a part, or nothing."""

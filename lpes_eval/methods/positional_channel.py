@@ -26,7 +26,6 @@ from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, real
-from lpes_eval.methods.interception import refuse_others
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 LENGTH = 1000
@@ -75,15 +74,12 @@ class ScaledChannel(PromptInterception):
         if self.channel is not None and self.channel >= width:
             raise UserError(f"channel={self.channel}: the model has {width} hidden channels, counted from 0")
 
-    def put(self, model: nn.Module) -> None:
-        """Find the channel where none is given, and put the method into the model."""
+    def prepare(self, model: nn.Module) -> None:
+        """Find the channel where none is given."""
         if self.channel is None:
-            self.check(model)
-            refuse_others(model, self.name)
             if not (found := candidates(model, self.samples)):
                 raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=N")
             self.channel = found[0]
-        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The channel, its scale, and the layers."""
