@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import accelerate
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import FAMILIES, LENGTH, apart, generated, inputs, logits
+from checks import FAMILIES, apart, generated, inputs, logits
 from lpes_eval import methods
-from lpes_eval.errors import CacheError, UnsupportedModel
+from lpes_eval.errors import UnsupportedModel
 from lpes_eval.methods.interception import Interception, find_attention
 from lpes_eval.methods.moice import new_router
 from lpes_eval.methods.tables import Table, frequencies, own_base
@@ -30,8 +30,7 @@ class Plain(Interception):
         return method
 
     def attend(self, call):
-        query, key = call.rotate(call.query, call.key, *call.table)
-        return call.compute(query, *call.cached(key, call.value))
+        return self.plainly(call)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,22 +69,6 @@ def test_attention_is_computed_by_the_implementation_that_was_asked_for(llama):
         assert torch.equal(logits(llama), expected[implementation])
         method.detach()
     assert not torch.equal(expected["sdpa"], expected["eager"])
-
-
-def test_a_cache_filled_by_a_method_and_one_filled_without_it_are_told_apart(llama):
-    ids = inputs()["input_ids"]
-    filled, ours = DynamicCache(), DynamicCache()
-    llama(ids, past_key_values=filled)
-    method = Plain.into(llama)
-    with pytest.raises(CacheError, match=f"{LENGTH} positions whose keys Test has not rotated"):
-        llama(ids[:, :1], past_key_values=filled)
-    llama(ids, past_key_values=ours)
-    llama(ids[:, :1], past_key_values=ours)
-    method.detach()
-    with pytest.raises(CacheError, match="rotated by Test, which is not in this model"):
-        llama(ids[:, :1], past_key_values=ours)
-    ours.reset()
-    llama(ids, past_key_values=ours)
 
 
 @pytest.mark.parametrize(
