@@ -49,7 +49,7 @@ class PromptInterception(Interception):
     def prompt_is_all(self, call: Call) -> bool:
         """Whether all rows' prompts are known to end in the last column."""
         if self._end is not None:
-            return int(self._end.min()) == call.query.shape[2] - 1
+            return bool((self._end == call.query.shape[2] - 1).all())
         return self.padding is None
 
     def prompt_end(self, call: Call) -> Tensor:

@@ -38,7 +38,8 @@ def causal(query, key, value):
 def slow_llama(model, tokens, attend):
     """A Llama's logits in float64, with the attention of layer h by ``attend(h, hidden, project)``: (heads, T, D).
 
-    ``project("q", hidden)`` are the layer's un-rotated queries, (heads, T, D).
+    ``project("q", hidden)`` are the layer's un-rotated queries, (heads, T, D), and ``"k"`` and ``"v"`` as many keys and
+    values, those that heads share once for each.
     """
     weights = {name: p.double() for name, p in model.state_dict().items()}
 
@@ -52,7 +53,8 @@ def slow_llama(model, tokens, attend):
 
         def project(name, hidden, layer=layer):
             made = hidden @ layer[f"self_attn.{name}_proj.weight"].T
-            return made.unflatten(-1, (-1, model.config.head_dim)).transpose(0, 1)
+            made = made.unflatten(-1, (-1, model.config.head_dim)).transpose(0, 1)
+            return made.repeat_interleave(model.config.num_attention_heads // len(made), 0)
 
         out = attend(h, norm(x, layer["input_layernorm.weight"]), project)
         x = x + out.transpose(0, 1).flatten(1) @ layer["self_attn.o_proj.weight"].T

@@ -34,11 +34,11 @@ def test_logits_are_those_of_a_slow_implementation(top_k):
     def attend(h, hidden, project):
         q, k, v = (project(name, hidden) for name in "qkv")
         w1, w2, w3 = (w[h].double().tolist() for w in (made.w1, made.w2, made.w3))
-        out, group = [], len(q) // len(k)
-        for head in range(len(q)):
-            by_base = [[turn(model, x, base=base) for x in (q[head], k[head // group])] for base in made.config.bases]
-            weights = torch.tensor([slow_weights(query, w1, w2, w3, top_k) for query in by_base[0][0].tolist()]).T
-            attended = (causal(query, key, v[head // group]) for query, key in by_base)
+        out = []
+        for query, key, value in zip(q, k, v, strict=True):
+            by_base = [[turn(model, x, base=base) for x in (query, key)] for base in made.config.bases]
+            weights = torch.tensor([slow_weights(turned, w1, w2, w3, top_k) for turned in by_base[0][0].tolist()]).T
+            attended = (causal(*turned, value) for turned in by_base)
             out.append(sum(w[:, None] * a for w, a in zip(weights, attended, strict=True)))
         return torch.stack(out)
 

@@ -18,15 +18,14 @@ SETTINGS = {"threshold": 1.5}
 
 def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8, skip=2):
     """A Llama's logits under Ms-PoE in float64, head by head and key by key, and each head's factor by layer."""
-    heads, width = model.config.num_attention_heads, model.config.head_dim
-    group, chosen = heads // model.config.num_key_value_heads, {}
+    heads, width, chosen = model.config.num_attention_heads, model.config.head_dim, {}
 
     def attend(h, hidden, project):
         q, k, v = (project(name, hidden) for name in "qkv")
         factors, awareness = [1.0] * heads, []
         if h >= skip:
             for head in range(heads):
-                scores = [float(q[head][end] @ k[head // group][key]) / math.sqrt(width) for key in range(end + 1)]
+                scores = [float(q[head][end] @ k[head][key]) / math.sqrt(width) for key in range(end + 1)]
                 total = sum(math.exp(score) for score in scores)
                 attention = [math.exp(score) / total for score in scores]
                 mean = sum(attention) / len(attention)
@@ -38,8 +37,8 @@ def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.
                 else:  # the code: ratios = min + (max - min) * arange(H) / H; ratio of head i = ratios[head_order][i]
                     factors[i] = least + (greatest - least) * head_order[i] / heads
             chosen[h] = factors
-        shared = [(q[head], k[head // group], v[head // group], factors[head]) for head in range(heads)]
-        return torch.stack([causal(turn(model, a, s), turn(model, b, s), c) for a, b, c, s in shared])
+        each = zip(q, k, v, factors, strict=True)
+        return torch.stack([causal(turn(model, a, s), turn(model, b, s), c) for a, b, c, s in each])
 
     return slow_llama(model, tokens, attend), chosen
 

@@ -1,23 +1,20 @@
 """Positional-channel scaling: against slow, obvious float64 code; the search on channels whose shape is known."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from checks import LENGTH, apart, inputs, logits
+from checks import LENGTH, apart, generated, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import positional_channel
 from lpes_eval.methods.positional_channel import PositionalChannel, candidates, ranked
-from slow import slow_llama, turn
+from slow import causal, slow_llama, turn
 
 
 def slow_scaling(model, tokens, end, channel, scale, layers):
-    """A Llama's logits in float64, token by token: those from ``end`` on attend with the channel scaled."""
-    group = model.config.num_attention_heads // model.config.num_key_value_heads
+    """A Llama's logits in float64: tokens from ``end`` on attend with the channel scaled."""
 
     def attend(h, hidden, project):
         other = hidden.clone()
@@ -25,13 +22,8 @@ def slow_scaling(model, tokens, end, channel, scale, layers):
             other[:, channel] *= scale
         q, k = ([turn(model, project(name, each)) for each in (hidden, other)] for name in "qk")
         v = project("v", hidden)
-        out = torch.zeros_like(q[0])
-        for t in range(len(tokens)):
-            which = int(t >= end)
-            for head in range(len(out)):
-                scores = k[which][head // group, : t + 1] @ q[which][head, t] / math.sqrt(out.shape[-1])
-                out[head, t] = scores.softmax(-1) @ v[head // group, : t + 1]
-        return out
+        plain, scaled = (torch.stack(list(map(causal, q[i], k[i], v))) for i in (0, 1))
+        return torch.cat((plain[:, :end], scaled[:, end:]), dim=1)
 
     return slow_llama(model, tokens, attend)
 
@@ -48,6 +40,13 @@ def test_logits_are_those_of_a_slow_implementation(llama, end):
     assert apart(found, expected) < 1e-4
     assert torch.equal(found[:end], plain[:end])  # nothing before the prompt's last token is changed
     assert apart(found[end:], plain[end:]) > 1e-2
+
+
+def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama):
+    method = PositionalChannel.apply(llama, channel=5)
+    ends = torch.tensor([6, LENGTH - 1])
+    with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
+        generated(llama, prefill_chunk_size=7)
 
 
 def test_the_search_finds_the_channels_that_rise_or_fall_smoothly_in_most_layers():
