@@ -192,6 +192,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args.methods = list(dict.fromkeys(["plain", *args.methods]))
     if args.device.split(":")[0] not in ("cpu", "cuda"):
         parser.error(f"argument --device: expected cpu, cuda or cuda:N, not {args.device!r}")
+    if Path(args.output).suffix in (".md", ".png"):
+        parser.error(
+            f"argument --output: expected a name such as e.json, not that of its table or plot, {args.output!r}"
+        )
     return args
 
 

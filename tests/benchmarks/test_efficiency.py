@@ -119,7 +119,10 @@ def test_a_preset_says_what_other_flags_leave_out():
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--rounds", "1"), ("--lengths", "0"), ("--threads", "0"), ("--budget", "nan"), ("--device", "quantum")],
+    [
+        *(("--rounds", "1"), ("--lengths", "0"), ("--threads", "0"), ("--budget", "nan")),
+        *(("--device", "quantum"), ("--output", "e.md")),
+    ],
 )
 def test_a_flag_with_which_nothing_can_be_measured_is_named(flag, value, capsys):
     with pytest.raises(SystemExit, match="2"):
