@@ -193,9 +193,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if args.device.split(":")[0] not in ("cpu", "cuda"):
         parser.error(f"argument --device: expected cpu, cuda or cuda:N, not {args.device!r}")
     if Path(args.output).suffix in (".md", ".png"):
-        parser.error(
-            f"argument --output: expected a name such as e.json, not that of its table or plot, {args.output!r}"
-        )
+        parser.error(f"argument --output: expected a name such as e.json, not that of a table or plot: {args.output!r}")
     return args
 
 

@@ -120,15 +120,17 @@ class Buckets(InModel):
         calls = [call, *(call | copy.deepcopy(caches) for _ in range(size, len(self.bases), size))]
         mixed, outputs = None, []
         for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
-            self._part, self._stamp.open = self.bases[start : start + size], True
+            part = self.bases[start : start + size]
+            self._part, self._stamp.open = part, True
             try:
-                outputs.append(self._original(**_repeated(each, len(self._part))))
+                output = self._original(**_repeated(each, len(part)))
             finally:
-                rows, self._part, self._stamp.open = len(self._part), (), False
+                self._part, self._stamp.open = (), False
             if len(self.bases) > 1:
-                for logits in outputs[-1].logits.unflatten(0, (rows, -1)):  # (B, T, V)
+                for logits in output.logits.unflatten(0, (len(part), -1)):  # (B, T, V)
                     mixed = _mixed(mixed, logits.float(), self.combine)
-                outputs[-1].logits = None
+                output.logits = None
+            outputs.append(output)
         if mixed is not None:
             outputs[0].logits = mixed[0]
         _join([rope.cache_of(output) for output in outputs])
