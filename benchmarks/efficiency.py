@@ -45,6 +45,7 @@ from lpes_eval import methods
 from lpes_eval.errors import UserError
 from lpes_eval.files import read_json, write_atomically
 from lpes_eval.flags import at_least, positive
+from lpes_eval.methods.base import check_device
 
 METHODS = ["plain", *methods.names()]
 _CPU = {"device": "cpu", "dtype": "float32", "new_tokens": 32, "largest": 6000}
@@ -204,13 +205,9 @@ def main(argv: list[str] | None = None) -> None:
         if not isinstance(results, dict) or not {"cells", "left_out", "settings"} <= results.keys():
             raise UserError(f"--report {args.report}: expected a file that this program wrote with --output")
     else:
-        try:
-            device = torch.zeros(1, device=args.device).device
-        except (RuntimeError, AssertionError) as error:
-            said = str(error).splitlines()[0]
-            raise UserError(f"--device {args.device}: PyTorch cannot use it ({said}); --device cpu works") from None
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # events and peaks are those of the current one
+        check_device(args.device)
+        if args.device.startswith("cuda"):  # events and peaks are those of the current one
+            torch.cuda.set_device(torch.device(args.device).index or 0)
         gc.freeze()  # of what is there by now nothing will be garbage, and a look through it takes longer than a sample
         try:
             results = run(args)

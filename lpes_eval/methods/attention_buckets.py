@@ -160,7 +160,7 @@ class Buckets(InModel):
         if held not in (None, needed := len(self.bases) * len(_inputs(call))):
             raise CacheError(
                 f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}; "
-                "start with an empty cache, without beam search"
+                "start with an empty cache, without beam search (num_beams=1)"
             )
 
 
@@ -225,14 +225,6 @@ class AttentionBuckets(MethodLM):
     paper = "2312.04455"
     published_time = 4.76
     Inside = Buckets
-
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
-        if (options.get("num_beams") or 1) > 1:
-            raise UserError(
-                f"num_beams={options['num_beams']}: attention_buckets keeps a row for each base, which beam search "
-                "would mix up; use num_beams=1"
-            )
-        return super()._model_generate(context, max_length, stop, **options)
 
 
 Method = AttentionBuckets

@@ -84,17 +84,9 @@ class MethodLM(HFLM):
         if isinstance(pretrained, str | os.PathLike):
             folder = reference.path(reference.NAMES[pretrained]) if pretrained in reference.NAMES else pretrained
             pretrained = os.path.expanduser(folder)
-            found = None
-            if not os.path.isdir(pretrained):
-                is_path = pretrained.startswith((".", "/", "~")) or os.path.exists(pretrained)
-                found = "no such folder" if is_path else None
-            elif not kwargs.get("gguf_file") and "config.json" not in os.listdir(pretrained):
-                found = "no config.json in this folder"
-            if found is not None:
-                raise UserError(f"pretrained={pretrained}: {found}; give a model's folder or its name on the Hub")
-        check_device(kwargs.get("device"))
-        if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda").startswith("cuda"):
+        if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
             kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
+        check_device(kwargs.get("device"))
         if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
             logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
@@ -136,15 +128,17 @@ class MethodLM(HFLM):
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         """Read the model's configuration, and check the model that it describes."""
         try:
+            if os.path.isfile(pretrained):  # transformers would read it
+                raise NotADirectoryError("it is a file")
             super()._get_config(pretrained, **kwargs)
-        except OSError as error:
-            here = "its configuration cannot be read" if os.path.isdir(pretrained) else "no folder, and not on the Hub"
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"pretrained={pretrained}: {here} ({reason}); give a model's folder or its name on the Hub"
-            ) from None
-        except ValueError as error:  # a type that this version of transformers does not know, or code from elsewhere
-            raise UserError(f"pretrained={pretrained}: {' '.join(str(error).split())}") from None
+        except (OSError, ValueError) as error:  # a ValueError for an unknown type, and for code of the model's own
+            found = "its configuration cannot be read"
+            if os.path.isdir(pretrained) and "config.json" not in os.listdir(pretrained):
+                found = "no config.json in this folder"
+            elif not os.path.isdir(pretrained) and isinstance(error, OSError):
+                found = "no such folder, and not on the Hub"
+            said = f"{found} ({' '.join(str(error).split())})"
+            raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
         self.method.read(self._config)
         if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
             return
@@ -184,9 +178,8 @@ def check_device(device: Any) -> None:
         return
     if there:
         raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
-    if found.index != 0:  # lm_eval says cuda:0 where nobody said anything, and hf then takes the processor
-        reason = f"PyTorch {torch.__version__} finds no GPU here"
-        raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
+    reason = f"PyTorch {torch.__version__} finds no GPU here"
+    raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
 
 
 def real(name: str, given: Any) -> float:

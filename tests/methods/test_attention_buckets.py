@@ -126,9 +126,3 @@ def test_it_computes_no_loss(llama):
 def test_bases_are_read_as_they_are_written_and_the_published_ones_follow_the_models_own(given, theta, bases):
     model = tiny_model(tiny_config("llama", rope_parameters={"rope_type": "default", "rope_theta": theta}))
     assert AttentionBuckets.apply(model, bases=given).describe()["bases"] == bases
-
-
-def test_beam_search_is_refused_where_rows_are_bases():
-    lm = AttentionBuckets(bases="10000:17500")
-    with pytest.raises(UserError, match="use num_beams=1"):
-        lm._model_generate(torch.tensor([[5, 6]]), 8, ["\n"], num_beams=2)

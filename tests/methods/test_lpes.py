@@ -71,7 +71,7 @@ def test_factors_in_force_are_recorded_with_their_hash_and_their_origin(lpes, tm
 
 def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken_for_the_plain_one(tmp_path):
     origin = {"model": {"name": str(tmp_path / "elsewhere")}}
-    with pytest.raises(UserError, match="elsewhere: no such folder"):
+    with pytest.raises(UserError, match="elsewhere: no such folder, and not on the Hub"):
         LPES(factors=Factors.from_uniform(1.2, origin=origin))
     loaded = LPES(factors=Factors.from_uniform(1.5, origin={"model": "reference"}))
     assert loaded.layer_factors == [1.5] * 6
@@ -164,12 +164,20 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
             (LPES, {"dtype": name}, UserError, f"^dtype={name}: no floating-point type of PyTorch's; expected auto")
             for name in ("flaot16", "nn", "int8")
         ),
-        *((LPES, {"pretrained": name}, UserError, "no such folder") for name in (__file__, "./nowhere", "~/nowhere")),
+        (LPES, {"pretrained": "./nowhere"}, UserError, "nowhere: no such folder"),
+        (LPES, {"pretrained": tmp_path / "new" / "config.json"}, UserError, r"no such .* \(it is a file\)"),
+        (LPES, {"pretrained": "./nowhere"}, UserError, "nowhere: no such folder"),
+        (
+            LPES,
+            {"pretrained": str(tmp_path / "new" / "config.json")},
+            UserError,
+            r"config.json: no such .* \(it is a file",
+        ),
         (LPES, {"device": "meta"}, UserError, "^device=meta: holds no numbers"),
         (LPES, {"device": "gpu"}, UserError, "^device=gpu: no device of PyTorch's; expected cpu, cuda"),
         (LPES, {"device": "cuda"}, UserError, "^device=cuda: PyTorch .* finds no GPU here; leave it out"),
         (LPES, {"device": "cuda:1"}, UserError, "^device=cuda:1: PyTorch .* finds no GPU here; leave it out"),
-        (LPES, {"pretrained": "nothere"}, UserError, "^pretrained=nothere: no folder, and not on the Hub"),
+        (LPES, {"pretrained": "nothere"}, UserError, "^pretrained=nothere: no such folder, and not on the Hub"),
         (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: no config.json in this folder"),
         (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
         (

@@ -157,7 +157,8 @@ def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
+def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command(folder, tmp_path / "out", "--dry_run") == 0
     shown = capsys.readouterr().out
     assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
@@ -172,6 +173,7 @@ def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys):
         (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
         (("--out", str(tmp_path / "file" / "within")), "Not a directory"),
         (("--device", "meta"), "device=meta: holds no numbers"),
+        (("--device", "cuda:0"), "device=cuda:0: PyTorch"),
         (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
