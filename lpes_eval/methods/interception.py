@@ -114,12 +114,13 @@ class Interception(InModel):
         return call.compute(query, *call.cached(key, call.value))
 
     def chosen_layers(self, depth: int) -> range:
-        """The layers to put it into, of so many."""
+        """The layers to put it into, of so many; ``UserError`` where there are none."""
         return range(depth)
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model whose attention cannot be reached."""
+        """Refuse a model whose attention cannot be reached, or that has no such layers."""
         find_attention(model, self.name)
+        self.chosen_layers(len(rope.find_decoder(model).layers))
 
     def prepare(self, model: nn.Module) -> None:
         """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""

@@ -16,13 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, one_of, real
-from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 
@@ -62,15 +60,10 @@ class HeadFactors(PromptInterception):
         return [self.min + number * (self.max - self.min) / steps for number in range(heads)]
 
     def chosen_layers(self, depth: int) -> range:
-        """All after the first ``skip``."""
-        return range(self.skip, depth)
-
-    def check(self, model: nn.Module) -> None:
-        """Refuse a model whose attention cannot be reached, or of which no layer is left."""
-        super().check(model)
-        found, depth = find_attention(model, self.name), len(rope.find_decoder(model).layers)
-        if not any(h >= self.skip for h in found):
+        """All after the first ``skip``; ``UserError`` where none is left."""
+        if self.skip >= depth:
             raise UserError(f"skip={self.skip}: the model has {depth} layers, of which none would be left")
+        return range(self.skip, depth)
 
     def attend(self, call: Call) -> Tensor:
         """Attention with each head's own rotation, and keys rotated once for every query head."""

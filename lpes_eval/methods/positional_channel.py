@@ -22,7 +22,6 @@ import torch
 from scipy.signal import savgol_filter
 from torch import Tensor, nn
 
-from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import count, real
@@ -69,7 +68,6 @@ class ScaledChannel(PromptInterception):
     def check(self, model: Any) -> None:
         """Refuse a model whose attention cannot be reached, or that has no such layers or channel."""
         super().check(model)
-        self.chosen_layers(len(rope.find_decoder(model).layers))
         width = model.config.get_text_config(decoder=True).hidden_size
         if self.channel is not None and self.channel >= width:
             raise UserError(f"channel={self.channel}: the model has {width} hidden channels, counted from 0")
