@@ -40,11 +40,10 @@ class BenchmarkTask(ConfigurableTask):
     """Metric -> score of one example."""
     _budget: tuple[Any, int, budget.Budget] | None = None
 
-    def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any] | None = None, **own: Any) -> None:
+    def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any], **own: Any) -> None:
         """Fill in what the YAML, ``config``, does not say; ``metrics`` are metric -> aggregation."""
         up = own.get("output_type") != "loglikelihood"
-        if metrics:
-            own["metric_list"] = [{"metric": m, "aggregation": a, "higher_is_better": up} for m, a in metrics.items()]
+        own["metric_list"] = [{"metric": m, "aggregation": a, "higher_is_better": up} for m, a in metrics.items()]
         # where a function is named, lm-eval looks for no implementation of the metrics
         own = {"test_split": SPLIT, "process_results": scored_by_its_class, **own}
         super().__init__(config={key: value for key, value in {**own, **config}.items() if key != "class"})
@@ -134,6 +133,9 @@ class PositionTask(BenchmarkTask):
     SIZE: str
     example: Callable[..., Any]
     metric: Callable[[str, Any], float]
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config, {self.METRIC: "mean"})
 
     def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
         """The prompt of a question with the gold item at ``position`` percent, in labelled pieces."""
