@@ -3,16 +3,13 @@
 import gzip
 import hashlib
 import json
-from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from lm_eval.models.api_models import JsonChatStr
 
 from lpes_eval.data import kv, splits
 from lpes_eval.data.kv import accuracy
-from lpes_eval.errors import DataError, PromptTooLong
-from lpes_eval.harness import plugin
+from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import join
 
 
@@ -106,14 +103,6 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
         assert accuracy(right, "2a8d-x") == 1.0
     for wrong in ("2a8d", "", "2a8d -x"):
         assert accuracy(wrong, "2a8d-x") == 0.0
-
-
-def test_a_chat_that_an_api_model_is_sent_as_json_is_held_against_the_window_too(task_manager, tokenizer):
-    task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
-    with plugin.evaluating(SimpleNamespace(tokenizer=tokenizer, max_length=300)):
-        task.construct_requests({"question_id": 7}, JsonChatStr("short"), metadata=("kv_retrieval", 0, 1))
-        with pytest.raises(PromptTooLong, match="question 7"):
-            task.construct_requests({"question_id": 7}, JsonChatStr("x" * 999), metadata=("kv_retrieval", 0, 1))
 
 
 def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
