@@ -143,7 +143,7 @@ WORKED = [  # prediction, accepted answers, score
     ("parish", ["Paris"], 1.0),  # contained is enough
     ("41,200 people", ["41200"], 1.0),
     ("1 41 200", ["41,200"], 0.0),
-    ("b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
+    ("\u0301 b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
     ("Paris", [], 0.0),
 ]
 
