@@ -3,8 +3,12 @@
 import gzip
 import json
 import re
+from itertools import groupby
+from unicodedata import category
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.data.mdqa import best_subspan_em
@@ -124,6 +128,21 @@ def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path, write):
 
 
 # -- the metric -----------------------------------------------------------------------------------------------------
+
+PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def reference_normalize(text: str) -> str:
+    """SQuAD's four steps, character by character."""
+    kept = "".join(c for c in text.lower() if c not in PUNCTUATION)
+    runs = ["".join(run) for _, run in groupby(kept, lambda c: category(c)[0] in "LM" or category(c) in "Nd Nl Pc")]
+    return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
+
+
+@given(st.text(alphabet=st.sampled_from([*"aAtThHeEnN .,'-_*()\n\t19Éßİ\u0301\u00a0\u2019\u4e2dσΣ"]), max_size=20))
+def test_normalisation_equals_a_second_implementation(text):
+    assert mdqa.normalize(text) == reference_normalize(text)
+
 
 WORKED = [  # prediction, accepted answers, score
     ("Wilhelm Conrad Röntgen", ["Wilhelm Conrad Röntgen"], 1.0),
