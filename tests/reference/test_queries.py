@@ -17,7 +17,7 @@ from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden
 from benchmarks.reference.recipe import SMOKE, build
 from benchmarks.reference.train import STREAM
 from lpes_eval import rng
-from lpes_eval.data import fiction
+from lpes_eval.data import fiction, kv
 from lpes_eval.data.mdqa import TEMPLATE
 
 TOKENIZER = vocabulary.build()
@@ -52,11 +52,13 @@ def test_drawn_ids_are_the_tokenizer_s_own(seed, pairs):
         ids = [*asked.context[0], *query]
         text = TOKENIZER.decode(ids, skip_special_tokens=False)
         assert TOKENIZER.encode(text).ids == ids
-        body, question = text.split("\n\nKey: ")
-        records = dict(line.strip('{} ,"').split('": "') for line in body.split("JSON data:\n")[1].split("\n"))
-        key, answer = question.split("\nCorresponding value: ")
-        assert answer == f'"{records[key.strip(chr(34))]}"'
-        assert all(uuid.UUID(text).version == 4 for pair in records.items() for text in pair)
+        records = re.findall(r'"([^"]+)": "([^"]+)"', text)
+        assert all(uuid.UUID(text).version == 4 for pair in records for text in pair)
+        key = re.search(r'Key: "(.+)"', text)[1]
+        prompt = kv.TEMPLATE.format(records="".join(kv.lines(records)), key=key)
+        assert text == f'{prompt} "{dict(records)[key]}"'
+        assert TOKENIZER.encode(prompt).ids == ids[:-18]  # an answer's tokens do not reach into the prompt
+        assert len(ids) == 2 + 34 * pairs + 36
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,23 +101,16 @@ def test_padding_of_shorter_questions_changes_nothing():
         torch.testing.assert_close(together[query, :length], alone[0, context.shape[1] :], atol=1e-5, rtol=1e-4)
 
 
-def test_a_target_is_the_next_token_or_left_out():
-    asked = draw(np.random.default_rng(3), 4, 6, 3, size=4)
+def test_a_target_is_the_next_token_or_left_out_and_a_key_s_bytes_are_once_they_name_one_record():
+    asked = draw(np.random.default_rng(4), 1, 40, 40, size=4)
     follows = asked.targets[..., :-1]
     known = follows != IGNORE
     assert (follows == asked.queries[..., 1:])[known].all()
     assert (asked.targets[..., -1] == vocabulary.END_ID).all()
     assert known[asked.answers[..., :-1]].all()
-
-
-def test_key_bytes_are_targets_only_once_they_name_one_record():
-    rng = np.random.default_rng(4)
-    while True:
-        asked = draw(rng, 1, 40, 40)
-        first = asked.queries[0, :, 1]
-        shared = np.array([(first == token).sum() > 1 for token in first])
-        if shared.any():
-            break
+    first = asked.queries[0, :, 1]
+    shared = [(first == token).sum() > 1 for token in first]
+    assert any(shared)
     assert (asked.targets[0, :, 0] == IGNORE).all()
     assert ((asked.targets[0, :, 1] == IGNORE) == shared).all()
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from benchmarks.reference import tokenizer as vocabulary
-from lpes_eval.data import kv
 from lpes_eval.reference import path
 
 
@@ -26,11 +25,6 @@ AWKWARD = ["<|end|>", "<|pad|>", "ab", "-ab", "abc", " ", " .", " n't", "\r\n", 
 awkward = st.sampled_from([*AWKWARD, *vocabulary.PROMPT_PIECES])
 texts = st.one_of(st.text(), st.lists(st.one_of(awkward, st.text(max_size=3)), max_size=12).map("".join))
 uuids = st.uuids().map(str)
-
-
-def prompt(records, key):
-    """The task's, which ``tests/data/test_kv.py`` holds against the paper's."""
-    return kv.TEMPLATE.format(records="".join(kv.lines(records)), key=key)
 
 
 @settings(max_examples=100, deadline=None)
@@ -65,25 +59,6 @@ def test_a_uuid_is_sixteen_tokens_in_one_alignment(value, around):
     start = len(BUILT.encode(before).ids)
     assert ids[start : start + 16] == expected
     assert len(ids) == start + 16 + len(BUILT.encode(after).ids)
-
-
-@settings(max_examples=25, deadline=None)
-@given(records=st.lists(st.tuples(uuids, uuids), min_size=1, max_size=6), data=st.data())
-def test_prompt_and_answer_tokenize_alike_whole_and_by_pieces(records, data):
-    key, value = data.draw(st.sampled_from(records))
-    pieces = [vocabulary.HEAD, vocabulary.OPEN]
-    for i, (name, content) in enumerate(records):
-        end = vocabulary.CLOSE if i == len(records) - 1 else vocabulary.NEXT
-        pieces += [name, vocabulary.COLON, content, end]
-    question = [*pieces, vocabulary.KEY, key, vocabulary.ASK]
-    answer = [vocabulary.ANSWER, value, vocabulary.QUOTE]
-    assert "".join(question) == prompt(records, key)
-    whole = BUILT.encode(prompt(records, key)).ids
-    assert whole == [i for piece in question for i in BUILT.encode(piece).ids]
-    assert len(whole) == 2 + 34 * len(records) + 18
-    assert BUILT.encode(f'{prompt(records, key)} "{value}"').ids == whole + [
-        i for piece in answer for i in BUILT.encode(piece).ids
-    ]
 
 
 @pytest.mark.parametrize("number", [1, 9, 10, 28, 99])

@@ -24,10 +24,9 @@ def fingerprint(folder):
     return json.loads((folder / "run.json").read_text())["weights_sha256"]
 
 
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_only_the_same_recipe_gives_the_same_weights(undisturbed, tmp_path, seed):
-    training.main(["--smoke", "--seed", seed, "--out", str(tmp_path)])
-    assert (fingerprint(tmp_path) == fingerprint(undisturbed)) == (seed == "0")
+def test_another_seed_gives_other_weights(undisturbed, tmp_path):
+    training.main(["--smoke", "--seed", "1", "--out", str(tmp_path)])
+    assert fingerprint(tmp_path) != fingerprint(undisturbed)
 
 
 @pytest.mark.parametrize("killed_at", [3, 11, 17, 23])
