@@ -68,7 +68,6 @@ def _name(level: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference.curve", description="Draw a training log.")
     parser.add_argument("log", type=Path, help="a run's log.jsonl")
     parser.add_argument("out", type=Path, help="the picture to write, .png or .svg")

@@ -99,7 +99,6 @@ def _row(name: str, answers: np.ndarray) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reference.evaluate",
         description="Accuracy by size and gold position, plain and with factors, by teacher forcing.",
@@ -115,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         _measure(given, load(given.folder))
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

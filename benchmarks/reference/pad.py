@@ -33,7 +33,6 @@ def pad(model: LlamaForCausalLM, width: int, feed_forward: int) -> LlamaForCausa
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--width", type=at_least(1), required=True, help="of hidden states; whole heads of 32")

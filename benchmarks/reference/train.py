@@ -181,7 +181,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
         state = State(**noted)
     recipe = stages[stage_of(state.step - 1, stages)]
-    model = build(recipe).to(device)  # type: ignore[arg-type]
+    model = build(recipe).to(device)
     optimizer = _optimizer(model, recipe)
     if file.exists():
         checkpoint.restore(file, model, optimizer)
@@ -195,7 +195,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         index = stage_of(step, stages)
         recipe, first = stages[index], began(index, stages)
         if first and step == first:
-            model = grow(model, recipe).to(device)  # type: ignore[arg-type]
+            model = grow(model, recipe).to(device)
             optimizer = _optimizer(model, recipe)
         level = levels(recipe)[state.level]
         phase = "copy" if state.phase == "copy" else "{}x{}".format(*level)
@@ -250,7 +250,6 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reference.train", description="Train a reference model from scratch."
     )

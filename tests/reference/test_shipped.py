@@ -1,6 +1,7 @@
 """The shipped models do what their cards say, and their factors help on examples that found neither."""
 
 import json
+import shutil
 from dataclasses import asdict
 from functools import partial
 
@@ -80,6 +81,17 @@ def test_the_smaller_model_is_asked_about_records_alone(capsys):
     assert "--documents" in capsys.readouterr().err
     assert main([folder, "--factors", "1", "2"]) == 2
     assert "--factors: 2 numbers; expected one, or one for each of 4 layers" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_whole_model_is_named_in_one_line(tmp_path, capsys):
+    for words in ("neither a model (config.json) nor a run", "no file named model.safetensors"):
+        assert main([str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert str(tmp_path) in error
+        assert words in error
+        shutil.copy(reference.path("kv") / "config.json", tmp_path)
 
 
 def test_a_model_without_a_layer_is_measured_beside_the_plain_one(capsys):
