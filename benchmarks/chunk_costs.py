@@ -10,8 +10,6 @@ depend on what they are, and every answer has ``--new_tokens`` tokens. Each chun
 the first, which warms up, and a row keeps all of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -23,7 +21,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.efficiency_measure import SHAPES, build, free
-from benchmarks.experiments.store import hardware, versions
+from benchmarks.experiments import store
 from lpes_eval import files, reference
 from lpes_eval.flags import at_least
 from lpes_eval.methods.lpes import LPES
@@ -42,8 +40,8 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict]:
         "parameters": model.num_parameters(),
         "dtype": args.dtype,
         "new_tokens": args.new_tokens,
-        "machine": hardware(torch.get_num_threads(), args.device),
-        "versions": versions(),
+        "machine": store.hardware(torch.get_num_threads(), args.device),
+        "versions": store.versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     rows = []
@@ -84,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=Path("runs/chunk_costs.jsonl"), metavar="FILE")
     args = parser.parse_args(argv)
     args.until = time.monotonic() + args.budget
-    rows = list(files.read_jsonl(args.output)) if args.output.exists() else []
+    rows = store.rows(args.output, "shape", "machine")
     for shape in args.shapes:
         made = measure(shape, args)
         rows = [row for row in rows if (row["shape"], row["machine"]) != (shape, made[0]["machine"])] + made

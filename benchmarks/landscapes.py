@@ -34,10 +34,11 @@ from scipy.special import expit, logit, ndtri
 from tqdm import tqdm
 
 from benchmarks import landscapes_page, recorded
-from benchmarks.experiments.store import ROOT
+from benchmarks.experiments.store import KEPT, ROOT
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
+from lpes_eval.flags import at_least
 from lpes_eval.rng import shuffled, stream
 from search import optimizers
 from search.early_stopping import ERROR, Race
@@ -296,7 +297,7 @@ def factors_of(points: Points, curve: str, layers: int) -> tuple[float, ...]:
     if curve == "free":
         return tuple(y for _, y in points)
     t = np.linspace(0, 1, 2001)  # the Bezier curve of lpes_eval.curves to 1e-6, in a hundredth of the time
-    x, y = (de_casteljau(values, t) for values in zip(*points, strict=True))  # type: ignore[arg-type]
+    x, y = (de_casteljau(values, t) for values in zip(*points, strict=True))
     return tuple(np.interp(np.linspace(x[0], x[-1], layers), x, y).round(9).tolist())
 
 
@@ -339,14 +340,13 @@ def run(seeds: int, processes: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run, and write the results, the page and its pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--seeds", type=int, default=50, metavar="N", help="of every search on each landscape")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=at_least(1), default=50, metavar="N", help="of every search on each landscape")
+    parser.add_argument("--processes", type=at_least(1), default=os.cpu_count(), metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
     rows = run(args.seeds, args.processes)
-    results, docs = args.out or ROOT / "benchmarks" / "results", args.out or ROOT / "docs"
+    results, docs = args.out or KEPT, args.out or ROOT / "docs"
     write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     text = landscapes_page.page(rows, SEARCHES, all_landscapes().values())
     write_atomically(docs / "landscapes.md", text)

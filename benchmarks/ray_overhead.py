@@ -7,8 +7,6 @@ first without early stopping, then with a cutoff that all individuals reach, so 
 two of them score otherwise. Needs a core for each worker, and the extra ``[ray]``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

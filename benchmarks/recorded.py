@@ -13,16 +13,16 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.experiments.store import KEPT, rows
+from lpes_eval.flags import at_least
 from lpes_eval.rng import stream
 from search.optimizers.bands import levels_of
 
-RESULTS = Path(__file__).resolve().parent / "results"
 MODELS = {
     "records": ("kv_retrieval", "reference", 220),
     "articles": ("mdqa_pos", "reference", 160),
@@ -72,8 +72,7 @@ def _even(rng: Random, low: float, high: float) -> float:
 
 def load(name: str) -> list[dict[str, Any]]:
     """The lines of a recording."""
-    path = RESULTS / f"recorded-{name}.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return rows(KEPT / f"recorded-{name}.jsonl")
 
 
 def record(name: str, threads: int) -> None:
@@ -92,8 +91,7 @@ def record(name: str, threads: int) -> None:
     evaluate = Evaluator(lm, load_tasks(lm, [task], examples=EXAMPLES), reuse_layers=False)
     loss = AnswerLoss(lm, load_tasks(lm, [task], examples=LOSSES))
     known = load(name)
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"recorded-{name}.jsonl").open("a", encoding="utf-8") as file:
+    with (KEPT / f"recorded-{name}.jsonl").open("a", encoding="utf-8") as file:
         for number in tqdm(range(len(known), vectors), initial=len(known), total=vectors, unit="vector"):
             factors = vector(number, evaluate.num_layers, known)
             tokens, start = evaluate.engine.count.tokens, time.perf_counter()
@@ -108,10 +106,9 @@ def record(name: str, threads: int) -> None:
 
 
 def main() -> None:
-    """Record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=MODELS)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=at_least(1), default=1)
     args = parser.parse_args()
     record(args.name, args.threads)
 

@@ -31,8 +31,8 @@ import lm_eval.evaluator
 import torch
 from lm_eval.tasks import TaskManager
 
+from benchmarks.experiments import store
 from benchmarks.experiments.figures import ALL_LAYERS, speed_of
-from benchmarks.experiments.store import hardware
 from lpes_eval import files
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least
@@ -49,7 +49,6 @@ REBUILT = "requests built for every individual"
 
 
 def main() -> None:
-    """Measure individual after individual."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--individuals", type=at_least(1), default=20, help="with different factors")
@@ -140,13 +139,13 @@ def main() -> None:
         "run": args.run,
         "command": shlex.join(["python", *sys.argv]),
         "arguments": {name: value for name, value in vars(args).items() if name not in ("run", "out")},
-        "machine": hardware(torch.get_num_threads(), str(lm.device)),
+        "machine": store.hardware(torch.get_num_threads(), str(lm.device)),
         "packages": {**packages(), "python": platform.python_version()},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "prompts_an_individual": evaluator.prompts,  # at most
         "prompt_tokens_an_individual": evaluator.prompt_tokens,
     }
-    others = [row for row in files.read_jsonl(args.out) if row["run"] != args.run] if args.out.exists() else []
+    others = [row for row in store.rows(args.out, "run") if row["run"] != args.run]
     known, rows = {}, []
     while len(rows) < most and not scan.done:
         part = evaluator.part(scan.effort) if args.every else None

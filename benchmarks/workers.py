@@ -8,8 +8,6 @@ whoever is free, those that are late a second time; the next generation begins w
 differ, how often a worker takes longer or is lost, and how long it then is away are assumptions, given as flags.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import sys
@@ -22,9 +20,10 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.experiments.store import ROOT
+from benchmarks.experiments.store import KEPT
 from lpes_eval import files
 from lpes_eval.errors import UserError
+from lpes_eval.flags import amount, at_least, positive
 from search.engines.cluster import LATE, chunk_sizes
 
 WORKERS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 1000)
@@ -80,25 +79,25 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a row for every number of workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--costs", type=Path, default=ROOT / "benchmarks/results/chunk_costs.jsonl", metavar="FILE")
+    add, some = parser.add_argument, at_least(1)
+    add("--costs", type=Path, default=KEPT / "chunk_costs.jsonl", metavar="FILE")
     add("--shape", default="vicuna-7b", help="of the measured model")
     add("--records", type=int, default=100, help="of a measured prompt")
-    add("--questions", type=int, default=200, help="of an individual")
-    add("--first", type=int, default=32, help="individuals of the first generation")
-    add("--individuals", type=int, default=24, help="of each later one: 16 mutants and the children of 4 crossovers")
-    add("--generations", type=int, default=20, help="after the first")
-    add("--overhead", type=float, default=0.002, help="seconds a chunk, of Ray")
-    add("--spread", type=float, default=0.1, help="standard deviation of a chunk's time, as a share of it")
-    add("--stragglers", type=float, default=0.01, help="share of chunks that take longer")
-    add("--slower", type=float, default=3.0, help="so many times as long")
-    add("--hours_between_failures", type=float, default=100.0, help="of one worker")
-    add("--restart", type=float, default=120.0, help="seconds")
+    add("--questions", type=some, default=200, help="of an individual")
+    add("--first", type=some, default=32, help="individuals of the first generation")
+    add("--individuals", type=some, default=24, help="of each later one: 16 mutants and the children of 4 crossovers")
+    add("--generations", type=at_least(0), default=20, help="after the first")
+    add("--overhead", type=amount, default=0.002, help="seconds a chunk, of Ray")
+    add("--spread", type=amount, default=0.1, help="standard deviation of a chunk's time, as a share of it")
+    add("--stragglers", type=amount, default=0.01, help="share of chunks that take longer")
+    add("--slower", type=positive, default=3.0, help="so many times as long")
+    add("--hours_between_failures", type=positive, default=100.0, help="of one worker")
+    add("--restart", type=amount, default=120.0, help="seconds")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    known = [row for row in files.read_jsonl(args.costs) if row["shape"] == args.shape]
+    table = files.read_jsonl(args.costs, required=("shape", "records", "questions", "seconds"))
+    known = [row for row in table if row["shape"] == args.shape]
     if not (rows := [row for row in known if row["records"] == args.records]):
         there = ", ".join(sorted({str(row["records"]) for row in known})) or "nothing"
         raise UserError(f"{args.costs}: no times of {args.shape} with {args.records} records; there is {there}")

@@ -5,7 +5,6 @@ import random
 import re
 import shlex
 import statistics
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -20,7 +19,6 @@ from benchmarks.experiments.plan import KV, MDQA
 from lpes_eval import Factors
 from lpes_eval.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
 LAYERS = 4
 SHIPPED = [1.0, 1.6, 1.2, 1.0]
 
@@ -378,8 +376,9 @@ def test_the_headline_is_six_evaluations_and_every_search_flag_is_one_of_the_com
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def kept(monkeypatch, tmp_path):
+    """What the repository keeps, wherever the command is started."""
+    monkeypatch.chdir(tmp_path)
     return open_bench()
 
 

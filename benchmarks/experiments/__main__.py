@@ -7,7 +7,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.experiments import page
-from benchmarks.experiments.bench import KEPT, open_bench
+from benchmarks.experiments.bench import open_bench
+from benchmarks.experiments.store import KEPT, spelled
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--list", action="store_true", help="show what is there and what is not, and stop")
     add("--jobs", type=at_least(1), default=1, metavar="N", help="processes, of one thread each (default: 1)")
     add("--results", type=Path, metavar="DIR",
-        help=f"where results are kept (default: {KEPT}, of the headline runs/headline)")  # fmt: skip
+        help=f"where results are kept (default: {spelled(KEPT)}, of the headline runs/headline)")  # fmt: skip
     args = parser.parse_args(argv)
     headline = args.preset == "headline"
     try:

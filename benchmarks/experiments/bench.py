@@ -10,13 +10,11 @@ from pathlib import Path
 
 from benchmarks.experiments import measure, plan, store
 from benchmarks.experiments.plan import Source
-from benchmarks.experiments.store import Row
+from benchmarks.experiments.store import KEPT, Row
 from lpes_eval import factors as factors_file
 from lpes_eval import files, reference
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-
-KEPT = Path("benchmarks/results")
 
 
 def shipped_model(name: str) -> Row:

@@ -42,6 +42,8 @@ BY_SEED = {
     **{label: plan.seeded(f"controls/{name}") for name, (label, _) in plan.CONTROLS.items()},
 }
 """The searches on key-value retrieval that differ in their optimiser, or curve, by seed."""
+OPTIMISERS = [(label, names[1]) for label, names in BY_SEED.items() if label != BEZIER_GA]
+"""Those with one factor a layer, each with its first search."""
 GUESSED = 256
 """Perplexity of an even guess at a token of two hexadecimal digits."""
 

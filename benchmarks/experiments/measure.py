@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def carry_out(kind: str, row: Row, model_args: Row) -> Row:
         **found,
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(sum(os.times()[:4]) - cpu_start, 1),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": store.versions(),
         "hardware": store.hardware(1),
     }

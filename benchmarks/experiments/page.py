@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.experiments import figures as of
 from benchmarks.experiments import pictures, plan, store
-from benchmarks.experiments.bench import KEPT, Bench, open_bench
+from benchmarks.experiments.bench import Bench, open_bench
 from lpes_eval.errors import UserError
 from lpes_eval.files import write_atomically
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages and pictures, or check them, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments.page", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--results", type=Path, default=KEPT, metavar="DIR", help="where results are kept")
+    add("--results", type=Path, default=store.KEPT, metavar="DIR", help="where results are kept")
     add("--out", type=Path, default=store.ROOT / "docs/results.md", metavar="FILE", help="the page, whose pictures go "
         "to results/ beside it; the default one comes with the numbers in other documents")  # fmt: skip
     add("--check", action="store_true", help="write nothing; exit with 1 if a document is not up to date")

@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.experiments.bench import layer_factors
-from benchmarks.experiments.figures import BY_SEED, GA, METHOD_LABELS, Figures, Z, fittest, percent
-from benchmarks.experiments.plan import CONTROLS, SEARCHES, SHORT
+from benchmarks.experiments.figures import METHOD_LABELS, OPTIMISERS, Figures, Z, fittest, percent
+from benchmarks.experiments.plan import SEARCHES, SHORT
 from benchmarks.experiments.store import Row
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
@@ -61,8 +61,7 @@ def factors(figures: Figures, *panels: Any) -> dict[str, Any]:
 def convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str, Any]:
     """Fitness by generation and by cost, a line an optimiser."""
     drawn: dict[str, Any] = {}
-    searches = [(GA, BY_SEED[GA][1]), *((label, f"controls/{name}") for name, (label, _) in CONTROLS.items())]
-    for number, (label, name) in enumerate(searches):
+    for number, (label, name) in enumerate(OPTIMISERS):
         if row := figures.get(name):
             descends = name.startswith("controls/gradient")
             style: dict[str, Any] = {"color": COLOURS[(number + 1) % len(COLOURS)], "linewidth": 1.2}
@@ -71,7 +70,7 @@ def convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str,
             (drawn[label],) = by_generation.plot(best.index, 100 * best, **style, marker=MARKS[number], markersize=4)
             prompts, best = cost(row, best_so_far=not descends)
             by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
-    if base := figures.get(BY_SEED[GA][1]):
+    if base := figures.get(OPTIMISERS[0][1]):
         for axes in (by_generation, by_cost):
             drawn["plain"] = axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle=":", linewidth=1)
     by_generation.set(xlabel="generation (gradient descent: epoch)", ylabel="search fitness (%)")

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from lpes_eval import files
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "benchmarks/results"
+"""The results that the repository keeps."""
 TABLES = {
     "evaluate": "accuracy.jsonl",
     "search": "searches.jsonl",
@@ -38,9 +40,8 @@ class Results:
         self._tables = {file: {row["name"]: row for row in self.rows(file, "name")} for file in TABLES.values()}
 
     def rows(self, file: str, *fields: str) -> list[Row]:
-        """The rows of any table in the folder, each of which must have these fields; none where it is not there."""
-        path = self.folder / file
-        return list(files.read_jsonl(path, required=fields)) if path.exists() else []
+        """The rows of any table in the folder."""
+        return rows(self.folder / file, *fields)
 
     def load(self, name: str) -> Row | None:
         """An experiment's result, if it is there."""
@@ -51,6 +52,11 @@ class Results:
         self._tables[table][row["name"]] = json.loads(json.dumps(row))
         lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[table].values())
         files.write_atomically(self.folder / table, "".join(f"{line}\n" for line in lines))
+
+
+def rows(path: Path, *fields: str) -> list[Row]:
+    """The rows of a table, each of which must have these fields; none where it is not there."""
+    return list(files.read_jsonl(path, required=fields)) if path.exists() else []
 
 
 def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> Row:

@@ -72,3 +72,13 @@ def test_slow_chunks_and_lost_workers_take_time(simulated):
 def test_a_length_that_was_not_measured_is_named_with_those_that_were(simulated):
     with pytest.raises(UserError, match=r"no times of vicuna-7b with 7 records; there is 100$"):
         simulated("--records", "7")
+
+
+def test_a_number_or_table_that_cannot_be_simulated_is_named(simulated, tmp_path, capsys):
+    for flag in ("--questions", "--hours_between_failures"):
+        with pytest.raises(SystemExit):
+            simulated(flag, "0")
+        assert f"{flag}: expected " in capsys.readouterr().err
+    (tmp_path / "costs.jsonl").write_text('{"shape": "vicuna-7b"}')
+    with pytest.raises(UserError, match="line 1: the field 'records' is missing"):
+        simulated()
