@@ -84,10 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     files.write_atomically(args.output, json.dumps(result) + "\n")
     for name, of in seconds.items():
-        ratios = [median(b / a for a, b in zip(of[than], of[1], strict=True)) for than in (0, 2)]
-        print(
-            "{}: one worker takes {:.3f} times as long as one process, and {:.2f} as long as two".format(name, *ratios)
-        )
+        alone, two = (median(b / a for a, b in zip(of[than], of[1], strict=True)) for than in (0, 2))
+        print(f"{name}: one worker takes {alone:.3f} times as long as one process, and {two:.2f} as long as two")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from benchmarks.experiments import bench as of
-from benchmarks.experiments import measure, page, pictures, plan, store
+from benchmarks.experiments import measure, page, plan, store
 from benchmarks.experiments.__main__ import main as run_command
 from benchmarks.experiments.bench import Bench, open_bench
-from benchmarks.experiments.figures import Difference, Figures
+from benchmarks.experiments.figures import Difference, Figures, evaluations
 from benchmarks.experiments.page import headline, results_page
 from benchmarks.experiments.plan import KV, MDQA
 from lpes_eval import Factors
@@ -132,12 +132,10 @@ def test_bars_are_judged_on_all_held_out_questions_where_they_were_asked(made):
 
 
 def test_the_cost_of_a_search_counts_prompts_and_gradients_and_shows_those_measured_to_the_end():
-    evaluations = [[0, 60, 0.5], [1, 20, None], [1, 60, 0.4], [2, 60, 0.7]]
-    spent, best = pictures.cost({"evaluations": evaluations, "gradients": 0}, best_so_far=True)
-    assert (spent.tolist(), best.tolist()) == ([60, 140, 200], [0.5, 0.5, 0.7])
-    descent = {"evaluations": [[0, 60, 0.5], [1, 60, 0.4]], "gradients": 40}
-    spent, fitness = pictures.cost(descent, best_so_far=False)
-    assert (spent.tolist(), fitness.tolist()) == ([60, 160], [0.5, 0.4])  # 40 gradients between the two
+    asked = [[0, 60, 0.5], [1, 20, None], [1, 60, 0.4], [2, 60, 0.7]]
+    measured = evaluations({"evaluations": asked, "gradients": 40})  # between two generations
+    assert measured.spent.tolist() == [60, 180, 280]
+    assert measured.fitness.tolist() == [0.5, 0.4, 0.7]
 
 
 @pytest.mark.parametrize(

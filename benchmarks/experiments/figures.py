@@ -106,10 +106,18 @@ def score(row: Row) -> Score:
     return Score(len(scores), scores.mean(axis=0), mean.value, half)
 
 
+def evaluations(row: Row) -> pd.DataFrame:
+    """Of each individual that a search measured to the end: generation, prompts, fitness, and ``spent``.
+
+    That is what the search had asked by then: prompts, those of gradients included.
+    """
+    asked = pd.DataFrame(row["evaluations"], columns=["generation", "prompts", "fitness"])
+    return asked.assign(spent=asked.prompts.cumsum() + asked.generation * row["gradients"]).dropna()
+
+
 def fittest(row: Row) -> pd.Series:
-    """A search's best fitness by generation, of those individuals that were measured to the end."""
-    measured = pd.DataFrame(row["evaluations"], columns=["generation", "prompts", "fitness"]).dropna()
-    return measured.groupby("generation").fitness.max()
+    """A search's best fitness by generation."""
+    return evaluations(row).groupby("generation").fitness.max()
 
 
 class Figures:
@@ -234,7 +242,7 @@ class Figures:
 
     def speeds(self) -> list[Row]:
         """The runs of ``benchmarks/search_speed.py``."""
-        rows = self.bench.results.rows("search_speed.jsonl")
+        rows = store.rows(self.bench.results.folder / "search_speed.jsonl")
         return [speed_of(row for row in rows if row["run"] == run) for run in dict.fromkeys(row["run"] for row in rows)]
 
 

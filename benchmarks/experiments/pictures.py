@@ -7,9 +7,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.experiments.bench import layer_factors
-from benchmarks.experiments.figures import METHOD_LABELS, OPTIMISERS, Figures, Z, fittest, percent
+from benchmarks.experiments.figures import METHOD_LABELS, OPTIMISERS, Figures, Z, evaluations, fittest, percent
 from benchmarks.experiments.plan import SEARCHES, SHORT
-from benchmarks.experiments.store import Row
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#8C8C8C", "#D55E00")
 """Okabe and Ito's palette, told apart with any kind of colour vision; grey for its yellow, which is faint in lines."""
@@ -66,10 +65,11 @@ def convergence(figures: Figures, by_generation: Any, by_cost: Any) -> dict[str,
             descends = name.startswith("controls/gradient")
             style: dict[str, Any] = {"color": COLOURS[(number + 1) % len(COLOURS)], "linewidth": 1.2}
             style |= {"linestyle": (0, (4, 2))} if descends else {}
-            best = fittest(row) if descends else fittest(row).cummax()
-            (drawn[label],) = by_generation.plot(best.index, 100 * best, **style, marker=MARKS[number], markersize=4)
-            prompts, best = cost(row, best_so_far=not descends)
-            by_cost.plot(prompts, 100 * best, **style, drawstyle="default" if descends else "steps-post")
+            best, measured = fittest(row), evaluations(row).set_index("spent").fitness
+            if not descends:
+                best, measured = best.cummax(), measured.cummax()
+            (drawn[label],) = by_generation.plot(100 * best, **style, marker=MARKS[number], markersize=4)
+            by_cost.plot(100 * measured, **style, drawstyle="default" if descends else "steps-post")
     if base := figures.get(OPTIMISERS[0][1]):
         for axes in (by_generation, by_cost):
             drawn["plain"] = axes.axhline(100 * base["to_beat"]["baseline"], color="0.4", linestyle=":", linewidth=1)
@@ -95,13 +95,3 @@ def draw(figures: Figures, folder: Path) -> None:
             drawn = drawing(figures, *figure.subplots(1, 2, sharey=True))
             figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, frameon=False)
             figure.savefig(folder / f"{name}.png", dpi=200, metadata={"Software": None})
-
-
-def cost(row: Row, *, best_so_far: bool) -> tuple[Any, Any]:
-    """Prompts, those of gradients included, that a search had spent after each individual, and the fitness then.
-
-    The fitness is the individual's own or the best so far; individuals that were given up have none and are left out.
-    """
-    generations, prompts, fitness = (np.array(column, dtype=float) for column in zip(*row["evaluations"], strict=True))
-    spent, ended = prompts.cumsum() + generations * row["gradients"], ~np.isnan(fitness)
-    return spent[ended], np.maximum.accumulate(fitness[ended]) if best_so_far else fitness[ended]

@@ -37,11 +37,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tables = {file: {row["name"]: row for row in self.rows(file, "name")} for file in TABLES.values()}
-
-    def rows(self, file: str, *fields: str) -> list[Row]:
-        """The rows of any table in the folder."""
-        return rows(self.folder / file, *fields)
+        self._tables = {file: {row["name"]: row for row in rows(folder / file, "name")} for file in TABLES.values()}
 
     def load(self, name: str) -> Row | None:
         """An experiment's result, if it is there."""
