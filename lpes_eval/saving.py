@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lpes_eval import reference, rope
 from lpes_eval.config_field import carried, carry, weights
@@ -50,7 +50,10 @@ def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     """
     if name in reference.NAMES:
         name = reference.path(reference.NAMES[str(name)])
-    factors = carried(options.get("config") or AutoConfig.from_pretrained(name, **options))
+    config = options.get("config")
+    if not isinstance(config, PreTrainedConfig):  # transformers passes over what is none
+        config = AutoConfig.from_pretrained(name, **{key: value for key, value in options.items() if key != "config"})
+    factors = carried(config)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
     if factors is not None:
         rope.apply(model)

@@ -186,7 +186,8 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
     if file.exists():
         checkpoint.restore(file, model, optimizer)
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    write_atomically(log, "".join(line for line in lines if json.loads(line)["step"] <= state.step))
+    whole = (line for line in lines if line.endswith("\n"))  # the last one may be torn off
+    write_atomically(log, "".join(line for line in whole if json.loads(line)["step"] <= state.step))
 
     since_logged: dict[str, list[float]] = {}
     total = stages[-1].steps

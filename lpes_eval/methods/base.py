@@ -91,12 +91,13 @@ class MethodLM(HFLM):
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
             logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
             kwargs["batch_size"] = 1
-        dtype = kwargs.get("dtype")
-        if isinstance(dtype, str) and dtype != "auto":
-            known = getattr(torch, dtype, None)
-            if not isinstance(known, torch.dtype) or not known.is_floating_point:
-                found = "no floating-point type of PyTorch's"
-                raise UserError(f"dtype={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")
+        for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+            dtype = kwargs.get(name)
+            if isinstance(dtype, str | int) and dtype != "auto":
+                known = getattr(torch, str(dtype), None)
+                if not isinstance(known, torch.dtype) or not known.is_floating_point:
+                    found = "no floating-point type of PyTorch's"
+                    raise UserError(f"{name}={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")
         try:
             super().__init__(pretrained=pretrained, **kwargs)
         except TypeError as error:  # what hf does not know it hands on to the model's class
@@ -131,7 +132,7 @@ class MethodLM(HFLM):
             if os.path.isfile(pretrained):  # transformers would read it
                 raise NotADirectoryError("it is a file")
             super()._get_config(pretrained, **kwargs)
-        except (OSError, ValueError) as error:  # a ValueError for an unknown type, and for code of the model's own
+        except Exception as error:  # of several classes: for an unknown type, for code of the model's own, wrong fields
             found = "its configuration cannot be read"
             if os.path.isdir(pretrained) and "config.json" not in os.listdir(pretrained):
                 found = "no config.json in this folder"

@@ -149,7 +149,11 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "empty").mkdir()
-    for name, content in (("broken", "{"), ("new", '{"model_type": "of 2040"}')):
+    for name, content in (
+        ("broken", "{"),
+        ("new", '{"model_type": "of 2040"}'),
+        ("wrong", '{"model_type": "llama", "hidden_size": "wide"}'),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     for kind, arguments, error, words in (
@@ -162,8 +166,9 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (PI, {"skip": 6}, UserError, "^skip=6: the model has 6 layers, of which none"),
         *(
             (LPES, {"dtype": name}, UserError, f"^dtype={name}: no floating-point type of PyTorch's; expected auto")
-            for name in ("flaot16", "nn", "int8")
+            for name in ("flaot16", "nn", "int8", 3)
         ),
+        (LPES, {"softmax_dtype": "nonsense"}, UserError, "^softmax_dtype=nonsense: no floating-point type"),
         (LPES, {"pretrained": "./nowhere"}, UserError, "nowhere: no such folder"),
         (LPES, {"pretrained": tmp_path / "new" / "config.json"}, UserError, r"no such .* \(it is a file\)"),
         (LPES, {"device": "meta"}, UserError, "^device=meta: holds no numbers"),
@@ -174,6 +179,12 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: no config.json in this folder"),
         (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
         (LPES, {"pretrained": str(tmp_path / "new")}, UserError, "new: .*model type `of 2040` but Transformers"),
+        (
+            LPES,
+            {"pretrained": str(tmp_path / "wrong")},
+            UserError,
+            "wrong: its configuration .*hidden_size",
+        ),
     ):
         with pytest.raises(error, match=words):
             kind(**arguments)

@@ -46,13 +46,15 @@ def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
     with pytest.raises(KeyboardInterrupt):
         training.train(recipe.SMOKE, tmp_path, save_every=10)
     before = load(tmp_path) if killed_at > 10 else None
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 30, "lo')
     training.train(recipe.SMOKE, tmp_path, save_every=10)
     assert len(clipped) == recipe.SMOKE[-1].steps + 1 + (killed_at - 1) % 10  # what came after the checkpoint, twice
     assert fingerprint(tmp_path) == fingerprint(undisturbed)
     assert before is None or training.weights_hash(before) != fingerprint(undisturbed)
-    log = (tmp_path / "log.jsonl").read_text()
-    assert [json.loads(line)["step"] for line in log.splitlines()] == [10, 20]
-    assert log == (undisturbed / "log.jsonl").read_text()
+    written = (tmp_path / "log.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in written.splitlines()] == [10, 20]
+    assert written == (undisturbed / "log.jsonl").read_text()
 
 
 @torch.no_grad()

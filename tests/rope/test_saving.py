@@ -51,6 +51,10 @@ def test_plain_transformers_loads_the_plain_model_until_apply(folder):
     assert rope.in_force(model).origin["task"] == "records"
 
 
+def test_a_configuration_that_is_only_named_is_passed_over_as_transformers_does(folder):
+    assert rope.applied(lpes_eval.load_model(folder, config=str(folder))) == FACTORS
+
+
 @pytest.mark.parametrize(("factors", "expected"), [(None, FACTORS), (1, [1.0] * 4)])
 def test_the_model_type_takes_the_folders_factors_unless_it_is_given_others(folder, factors, expected, caplog):
     lm = LPES(str(folder), tokenizer=AutoTokenizer.from_pretrained(path()), factors=factors)
