@@ -312,7 +312,7 @@ class Evaluator:
                     "filter": objective.filter,
                     **({"lower_is_better": True} if objective.sign < 0 else {}),
                     "examples": len(objective.docs),
-                    "config_sha256": identity.sha256(vars(objective.task.config)),
+                    "config_sha256": identity.sha256(_settings(objective.task)),
                     "code_sha256": identity.code(*_code_of(objective.task)),
                 }
                 for objective in self.objectives
@@ -400,3 +400,9 @@ def _code_of(task: Any) -> list[Any]:
     """Whatever a task's scores are computed by."""
     metrics = getattr(task, "_metric_fn_list", {})
     return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
+
+
+def _settings(task: Any) -> dict[str, Any]:
+    """A task's configuration, wherever its YAML file lies."""
+    metadata = {name: value for name, value in (task.config.metadata or {}).items() if name != "config_source"}
+    return {**vars(task.config), "metadata": metadata}

@@ -134,6 +134,15 @@ def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy
         assert other.describe() == before
 
 
+def test_a_task_whose_file_lies_elsewhere_is_the_same_fitness(fitness, monkeypatch):
+    before, metadata = fitness.describe(), fitness.objectives[0].task.config.metadata
+    assert metadata["config_source"]
+    monkeypatch.setitem(metadata, "config_source", "/elsewhere/toy.yaml")
+    assert fitness.describe() == before
+    monkeypatch.setitem(metadata, "other", 1)
+    assert fitness.describe() != before
+
+
 def test_another_weight_is_another_model(toy_lm):
     before = fingerprint(toy_lm.model)
     assert fingerprint(toy_lm.model) == before
