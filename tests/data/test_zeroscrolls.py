@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from lpes_eval.data import zeroscrolls, zeroscrolls_submission
 from lpes_eval.data.source import Asked
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
+from lpes_eval.harness.segments import join
 
 # -- files and prompts -------------------------------------------------------------------------------------------------
 
@@ -118,14 +120,16 @@ def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
 
 def fit(tokenizer, example, window, render=str, new_tokens=8):
     limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
-    return zeroscrolls.fit(example, limits, render)
+    return join(zeroscrolls.fit(example, limits, render))
 
 
 def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
     text, example = read_one(tmp_path, "qasper", "A dööcument.\n")
     assert fit(tokenizer, example, 4000) == text
-    assert example.document == "A dööcument.\n"
-    assert example.question + example.header == "Question:\nWho is it?\n\nAnswer:\n"
+    parts = {segment.label: segment.text for segment in example.segments()}
+    assert list(parts) == ["instruction", "document", "separator", "question"]
+    assert parts["document"] == "A dööcument.\n"
+    assert parts["question"] == "Question:\nWho is it?\n\nAnswer:\n"
 
 
 def cut_by_their_tokens(tokenizer, text, query, max_tokens):
@@ -158,7 +162,7 @@ def test_the_chat_template_counts_and_an_instruction_that_leaves_no_room_is_refu
         return f"<user>{text}</user>" + "!" * 50
 
     fitted = fit(tokenizer, example, 500, render)
-    assert 490 <= len(tokenizer(fitted)["input_ids"]) <= 492
+    assert 490 <= len(tokenizer(render(fitted))["input_ids"]) <= 492
     with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
         fit(tokenizer, example, 200)
 
@@ -167,7 +171,7 @@ def test_chat_models_get_the_published_prompt_without_header(tmp_path):
     for name, published in (("qasper", QASPER), ("gov_report", GOV_REPORT)):
         chat = zeroscrolls.for_chat(read_one(tmp_path, name, "Some text.")[1], name)
         expected = published.format(document="Some text.", header="", chat=" Do not provide any explanation.")
-        assert chat.prompt() == expected
+        assert join(chat.segments()) == expected
 
 
 # -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------
@@ -224,7 +228,7 @@ def test_transliteration_equals_unidecode(text):
 
 def test_exponential_similarity_is_of_the_first_percentage():
     for prediction, score in (
-        ("20.5%", 2 ** (-10 * 0.195)),  # the paper's formula, with d = 2, c = 10 and percentages as fractions
+        ("20.5%", 0.5**1.95),
         ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),
         ("60%, that is 40%", 0.25),
         ("40", 0.0),  # no percent sign
@@ -236,6 +240,13 @@ def test_exponential_similarity_is_of_the_first_percentage():
         ("\n\n40.%", 1.0),
     ):
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
+
+
+@given(st.floats(0, 100), st.integers(0, 100))
+def test_exponential_similarity_is_the_formula_of_the_paper(p, gold):
+    predicted = float(f"{p:.2f}")
+    expected = math.pow(2, -10 * abs(gold - predicted) / 100)  # d = 2, c = 10, percentages as fractions
+    assert zeroscrolls.exp_similarity(f"It is {p:.2f}%.", [f"{gold}%"]) == pytest.approx(expected)
 
 
 # -- the tasks ---------------------------------------------------------------------------------------------------------
