@@ -18,7 +18,6 @@ def write_run(
     model=("hf", {"pretrained": "tiny"}, 1000),
     higher_is_better=True,
     samples=True,
-    first_question=0,
     text="question",
     chat="",
     metadata=None,
@@ -50,11 +49,10 @@ def write_run(
         row |= {f"{metric}_spread,none": 0.1, f"{metric}_spread_stderr,none": "N/A"}
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
-            for index in range(n):
-                question = first_question + index
+            for question in range(n):
                 asked = f"{text} {question}"
                 sample = {
-                    "doc_id": index,
+                    "doc_id": question,
                     "doc": {"question_id": question, "text": asked},
                     "target": "yes",
                     "arguments": {"gen_args_0": {"arg_0": chat + asked, "arg_1": {"until": ["\n"]}}},
@@ -65,7 +63,7 @@ def write_run(
                     "doc_hash": hash_string(asked),
                     "prompt_hash": hash_string(chat + asked),
                     "target_hash": hash_string("yes"),
-                    **{name: line[index] for name, line in columns.items()},
+                    **{name: line[question] for name, line in columns.items()},
                 }
                 file.write(json.dumps(sample) + "\n")
     own = {"version": version, **arguments, "config_source": f"{folder}/x.yaml", **(metadata or {})}

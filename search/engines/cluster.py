@@ -91,7 +91,7 @@ class Worker:
     def ready(self) -> dict[str, Any]:
         """What model it has, once it is loaded."""
         engine = HarnessEngine(self._lm, [])
-        return {"node": os.uname().nodename, "model": [engine.fingerprint(), engine.weights()]}
+        return {"node": os.uname().nodename, "model": (engine.fingerprint(), engine.weights())}
 
     def answer(self, chunk: Chunk, requests: list[Any], speed: dict[str, Any]) -> tuple[dict[int, list[Any]], set[int]]:
         """The responses to a chunk by number of the request, and which of them did not end by themselves."""

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import apart, generated, inputs, logits, spread
+from checks import answers, apart, evaluate, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
@@ -113,8 +114,16 @@ def routed(tmp_path_factory):
     described = router.read(reference.path() / router.SHIPPED).config
     path = tmp_path_factory.mktemp("routers")
     router.write(Router(replace(described, bases=(30.0, 100.0, 300.0), top_k=2)), path / "other" / router.FILE)
+    router.write(Router(replace(described, bases=(1e4, 1e4), top_k=2)), path / "same" / router.FILE)
     router.write(Router(replace(described, weights_sha256="0" * 64)), path / "stale" / router.FILE)
     return path
+
+
+def test_with_equal_bases_it_answers_as_hf_and_with_others_otherwise(routed, task_manager):
+    hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
+    lms = (hf, *(MoICE(router=str(routed / name), batch_size=4) for name in ("same", "other")))
+    plain, same, other = (answers(evaluate(lm, task_manager)) for lm in lms)
+    assert same == plain != other
 
 
 def test_a_router_is_described_as_it_was_read(routed):
