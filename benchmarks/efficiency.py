@@ -42,7 +42,7 @@ from benchmarks.efficiency_measure import SHAPES, build, free, measure, out_of_m
 from benchmarks.efficiency_report import plot, report
 from benchmarks.experiments.store import hardware, versions
 from lpes_eval import methods
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.files import read_json, write_atomically
 from lpes_eval.flags import at_least, positive
 from lpes_eval.methods.base import check_device
@@ -198,6 +198,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@program("efficiency")
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     if args.report:
@@ -222,8 +223,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"efficiency: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

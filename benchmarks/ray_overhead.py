@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.experiments.store import hardware, versions
 from lpes_eval import files
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.factors import Factors
 from lpes_eval.flags import at_least
 from search import config, run
@@ -35,6 +35,7 @@ WORKERS = (0, 1, 2)
 """0 is one process without Ray."""
 
 
+@program("ray_overhead")
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure round after round, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,8 +90,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"ray_overhead: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

@@ -34,7 +34,7 @@ from lm_eval.tasks import TaskManager
 from benchmarks.experiments import store
 from benchmarks.experiments.figures import ALL_LAYERS, speed_of
 from lpes_eval import files
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least
 from lpes_eval.harness.plugin import tasks_folder
 from lpes_eval.methods.lpes import LPES
@@ -48,6 +48,7 @@ HARNESS, ALL, OWN_LOOP = "simple_evaluate", "all measures", "lm-eval's own loop"
 REBUILT = "requests built for every individual"
 
 
+@program("search_speed")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -173,8 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"search_speed: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

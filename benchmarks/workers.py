@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.experiments.store import KEPT
 from lpes_eval import files
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.flags import amount, at_least, positive
 from search.engines.cluster import LATE, chunk_sizes
 
@@ -78,6 +78,7 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
     return now
 
 
+@program("workers")
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add, some = parser.add_argument, at_least(1)
@@ -110,8 +111,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"workers: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main())

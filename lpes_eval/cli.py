@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 
 import lpes_eval
 from lpes_eval.compare.tables import reader_may_leave
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 
 SUBCOMMANDS = (
     "lpes_eval.show",
@@ -30,6 +30,7 @@ HELP = {"diagnose": "say whether a search is likely to help a model", "search": 
 """One line for each of the search's commands, which are not imported for it."""
 
 
+@program("lpes-eval")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status: for a user's error, printed as one line, 2 or the error's own."""
     parser = argparse.ArgumentParser(prog="lpes-eval", description="Layer factors and results of lm_eval.")
@@ -51,12 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return status
         return 0  # the reader left before the command was done
-    except UserError as error:
-        print(f"lpes-eval: error: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_status", 2))
-    except OSError as error:
-        print(f"lpes-eval: error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        return 2
+    except (UserError, OSError):
+        raise
     except KeyboardInterrupt:
         print("\nlpes-eval: stopped", file=sys.stderr)
         return 130

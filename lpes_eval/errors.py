@@ -1,15 +1,24 @@
 """Errors that the person at the keyboard can fix.
 
 Each carries one line that names the file or argument, what was found, what was expected, and the way out. The command
-lines print that line alone and exit with status 2; in a Python program they are ordinary ``ValueError``s.
+lines print that line alone and exit with status 2 (``program``); in a Python program they are ordinary ``ValueError``s.
 """
 
+from __future__ import annotations
+
 import re
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 """What a name must not bring into a terminal, a table or an XML file."""
 LONGEST = 2_000
 """Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
+
+
+P = ParamSpec("P")
 
 
 def plain(text: str) -> str:
@@ -47,3 +56,23 @@ class UnsupportedModel(UserError):
 
 class CacheError(UserError):
     """A key-value cache that was filled under other factors than those now in force."""
+
+
+def program(name: str) -> Callable[[Callable[P, int | None]], Callable[P, int]]:
+    """Make a ``main`` return its exit status: of an error that the user can fix, one line is printed, and it is 2."""
+
+    def decorate(main: Callable[P, int | None]) -> Callable[P, int]:
+        @wraps(main)
+        def run(*args: P.args, **kwargs: P.kwargs) -> int:
+            try:
+                return main(*args, **kwargs) or 0
+            except UserError as error:
+                said, status = str(error), int(getattr(error, "exit_status", 2))
+            except OSError as error:
+                said, status = f"{error.filename or 'output'}: {error.strerror or error}", 2
+            print(f"{name}: error: {said}", file=sys.stderr)
+            return status
+
+        return run
+
+    return decorate

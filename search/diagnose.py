@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.data import mdqa, source
-from lpes_eval.errors import DataError, PromptTooLong, UserError
+from lpes_eval.errors import DataError, PromptTooLong, UserError, program
 from lpes_eval.flags import at_least, budget, mapping, model_args
 from lpes_eval.harness import plugin
 from search import config
@@ -149,6 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@program("diagnose")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}.items():
@@ -160,12 +161,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reader_may_leave():
             diagnose(args)
         return 0
-    except UserError as error:
-        print(f"diagnose: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"diagnose: error: {error.filename or args.output}: {error.strerror or error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\nStopped. What was measured is kept: the same command goes on.", file=sys.stderr)
         return 130

@@ -9,10 +9,11 @@ from pathlib import Path
 from benchmarks.experiments import page
 from benchmarks.experiments.bench import open_bench
 from benchmarks.experiments.store import KEPT, spelled
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least
 
 
+@program("experiments")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 1 if an experiment has no result."""
     parser = argparse.ArgumentParser(
@@ -46,9 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if headline:
             print("\n" + page.headline(bench, open_bench()).rstrip())
         return int(failed > 0)
-    except UserError as error:
-        print(f"experiments: error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("\nStopped. What was measured is kept; the same command goes on.", file=sys.stderr)
         return 130

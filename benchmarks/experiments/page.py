@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.experiments import figures as of
 from benchmarks.experiments import pictures, plan, store
 from benchmarks.experiments.bench import Bench, open_bench
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.files import write_atomically
 
 DOCUMENTS = ("README.md", "docs/*.md", "lpes_eval/reference/*/README.md")
@@ -86,6 +86,7 @@ def documents(bench: Bench, page: Path, root: Path) -> dict[Path, str]:
     return found
 
 
+@program("page")
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages and pictures, or check them, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments.page", description=__doc__.splitlines()[0])
@@ -95,21 +96,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "to results/ beside it; the default one comes with the numbers in other documents")  # fmt: skip
     add("--check", action="store_true", help="write nothing; exit with 1 if a document is not up to date")
     args = parser.parse_args(argv)
-    try:
-        bench = open_bench(args.results)
-        texts = documents(bench, args.out, store.ROOT)
-        stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-        for path in stale:
-            if args.check:
-                print(f"{store.spelled(path)} is not up to date: python -m benchmarks.experiments.page")
-            else:
-                write_atomically(path, texts[path])
-        if not args.check:
-            pictures.draw(of.Figures(bench), args.out.parent / "results")
-            print(f"{len(stale)} of {len(texts)} documents changed")
-    except UserError as error:
-        print(f"page: error: {error}", file=sys.stderr)
-        return 2
+    bench = open_bench(args.results)
+    texts = documents(bench, args.out, store.ROOT)
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if args.check:
+            print(f"{store.spelled(path)} is not up to date: python -m benchmarks.experiments.page")
+        else:
+            write_atomically(path, texts[path])
+    if not args.check:
+        pictures.draw(of.Figures(bench), args.out.parent / "results")
+        print(f"{len(stale)} of {len(texts)} documents changed")
     return int(args.check and bool(stale))
 
 

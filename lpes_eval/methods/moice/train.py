@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lpes_eval import checkpoint, files, reference
 from lpes_eval.data import fiction, kv, perplexity
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.methods import moice
 from lpes_eval.methods.base import check_device
@@ -239,20 +239,6 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
     return log
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    given = _parser().parse_args(arguments)
-    try:
-        _run(given)
-    except UserError as error:
-        print(f"moice.train: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"moice.train: error: {error.filename or given.out}: {error.strerror or error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lpes_eval.methods.moice.train",
@@ -285,7 +271,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> None:
+@program("moice.train")
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    given = _parser().parse_args(arguments)
     check_device(given.device)
     asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
     if given.task is not None:
