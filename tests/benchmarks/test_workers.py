@@ -5,7 +5,6 @@ import json
 import pytest
 
 from benchmarks import chunk_costs, workers
-from lpes_eval.errors import UserError
 from search.engines.cluster import chunk_sizes
 
 
@@ -36,7 +35,7 @@ def test_costs_are_measured_for_every_length_and_number_of_questions(tmp_path):
 
 @pytest.fixture
 def simulated(tmp_path, capsys):
-    """Hours by workers, of chunks that take a second and another one for each question."""
+    """Hours by workers, of chunks that take a second and another one for each question; or the error."""
     file = tmp_path / "costs.jsonl"
     rows = [
         {"shape": "vicuna-7b", "records": 100, "questions": n, "seconds": [n + 0.5, n + 1, n + 9]} for n in (1, 9, 19)
@@ -45,7 +44,8 @@ def simulated(tmp_path, capsys):
 
     def hours(*flags):
         workers.main(["--costs", str(file), *flags])
-        return {int(line.split()[0]): float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[1:]}
+        out, error = capsys.readouterr()
+        return error or {int(line.split()[0]): float(line.split()[1]) for line in out.splitlines()[1:]}
 
     return hours
 
@@ -69,8 +69,7 @@ def test_slow_chunks_and_lost_workers_take_time(simulated):
 
 
 def test_a_length_that_was_not_measured_is_named_with_those_that_were(simulated):
-    with pytest.raises(UserError, match=r"no times of vicuna-7b with 7 records; there is 100$"):
-        simulated("--records", "7")
+    assert simulated("--records", "7").endswith("no times of vicuna-7b with 7 records; there is 100\n")
 
 
 def test_a_number_or_table_that_cannot_be_simulated_is_named(simulated, tmp_path, capsys):
@@ -79,5 +78,4 @@ def test_a_number_or_table_that_cannot_be_simulated_is_named(simulated, tmp_path
             simulated(flag, "0")
         assert f"{flag}: expected " in capsys.readouterr().err
     (tmp_path / "costs.jsonl").write_text('{"shape": "vicuna-7b"}')
-    with pytest.raises(UserError, match="line 1: the field 'records' is missing"):
-        simulated()
+    assert "line 1: the field 'records' is missing" in simulated()
