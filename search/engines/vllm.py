@@ -18,8 +18,8 @@ from lpes_eval.errors import UserError
 from search.engines.exact import ExactEngine
 from search.engines.limits import no_number
 
-_running: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""vLLM's engine for a transformers model."""
+_running: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
+"""For a transformers model, the options of vLLM's engine and the engine."""
 
 
 class VLLMEngine(ExactEngine):
@@ -32,16 +32,18 @@ class VLLMEngine(ExactEngine):
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
         super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
-        if lm.model not in _running:
+        if _running.get(lm.model, (None, None))[0] != options:
+            _running.pop(lm.model, None)  # its memory is needed
             own = {"dtype": str(lm.model.dtype).removeprefix("torch."), "max_model_len": lm.max_length}
             if lm.revision != "main":
                 own["revision"] = lm.revision
             carried = {"hf_overrides": {FIELD: 1}, "worker_extension_cls": "lpes_eval.vllm.Worker"}
             try:
-                _running[lm.model] = vllm.LLM(lm.model.config._name_or_path, **{**own, **options}, **carried)
+                engine = vllm.LLM(lm.model.config._name_or_path, **{**own, **options}, **carried)
             except TypeError as error:  # of its arguments
                 raise UserError(f"--engine_args: {error}") from None
-        self._llm = _running[lm.model]
+            _running[lm.model] = dict(options), engine
+        self._llm = _running[lm.model][1]
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on; keys that were rotated under others are forgotten."""

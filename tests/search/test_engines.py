@@ -273,6 +273,9 @@ def test_vllm_loads_a_models_revision_once_and_goes_with_it(fake_vllm, tmp_path)
         vllm.VLLMEngine(lm, questions(), {})
     assert fake_vllm.LLM.call_count == len(vllm._running) == 1
     assert fake_vllm.LLM.call_args.kwargs["revision"] == "v2"
+    vllm.VLLMEngine(lm, questions(), {"max_num_seqs": 4})
+    assert fake_vllm.LLM.call_count == 2
+    assert fake_vllm.LLM.call_args.kwargs["max_num_seqs"] == 4
     del lm
     gc.collect()
     assert not vllm._running
