@@ -51,6 +51,12 @@ def test_the_programs_of_a_page_run_from_its_top_to_its_bottom(page, tmp_path, m
         exec(compile(program, name(page), "exec"), namespace)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_line_of_text_begins_with_a_comment(page):
+    """Markdown takes such a line for HTML, and shows its code as it was typed."""
+    assert not re.search(r"^<!--.*-->.*`", page.read_text(encoding="utf-8"), re.M)
+
+
 def commands(page):
     """The words of every command of ours on a page, and whether it stands alone, not in a sentence."""
     text = page.read_text(encoding="utf-8")
