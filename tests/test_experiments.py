@@ -212,8 +212,8 @@ def test_short_contexts_are_held_against_their_bar_at_each_length_and_together(m
             keep(made, f"short/{plan.SHORT[task]}-{length}", scores)
     text = results_page(made)
     over = 100 - 50 / len(plan.SHORT_LENGTHS[MDQA])
-    assert "The bar is **met** in the mean over these lengths (100.0), met at every length." in text
-    assert f"The bar is **missed** in the mean over these lengths ({over:.1f}), missed at {longest} (50.0)" in text
+    assert "The goal is **met** in the mean over these lengths (100.0), met at every length." in text
+    assert f"The goal is **missed** in the mean over these lengths ({over:.1f}), missed at {longest} (50.0)" in text
     together = f"{len(pooled):,} answers of both tasks together, {100 * statistics.fmean(pooled):.1f} % are right."
     assert f"Of all {together}" in text
 
