@@ -122,7 +122,7 @@ def _bias(lengths: Sequence[dict[str, Any]], window: int) -> str:
     lines = [
         f"Accuracy depends on the position beyond chance at {biased}." if biased else "No position bias beyond chance.",
         f"If every position were as good as the best, {most['length']} would gain "
-        f"{100 * most['gain_if_all_were_as_the_best']:.0f} points; no wrong answer at all, "
+        f"{100 * most['gain_if_all_were_as_the_best']:.0f} points; if every answer were right, "
         f"{100 * most['gain_at_most']:.0f}.",
     ]
     sized = [one for one in lengths if one["size"] and math.isfinite(one["prompt_tokens"])]
@@ -149,7 +149,7 @@ def _verdict(scan: dict[str, Any]) -> str:
         if "gain" in best:
             at = ", ".join(f"{position:g}" for position in POSITIONS) + " %"
             lines.append(
-                f"On {best['questions']} other questions it changes the mean of {at}, {100 * best['plain']:.0f}, by "
+                f"On {best['questions']} other questions, at {at}, it changes the mean of {100 * best['plain']:.0f} by "
                 f"{100 * best['gain']:+.0f} points ({_span(best['interval'])}; p = {p_value(best['p'])})."
             )
     says = {

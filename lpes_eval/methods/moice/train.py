@@ -249,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
-    task_help = f"prompts of these tasks, of other seeds than their own, with SIZE records or documents; {TASK_SIZES}"
+    task_help = f"train on prompts like these tasks', with SIZE records or documents (default: {TASK_SIZES})"
     data.add_argument("--task", nargs="+", metavar="TASK[:SIZE]", help=task_help)
     for name, kind, words in (
         ("length", at_least(2), "most tokens of a sequence"),
@@ -263,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         default = getattr(Settings, name, 1)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
-    add("--top_k", type=whole, metavar="N", help="bases a token listens to (7, or all if fewer)")
+    add("--top_k", type=whole, metavar="N", help="bases with the highest scores, which are mixed (7, or all if fewer)")
     add("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
