@@ -294,7 +294,7 @@ def load(
     check_names(args.tasks, args.include_path)
     guards.check_names(args)
     if not args.include_path:
-        plugin.check_examples(args.tasks, args.model_args, args.metadata)
+        plugin.check_examples(args.tasks, args.model_args, {**args.metadata, "split": "search"})
     own = [each for each in (kind, curve) if each is not None]
     kind = kind or optimizers.load(args.optimizer)
     lm = lm or load_model(args, whole=not args.workers or kind.descends)

@@ -343,13 +343,14 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flag
     ("flags", "message"),
     [
         (["--tasks", "toyy"], "no task, group or tag is called 'toyy'"),
+        (["--tasks", "zeroscrolls"], "ZeroSCROLLS has no examples to search on"),
         (["--guard", "toyy"], "--guard toyy: no task, group or tag is called 'toyy'"),
         (["--include_path", "nowhere"], "--include_path nowhere: no such folder"),
         (["--tasks", "FOLDER/empty.yaml"], "empty.yaml: cannot be read as tasks"),
         (["--model_args", "batch_size=4"], "--model_args batch_size=...: .* --batch_size"),
     ],
 )
-def test_names_that_stand_for_nothing_are_refused_before_a_model_is_loaded(tmp_path, monkeypatch, flags, message):
+def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, flags, message):
     monkeypatch.setattr("lpes_eval.methods.lpes.LPES.create_from_arg_obj", lambda *args, **kwargs: 1 / 0)
     (tmp_path / "empty.yaml").touch()
     with pytest.raises(UserError, match=message):
