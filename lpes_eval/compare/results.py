@@ -188,7 +188,7 @@ def read(path: str | Path) -> Results:
         if not dated:
             raise DataError(f"{path}: no results_DATE.json in it or below; run lm_eval with --output_path {path}")
         path = max(dated)[1]
-    with well_formed(path, "not a results JSON as lm_eval --output_path writes it", "evaluate again, or restore it"):
+    with well_formed(path, "not a results JSON as lm_eval --output_path writes it", "give a run's file or folder"):
         raw = json.loads(path.read_text(encoding="utf-8"))
         tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
         if not tasks:
