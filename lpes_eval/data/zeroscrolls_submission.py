@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(answers, expected, options.partial)
         rows = [(task, *row) for task in LEADERBOARD if task in answers for row in answers[task].items()]
         written = io.StringIO(newline="")
-        csv.writer(written, lineterminator="\n").writerows([COLUMNS, *rows])
+        csv.writer(written).writerows([COLUMNS, *rows])
         files.write_atomically(options.output, written.getvalue())
     except (UserError, OSError) as error:
         said = f"{options.output}: {error.strerror}" if isinstance(error, OSError) else str(error)

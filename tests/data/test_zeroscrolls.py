@@ -308,6 +308,7 @@ def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, 
 
     assert "1 ids are missing, such as qasper_2" in refused(*arguments)  # two of three examples were answered
     samples.append({**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]})
+    samples[1]["resps"] = [["a return alone\rends a row too"]]
     write(tmp_path / name, *samples)
     assert "no predictions for gov_report" in refused(*arguments[:-1])
     other = write(tmp_path / "other model" / name, *samples)
