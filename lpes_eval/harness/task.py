@@ -205,7 +205,7 @@ def gold_index(position: float, num_items: int) -> int:
     """Where the gold item stands: ``floor(position * (num_items - 1) / 100)``, with ``position`` in percent."""
     if not 0 <= position <= 100:
         raise DataError(f"position={position} is not a percentage between 0 and 100")
-    return int(position * (num_items - 1) // 100)
+    return int(round(position * (num_items - 1), 9) // 100)  # 100 * 5 / 19 times 19 is less than 500 in binary
 
 
 class ExamTask(BenchmarkTask):

@@ -14,6 +14,7 @@ from lpes_eval.data import fiction, mdqa, splits
 from lpes_eval.data.mdqa import best_subspan_em
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import join
+from lpes_eval.harness.task import gold_index
 
 NAME = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
 POSITIONS = (0, 25, 50, 75, 100)
@@ -71,6 +72,11 @@ def test_positions_are_those_of_the_benchmark(num_documents, indices):
         assert documents == list(example.distractors)
     with pytest.raises(DataError, match="101"):
         example.gold_index(101)
+
+
+def test_every_document_can_be_named_by_its_percentage():
+    assert all(gold_index(100 * i / (n - 1), n) == i for n in range(2, 301) for i in range(n))
+    assert gold_index(18.4, 376) == 69  # 18.4 * 375 is 6900, and in binary a little less
 
 
 # -- official files --------------------------------------------------------------------------------------------------
