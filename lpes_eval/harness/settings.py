@@ -23,10 +23,10 @@ def _whole(least: int | None) -> Callable[[Any], int]:
     return read
 
 
-def _one_of(*choices: str) -> Callable[[Any], Any]:
+def _one_of(*choices: Any) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if value is not None and value not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
+            raise ValueError(f"one of {', '.join(map(str, choices))}")
         return value
 
     return read
@@ -40,9 +40,10 @@ def _positions(value: Any) -> list[float]:
 
 
 SETTINGS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("chat_prompt", "data_dir", "max_length", "split", "text_file", "tokenizer"), lambda value: value),
+    **dict.fromkeys(("data_dir", "max_length", "split", "text_file", "tokenizer"), lambda value: value),
     **dict.fromkeys(("length", "longest", "prompt_tokens", "stride", "windows"), _whole(1)),
     **dict.fromkeys(("num_documents", "num_keys"), _whole(2)),
+    "chat_prompt": _one_of(True, False),
     "cutting": _one_of("prompt", "authors"),
     "positions": _positions,
     "prompt_style": _one_of("vicuna", "llama2", "chat"),

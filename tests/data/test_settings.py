@@ -31,6 +31,7 @@ def test_whole_numbers_are_read_however_lm_eval_hands_them_over():
         ("prompt_tokens", ("x",), "a whole number of 1 or more"),
         ("positions", ([], [101], [0, 0], [0, 0.0], ["a"], "50", [True], None, [float("nan")]), "a list of different"),
         ("source", ("internet",), "one of generated, official, folder"),
+        ("chat_prompt", ("no", "False", 2), "one of True, False"),
         ("cutting", ("words",), "one of prompt, authors"),
         ("prompt_style", ("alpaca",), "one of vicuna, llama2, chat"),
     ],
