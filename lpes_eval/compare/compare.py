@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def _differences(
             f"{a.path} and {b.path} have no task in common ({tables.some([*a.tasks])}; {tables.some([*b.tasks])}); "
             "give runs of the same tasks"
         )
-    notes += _only_in_one({"A": a, letter: b})
+    notes += _only_in_one({"A": a, letter: b}, common)
     compared = False
     for name in common:
         for unlogged in (one for one in (a, b) if one.tasks[name].documents is None):
@@ -106,7 +106,7 @@ def _differences(
             yield name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all
     if not compared:
         raise UserError(
-            f"{a.path} and {b.path}: the tasks in common have no metric that is an average of scores of single samples"
+            f"{a.path} and {b.path}: the tasks in common have no score in common that is an average over single samples"
         )
 
 
@@ -162,12 +162,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _only_in_one(pair: Mapping[str, Results]) -> list[str]:
+def _only_in_one(pair: Mapping[str, Results], common: Collection[str]) -> list[str]:
+    def place(task: str, metric: str, label: str) -> str:
+        if task not in common:
+            return task
+        return f"{task}, {metric.removesuffix(',none')}" if label == "all" else f"{task} at {label}"
+
     places = {
         letter: {
-            name if label == "all" else f"{name} at {label}"
+            place(name, key, label)
             for name, task in one.tasks.items()
-            for metric in task.metrics.values()
+            for key, metric in task.metrics.items()
             for label in metric.values
         }
         for letter, one in pair.items()

@@ -118,6 +118,12 @@ def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compa
     found = comparison(*paths)
     assert [section.metric for section in found.sections] == ["acc"]
     assert any("nll: not an average" in note for note in found.notes) == noted
+    put(paths[0], ("results", "toy", "nll,none"), 7.5)
+    put(paths[1], ("results", "toy", "nll,none"), math.nan)
+    assert "Only in A, not compared: toy, nll." in comparison(*paths).notes
+    put(paths[1], ("results", "toy", "acc,none"), math.nan)
+    with pytest.raises(UserError, match="no score in common that is an average"):
+        comparison(*paths)
 
 
 def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
