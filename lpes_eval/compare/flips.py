@@ -43,7 +43,7 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
                 better = (scores[1] > scores[0]) == metrics[0][key].higher_is_better
                 what = f"its samples of {task}, or those of {a.path}, are not as lm_eval logs them"
                 with well_formed(b.path, what, "evaluate again"):
-                    shown = _shown(line_a, line_b, label)
+                    shown = _shown(line_a, line_b, label, metric)
                 yield {"better": better, "scores": scores, **shown}
 
 
@@ -68,7 +68,7 @@ def _cell(text: str) -> str:
     return line if len(line) <= CELL else f"{line[:CELL]}…"
 
 
-def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: str) -> dict[str, Any]:
+def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: str, metric: str) -> dict[str, Any]:
     """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
     prompt = "\n\n".join(dict.fromkeys(text for text, _ in _at(line_b, _requests(line_b), label)))
     segments, expected = _labelled(line_b["doc"], label) or ([Segment("prompt", prompt)], line_b.get("target"))
@@ -82,7 +82,7 @@ def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: s
         "position": "" if label == "all" else label,
         "question": " ".join(question.split()),
         "expected": _short(choices.get(str(expected), expected)),
-        "answers": ["" if line is None else _answer(line, label) for line in (line_a, line_b)],
+        "answers": ["" if line is None else _answer(line, label, metric) for line in (line_a, line_b)],
         "segments": [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
     }
 
@@ -126,9 +126,12 @@ def _likelihoods(line: Mapping[str, Any]) -> list[float]:
     return [float(one[0]) for one in pairs] if len(prompts) == 1 and 1 < len(pairs) == len(answers) else []
 
 
-def _answer(line: Mapping[str, Any], label: str) -> str:
+def _answer(line: Mapping[str, Any], label: str, metric: str) -> str:
     if likelihoods := _likelihoods(line):
-        return _short(_requests(line)[likelihoods.index(max(likelihoods))][1])
+        choices = [str(end) for _, end in _requests(line)]
+        if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
+            likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
+        return _short(choices[likelihoods.index(max(likelihoods))])
     answers = _at(line, line.get("filtered_resps") or [""], label)
     return _short(answers if label == "all" else answers[0])
 

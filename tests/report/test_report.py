@@ -276,6 +276,13 @@ def test_a_sample_is_shown_with_all_its_prompts_and_answers(
     assert (sample["question"], sample["answers"], sample["expected"]) == (question, shown, expected)
 
 
+def test_the_answer_of_acc_norm_is_the_likeliest_by_its_length(tmp_path, report):
+    paths = [write_run(tmp_path / n, {None: [s]}, metric="acc_norm") for n, s in (("a", 0.0), ("b", 1.0))]
+    for path, likelihoods in zip(paths, ((-5, -6), (-1, -9)), strict=True):
+        log(path, [("Q", " a"), ("Q", " long one")], [[str(one), "False"] for one in likelihoods], target="0")
+    assert report(*paths).data["samples"][0]["answers"] == [" long one", " a"]
+
+
 def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path, report):
     paths = [write_run(tmp_path / name, {0: [score], 100: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
     for path in paths:
