@@ -32,6 +32,9 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
+LM_EVALS_SEEDS = "0,1234,1234,1234"
+"""Those of a run without ``--seed``."""
+
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 
@@ -362,12 +365,14 @@ def _command(raw: Mapping[str, Any]) -> str:
     config, groups = raw.get("config") or {}, raw.get("group_subtasks") or {}
     children = {child for group in groups.values() for child in group}
     asked = dict.fromkeys(name for name in (*groups, *raw["configs"]) if name not in children)
+    seeds = ",".join(str(config.get(f"{of}_seed")) for of in ("random", "numpy", "torch", "fewshot"))
     options = {
         "--model_args": _spelled({key: _without_folder(value) for key, value in _model_arguments(raw).items()}),
         "--tasks": ",".join(asked),
         "--limit": None if config.get("limit") is None else f"{config['limit']:.15g}",
         "--batch_size": str(config.get("batch_size") or ""),
         "--gen_kwargs": _spelled(config.get("gen_kwargs") or {}),
+        "--seed": seeds if "fewshot_seed" in config and seeds != LM_EVALS_SEEDS else "",
         "--system_instruction": raw.get("system_instruction"),
     }
     words = ["lm_eval", "--model", str(config.get("model", ""))]

@@ -143,12 +143,15 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     assert command == f"lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy {kept}"
     put(path, ("config", "limit"), 1234567.0)
     put(path, ("config", "gen_kwargs"), {"max_gen_toks": 7})
+    for name, seed in (("random_seed", 0), ("numpy_seed", None), ("torch_seed", 1234), ("fewshot_seed", 7)):
+        put(path, ("config", name), seed)
     put(path, ("config", "factors"), {"given": "f.json"})
     put(path, ("config", "model_args", "factors"), [1.0, 1.5])  # which lm-eval would take apart wrongly
     run = results.read(path)
     words = shlex.split(run.provenance["command"])
     assert json.loads(words[words.index("--model_args") + 1]) == {"pretrained": "tiny", "factors": [1.0, 1.5]}
-    assert [words[words.index(flag) + 1] for flag in ("--limit", "--gen_kwargs")] == ["1234567", "max_gen_toks=7"]
+    options = [words[words.index(flag) + 1] for flag in ("--limit", "--gen_kwargs", "--seed")]
+    assert options == ["1234567", "max_gen_toks=7", "0,None,1234,7"]
     assert run.side == ("lpes tiny, 5 parameters, factors f.json", str(path))
 
 
