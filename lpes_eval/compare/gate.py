@@ -240,7 +240,7 @@ def _comparable(baseline: Results, now: Results, options: Options) -> Iterator[_
             lost = [label for label in metric.values if new is None or label not in new.values]
             if new is None or lost:
                 raise NotComparable(
-                    f"the baseline has {key} of {name} ({lost[0]}), the run has not; --update starts anew"
+                    f"the baseline has {key} of {name} ({lost[0]}), the run has no number for it; --update starts anew"
                 )
             yield _Score(name, key, metric, new, logged=None not in (task.documents, again.documents))
 

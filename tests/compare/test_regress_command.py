@@ -1,6 +1,7 @@
 """``lpes-eval regress`` from files to exit status: baselines, refusals, reports."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -117,7 +118,7 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         ({"model": ("hf", {"pretrained": "tiny"}, 2000)}, "2,000 parameters"),
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
         ({"group": "else"}, "the baseline has toy, the run has not"),
-        ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has not"),
+        ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has no number for it"),
     ],
 )
 def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, message):
@@ -125,6 +126,13 @@ def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, messag
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_a_score_that_became_nan_is_not_said_to_be_missing(tmp_path, committed, capsys):
+    path = write_answers(tmp_path / "run")
+    put(path, ("results", "toy", "acc@25,none"), math.nan)
+    assert call(path, "--baseline", committed) == 4
+    assert "(25 %), the run has no number for it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
