@@ -169,7 +169,9 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             if packed != (path.suffix == ".gz"):
-                found, mend = ("a", "Add .gz to it") if packed else ("not a", "Take .gz from it, or fetch it again")
+                found, mend = (
+                    ("a", "Add .gz to it") if packed else ("not a", "Take .gz from it, or delete it and fetch it again")
+                )
                 raise DataError(f"{path}: {found} gzip archive, against its name. {mend}")
             raw.seek(0)
             with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if packed else raw as file:
@@ -187,7 +189,7 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         raise DataError(f"{path}: the archive does not hold {member}") from None
     except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
         reason = getattr(error, "strerror", None) or f"a broken archive? {error}"
-        raise DataError(f"{path}: cannot be read ({reason}); check its name, or fetch it again") from None
+        raise DataError(f"{path}: cannot be read ({reason}); check its name, or delete it and fetch it again") from None
 
 
 def sha256(path: str | Path) -> str:

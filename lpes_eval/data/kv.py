@@ -130,7 +130,7 @@ def read(path: Path, num_keys: int) -> list[Question]:
             raise ValueError("the asked value is empty, so every answer would be right")
         return Question(number, tuple((key, value) for key, value in records), records.index(gold))
 
-    return read_examples(path, LINE, parse)
+    return read_examples(path, LINE, parse, divided=True)
 
 
 def accuracy(answer: str, value: str) -> float:

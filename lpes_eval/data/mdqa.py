@@ -152,7 +152,7 @@ def read(path: Path, num_documents: int) -> list[Example]:
         gold, *distractors = (Document(context["title"], context["text"]) for context in golds + others)
         return Example(number, question, tuple(answers), gold, tuple(distractors))
 
-    return read_examples(path, LINE, parse)
+    return read_examples(path, LINE, parse, divided=True)
 
 
 def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callable[[int], Example]:

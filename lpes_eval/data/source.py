@@ -193,15 +193,21 @@ def download(url: str, way_out: str) -> Path:
 # -- examples --------------------------------------------------------------------------------------------------------
 
 
-def read_examples(path: Path, like: Mapping[str, Any], parse: Callable[[int, Any], Any], member: str = "") -> list[Any]:
+def read_examples(
+    path: Path, like: Mapping[str, Any], parse: Callable[[int, Any], Any], member: str = "", divided: bool = False
+) -> list[Any]:
     """What ``parse(number, line)`` makes of each line of a file that is ``like`` this one (``files.read_jsonl``).
 
     Raises:
-        DataError: a line that is not, or of which ``parse`` says with a ValueError what is wrong; names the place.
+        DataError: a line that is not, or of which ``parse`` says with a ValueError what is wrong; or, of a file that is
+            ``divided`` into search and held-out examples, a line that stands there twice; names the place.
     """
-    found = []
+    found: list[Any] = []
+    lines: dict[str, int] = {}
     for number, line in enumerate(files.read_jsonl(path, like, member or None)):
         try:
+            if divided and (first := lines.setdefault(json.dumps(line), number)) != number:
+                raise ValueError(f"the same as example {first + 1}, so a search could see a held-out one; remove it")
             found.append(parse(number, line))
         except ValueError as wrong:
             raise DataError(f"{path}, example {number + 1}: {wrong}") from None
@@ -251,7 +257,7 @@ def draw(
     if total < 2:
         raise DataError(
             f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
-            "and at least two, to hold out and to search on. If the file was downloaded, fetch it again"
+            "and at least two, to hold out and to search on. If the file was downloaded, delete it to fetch it again"
         )
     examples = [example(i) for i in splits.indices(total, split, search_seed)]
     if content:

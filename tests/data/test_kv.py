@@ -75,7 +75,7 @@ LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", 
 
 
 def test_in_an_official_file_the_gold_record_moves_and_the_others_keep_their_order(tmp_path, write):
-    question, _ = kv.read(write(tmp_path / "f.jsonl.gz", LINE, LINE), 3)
+    (question,) = kv.read(write(tmp_path / "f.jsonl.gz", LINE), 3)
     orders = {p: [k for k, _ in question.at(p)[0]] for p in (0, 50, 100)}
     assert orders == {0: ["b", "a", "c"], 50: ["a", "b", "c"], 100: ["a", "c", "b"]}
     assert {question.target(p) for p in (0, 50, 100)} == {"2"}

@@ -42,6 +42,8 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("kv", {"key": "z"}, "example 2: the asked record .* is not in"),
         ("kv", {"ordered_kv_records": [["KEY", "VALUE"], ["KEY", "2"]]}, "example 2: key 'KEY' stands 2 times"),
         ("kv", {"ordered_kv_records": [["KEY", ""], ["b", "2"]], "value": ""}, "example 2: the asked value is empty"),
+        ("kv", {}, "example 2: the same as example 1, so a search could see a held-out one; remove it"),
+        ("mdqa", {}, "example 2: the same as example 1"),
         ("mdqa", {"question": " "}, "example 2: 'question' or 'answers' is empty"),
         ("mdqa", {"answers": []}, "example 2: 'question' or 'answers' is empty"),
         ("mdqa", {"answers": ["x", " "]}, "example 2: 'answers' holds an empty text"),
