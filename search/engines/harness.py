@@ -75,7 +75,7 @@ class HarnessEngine:
         torch.manual_seed(DEFAULT_OTHER_SEED)
         waiting = [i for together in order for i in together] if order is not None else range(len(self._requests))
         at_once = AT_ONCE if may_stop else max(1, len(waiting))
-        with self._batch_size_found_once():
+        with self._hf_settled():
             for first in range(0, len(waiting), at_once):
                 yield self._answer_some(waiting[first : first + at_once])
 
@@ -97,12 +97,12 @@ class HarnessEngine:
         return responses
 
     @contextlib.contextmanager
-    def _batch_size_found_once(self) -> Iterator[None]:
-        """Have ``hf`` with batches of ``auto`` try out a length once, and not for every individual anew."""
+    def _hf_settled(self) -> Iterator[None]:
+        """Have ``hf`` with batches of ``auto`` try out a length once, and show no bar for every rolling likelihood."""
         if not isinstance(self.lm, HFLM):
             yield
             return
-        detect = self.lm._detect_batch_size
+        detect, likelihoods = self.lm._detect_batch_size, self.lm._loglikelihood_tokens
 
         def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
             length = len(requests[pos][1] + requests[pos][2]) if requests else None
@@ -111,7 +111,8 @@ class HarnessEngine:
             return self._batch_sizes[length]
 
         self.lm._detect_batch_size = once
+        self.lm._loglikelihood_tokens = lambda *args, **given: likelihoods(*args, **{**given, "disable_tqdm": True})
         try:
             yield
         finally:
-            del self.lm._detect_batch_size  # the class's own again
+            del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again

@@ -318,6 +318,11 @@ def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, load, harness, monk
     assert len(tried) == 4  # simple_evaluate tries as ever
 
 
+def test_a_rolling_likelihood_shows_no_bar(toy_lm, load, capfd):
+    Evaluator(toy_lm, load("words_toy"))([1.0, 1.2, 1.4])
+    assert "Running loglikelihood" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("config", "setting", "value"),
     [
