@@ -36,12 +36,14 @@ class Guard:
     """A score that must not fall by more than ``max_drop``.
 
     With ``ends`` it is the share of answers that end by themselves, which the search's own evaluator counts.
+    ``seconds`` is the time that it has taken so far; what was known takes none.
     """
 
     name: str
     max_drop: float
     evaluator: Evaluator
     ends: bool = False
+    seconds: float = 0.0
 
     def rows(self, factors: Factors, measured: Measured, share: float = 1.0) -> list[float | None]:
         """The score of every question under ``factors``, of which ``measured`` is the search's own measurement.
@@ -52,9 +54,10 @@ class Guard:
         if self.ends:
             rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
         else:
-            examples = evaluator(factors, part=evaluator.part(share)).examples
+            own = evaluator(factors, part=evaluator.part(share))
+            self.seconds += own.seconds
             for question in evaluator.questions:
-                found = [(task.sign, examples[column.name][n]) for task, n in question for column in task.columns]
+                found = [(task.sign, own.examples[column.name][n]) for task, n in question for column in task.columns]
                 if not all(value is None or isinstance(value, int | float) for _, value in found):
                     raise UserError(
                         f"--guard {self.name}: its metric is no average of the examples' scores; name another one "

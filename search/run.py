@@ -251,10 +251,10 @@ class Search:
             entry["factor"] = scaled.pop()
         if measured.stopped_after:
             return entry | {"stopped_after": measured.stopped_after}
-        began = time.perf_counter()
         entry |= {"examples": measured.examples, "ended": measured.ended}
+        before = sum(guard.seconds for guard in self.guards)
         entry |= self._guarded(measured, factors, part)
-        entry["seconds"] = round(entry["seconds"] + time.perf_counter() - began, 3)
+        entry["seconds"] = round(entry["seconds"] + sum(guard.seconds for guard in self.guards) - before, 3)
         return entry
 
     def _guarded(self, measured: Measured, factors: Factors, part: Sequence[int] | None) -> dict[str, Any]:

@@ -562,6 +562,14 @@ def test_any_task_with_a_score_of_every_example_can_be_a_guard(command, tmp_path
     assert "--guard words_toy: its metric is no average" in err
 
 
+def test_what_another_search_measured_says_nothing_about_the_time(command, tmp_path):
+    flags = [*SEARCH_ONLY, "--guard", "toy_plain"]
+    assert "at the plain model's pace" in command(*flags)[1]
+    out = command(*flags, output=tmp_path / "again")[1]
+    assert "at the plain model's pace" not in out
+    assert {entry["seconds"] for entry in journal(tmp_path / "again")} == {0.0}
+
+
 def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
     plain = ["--tasks", "toy_plain", *SMALL]
     status, _, err = command(*plain, "--choose", "0.2,0.3,0.5")
