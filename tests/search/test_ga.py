@@ -258,8 +258,10 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(comma
 
 def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(command, tmp_path):
     assert "Optimizer    bands, from 1 in every layer" in command("--dry_run")[1]
-    status, out, _ = command("--dry_run", "--preset", "paper", "--control_points", "3")
+    assert "Budget       600 seconds to search, then it ends\n" in command("--dry_run", "--budget", "10m")[1]
+    status, out, _ = command("--dry_run", "--preset", "paper", "--control_points", "3", "--budget", "20000prompts")
     assert status == 0
+    assert "Budget       20,000 prompts to search" in out
     assert "at most 20 generations after the first and 512 individuals" in out
     assert re.search(r"^Time +\d+ prompts took .*, so about .* to search and .* to evaluate$", out, re.MULTILINE)
     assert not (tmp_path / "out").exists()
