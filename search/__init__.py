@@ -96,7 +96,7 @@ def search(
         args.model_args, model = {**args.model_args, "pretrained": str(model)}, None
     elif model is not None:
         if getattr(model, "Inside", None) is not LayerFactors:
-            known = 'a name, or a loaded model of type lpes (lpes_eval.methods.load("lpes")(pretrained=...))'
+            known = 'a name, or a loaded model of type lpes (lpes_eval.methods: load("lpes")(pretrained=...))'
             raise UserError(f"search(): model: found {type(model).__name__}, expected {known}")
         if args.workers:
             raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
