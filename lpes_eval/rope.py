@@ -110,8 +110,11 @@ def apply(
 def remove(model: nn.Module) -> None:
     """Undo ``apply`` exactly: no hook, attribute or changed number is left, nor what the model's folder carried.
 
-    Without applied factors, do nothing.
+    Without applied factors, do nothing, but for what continuous batching has kept (``persistent_manager=True``), which
+    goes in any case: a new batch would share its blocks of keys, and those are rotated already.
     """
+    if (destroy := getattr(model, "destroy_cached_continuous_batching_manager", None)) is not None:
+        destroy()
     for module in model.modules():
         if (layer_factors := module.__dict__.pop(_ATTRIBUTE, None)) is not None:
             for handle in layer_factors.handles:

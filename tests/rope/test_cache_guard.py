@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from packaging import version
-from transformers import StaticCache
+from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
@@ -62,6 +62,20 @@ def test_a_cache_whose_first_layer_holds_no_keys_is_refused_too(ids):
         lpes_eval.remove(model)
         with pytest.raises(CacheError, match="40 positions"):
             model(ids[:, :1], past_key_values=removed)
+
+
+def test_a_batch_shares_no_keys_with_a_batch_under_other_factors(model, ids):
+    """Continuous batching would, for a prompt that it has had, from a manager that stays."""
+    prompt = ids.reshape(1, -1)
+    greedy = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    small = ContinuousBatchingConfig(num_blocks=16, block_size=16, max_batch_tokens=128)
+    options = {"generation_config": greedy, "continuous_batching_config": small, "persistent_manager": True}
+    for factors in (None, FACTORS, [1.9] * 4, None):
+        lpes_eval.remove(model) if factors is None else lpes_eval.apply(model, factors)
+        expected = model.generate(prompt, generation_config=greedy)[0, prompt.shape[1] :].tolist()
+        (found,) = model.generate_batch(prompt.tolist(), warmup=False, **options).values()
+        assert found.generated_tokens == expected
+    lpes_eval.remove(model)
 
 
 # -- the same where forwards are compiled ----------------------------------------------------------------------------
