@@ -65,6 +65,7 @@ def weights(model: nn.Module) -> dict[str, str] | None:
     for name, parameter in parameters:
         values = parameter.detach().reshape(-1)
         some = values[:: max(1, len(values) // SAMPLED)].cpu().contiguous().view(torch.uint8)
+        name = name.replace("_orig_mod.", "")  # which torch.compile puts in
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + some.numpy().tobytes())
     return {"dtype": str(parameters[0][1].dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
 

@@ -149,6 +149,13 @@ def test_factors_on_other_weights_apply_with_one_line_that_names_theirs(folder, 
     assert "found on other weights (of lmsys/vicuna, revision v1)" in caplog.text
 
 
+def test_a_compiled_models_weights_are_known_again(folder, caplog):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    lpes_eval.apply(torch.compile(model))
+    assert rope.applied(model) == FACTORS
+    assert not caplog.text
+
+
 def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path):
     with pytest.raises(UserError, match="no layer factors to save"):
         lpes_eval.save(llama(), tmp_path)
