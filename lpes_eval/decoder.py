@@ -118,7 +118,8 @@ def _rotaries(module: nn.Module) -> list[nn.Module]:
 
 def arguments(module: nn.Module) -> tuple[str, ...]:
     """The names of what a module's forward takes, in order; ``**`` where it takes anything."""
-    return _names(type(module).forward)
+    own: Any = getattr(module, "_orig_mod", module)  # of one that torch.compile has wrapped
+    return _names(type(own).forward)
 
 
 @functools.cache

@@ -125,6 +125,15 @@ def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
     assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
 
 
+def test_layers_that_were_compiled_one_by_one_take_factors(model, ids):
+    """As accelerate's ``compile_regions`` leaves them."""
+    expected = by_hand(model, ids, FACTORS)
+    torch._dynamo.reset()
+    model.model.layers = torch.nn.ModuleList(torch.compile(layer, backend="eager") for layer in model.model.layers)
+    lpes_eval.apply(model, FACTORS)
+    assert torch.allclose(logits(model, ids), expected, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
