@@ -81,7 +81,8 @@ def apply(
     (``CacheError``), and so is a cache filled under factors by a model that has none: answers from two kinds of angles
     would be wrong without a sign of it. Under ``torch.compile`` three cases go unseen: a static cache, whose length
     compiled code does not know; factors that are a tensor and change their values; and a cache that only compiled
-    forwards have filled, in a model without factors.
+    forwards have filled, in a model without factors. Nor are the blocks of a continuous batching that runs while
+    factors change (``init_continuous_batching``): stop it first.
     """
     decoder = find_decoder(model)
     if (method := method_in(model)) is not None:

@@ -77,7 +77,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
-        self._carried = getattr(holder(config), FIELD, None)
+        self._carried, self._before = getattr(holder(config), FIELD, None), rope.in_force(model)
         self.read(config)
         if self.parsed is not None:
             self.check(model)
@@ -91,6 +91,8 @@ class LayerFactors(InModel):
     def detach(self) -> None:
         """Leave the model exactly as it was."""
         rope.remove(self._model)
+        if self._before is not None:
+            rope.apply(self._model, self._before)
         if self._carried is not None:
             setattr(holder(self._model.config), FIELD, self._carried)
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 
 import lpes_eval
 from checks import TASK, answers, apart, evaluate, logits
-from lpes_eval import methods, reference
+from lpes_eval import methods, reference, rope
 from lpes_eval.errors import FactorsError, PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
 from lpes_eval.methods.base import MethodLM
@@ -78,6 +78,8 @@ def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken
     with pytest.raises(UserError, match=r"^pretrained: the model has layer factors in it; take them back"):
         LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=1.2).layer_factors == [1.2] * 6
+    methods.load("pi").apply(loaded.model, factor=1.4).detach()
+    assert rope.applied(loaded.model) == [1.2] * 6
     lpes_eval.remove(loaded.model)
     other = methods.load("attention_buckets").apply(loaded.model)
     with pytest.raises(UserError, match=r"^pretrained: the model has Attention Buckets in it; detach it first"):
