@@ -217,11 +217,14 @@ def data(folder):
     pandas.DataFrame({"short_book_title": ["A", "B"], "text": ["TEXT", "MORE"]}).to_parquet(folder / "pg.parquet")
     with zipfile.ZipFile(folder / "space_digest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("space_digest/validation.jsonl", json.dumps(line))
+    other_key, other_question = kv.LINE | {"key": "KEY 2", "value": "VALUE 2"}, mdqa.LINE | {"question": "WHICH"}
     records, reviews = partial(kv.read, num_keys=2), partial(zeroscrolls.read, name="space_digest", split="held_out")
     readers = {
-        written(folder / "kv.jsonl", kv.LINE, kv.LINE): records,
-        written(folder / "kv.jsonl.gz", kv.LINE, kv.LINE): records,
-        written(folder / "mdqa.jsonl", mdqa.LINE, mdqa.LINE): lambda path: [x.prompt(50) for x in mdqa.read(path, 2)],
+        written(folder / "kv.jsonl", kv.LINE, other_key): records,
+        written(folder / "kv.jsonl.gz", kv.LINE, other_key): records,
+        written(folder / "mdqa.jsonl", mdqa.LINE, other_question): lambda path: [
+            x.prompt(50) for x in mdqa.read(path, 2)
+        ],
         written(folder / "leval.jsonl", leval.LINE | {"outputs": ["True [fact: False]"]}): partial(
             leval.read, name="sci_fi"
         ),

@@ -86,6 +86,8 @@ def _differences(
             )
         if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
             raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
+        if name in a.members:
+            notes.append(f"{name}: all samples of its {len(a.members[name])} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Results, position_of, read_samples, well_formed
+from lpes_eval.compare.results import Results, position_of, well_formed
 from lpes_eval.data import kv, mdqa
 from lpes_eval.harness.segments import Segment, join
 
@@ -35,8 +35,8 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
     before, after = (of[key].by_question or {} for of in metrics)
     if not (labels := [label for label in before if label in after]):
         return
-    lines_b = read_samples(b.path, task)[key.rpartition(",")[2]]
-    lines_a = [None] * len(lines_b) if baseline else read_samples(a.path, task)[key.rpartition(",")[2]]
+    lines_b = b.samples(task, key.rpartition(",")[2])
+    lines_a = [None] * len(lines_b) if baseline else a.samples(task, key.rpartition(",")[2])
     for label in labels:
         for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
             if scores[0] != scores[1]:

@@ -11,15 +11,14 @@ import hashlib
 import json
 import math
 import re
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval import files, reference
+from lpes_eval.compare import provenance
 from lpes_eval.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 
-LM_EVALS_SEEDS = "0,1234,1234,1234"
-"""Those of a run without ``--seed``."""
 
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
@@ -106,6 +103,8 @@ class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
     came from (date, command, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has
     none, or does not say), the results JSON itself, if it is one, and the file or folder that it was asked for by.
+
+    A group of tasks whose score is the mean over all their samples (mmlu) is one task, in place of its ``members``.
     """
 
     path: Path
@@ -116,6 +115,12 @@ class Results:
     per_layer: tuple[float, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     given: Path | None = field(default=None, compare=False)
+    members: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+
+    def samples(self, task: str, filter_name: str) -> list[dict[str, Any]]:
+        """The samples of a task under a filter, in the order of its questions."""
+        names = self.members.get(task, (task,))
+        return [line for name in names for line in read_samples(self.path, name)[filter_name]]
 
     @property
     def side(self) -> tuple[str, str]:
@@ -196,9 +201,11 @@ def read(path: str | Path) -> Results:
         tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
         if not tasks:
             raise ValueError("no scores of any task")
-        named, per_layer = _factors(raw).get("given"), tuple(map(float, _factors(raw).get("per_layer") or ()))
+        tasks, members = _with_groups(raw, tasks)
+        found = provenance.factors(raw)
+        named, per_layer = found.get("given"), tuple(map(float, found.get("per_layer") or ()))
         factors = None if named is None else str(named)
-        return Results(path, _model(raw), factors, _provenance(raw), tasks, per_layer, raw, given)
+        return Results(path, _model(raw), factors, provenance.of(raw), tasks, per_layer, raw, given, members)
 
 
 @contextmanager
@@ -228,11 +235,54 @@ def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
     return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
-        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
+        data=_data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
         examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
         documents=_digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked) if asked else None,
         prompts=_digest(sample["prompt_hash"] for sample in asked) if asked else None,
         metrics=_metrics(raw["results"][name], directions, samples),
+    )
+
+
+def _with_groups(raw: Mapping[str, Any], tasks: dict[str, Task]) -> tuple[dict[str, Task], dict[str, Sequence[str]]]:
+    """The tasks, with the outermost groups that can be pooled in place of their tasks; and these groups' tasks."""
+    children: Mapping[str, Sequence[str]] = raw.get("group_subtasks") or {}
+    inner = {child for group in children.values() for child in group}
+
+    def leaves(name: str) -> list[str]:
+        return [leaf for child in children[name] for leaf in leaves(child)] if name in children else [name]
+
+    members: dict[str, Sequence[str]] = {}
+    for group in children:
+        names = leaves(group)
+        if group not in inner and names and tasks.keys() >= {*names}:
+            pooled = _pooled(raw["results"].get(group) or {}, [tasks[name] for name in names])
+            if pooled is not None:
+                members[group] = names
+                data = {name: tasks[name].data for name in names}
+                own = replace(pooled, version=str((raw.get("versions") or {}).get(group)), data=data)
+                tasks = {name: task for name, task in tasks.items() if name not in names} | {group: own}
+    return tasks, members
+
+
+def _pooled(row: Mapping[str, Any], tasks: Sequence[Task]) -> Task | None:
+    """All samples of a group's tasks as one task; None where lm-eval's score of the group is not their mean."""
+    metrics: dict[str, Metric] = {}
+    for key, metric in tasks[0].metrics.items():
+        columns = [task.metrics[key].scores("all") for task in tasks if key in task.metrics]
+        pooled = tuple(score for column in columns for score in column)
+        if len(columns) < len(tasks) or not all(columns) or key not in row:
+            return None
+        mean = math.fsum(pooled) / len(pooled)
+        if not math.isclose(mean, _number(row[key]), rel_tol=1e-6, abs_tol=1e-9):
+            return None
+        metrics[key] = replace(metric, values={"all": mean}, by_question={"all": pooled})
+    return Task(
+        version="",
+        data={},
+        examples=sum(task.examples or 0 for task in tasks) or None,
+        documents=_digest(str(task.documents) for task in tasks),
+        prompts=_digest(str(task.prompts) for task in tasks),
+        metrics=metrics,
     )
 
 
@@ -331,78 +381,10 @@ def _number(value: Any) -> float:
 
 def _model(raw: Mapping[str, Any]) -> Model:
     config = raw.get("config") or {}
-    arguments, kind = _model_arguments(raw), str(config.get("model", ""))
+    arguments, kind = provenance.model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
-        origin = (_factors(raw).get("origin") or {}).get("model")
+        origin = (provenance.factors(raw).get("origin") or {}).get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "reference"
     parameters = config.get("model_num_parameters")
-    return Model(kind, str(_without_folder(name or "")), None if parameters is None else int(parameters))
-
-
-def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
-    date, config = raw.get("date"), raw.get("config") or {}
-    torch = re.search(r"PyTorch version: (\S+)", raw.get("pretty_env_info") or "")
-    return {
-        "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
-        "command": _command(raw),
-        "packages": {
-            "lpes_eval": config.get("lpes_eval"),
-            "lm_eval": raw.get("lm_eval_version"),
-            "transformers": raw.get("transformers_version"),
-            "torch": torch[1] if torch else None,
-        },
-        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
-        | {"factors": _factors(raw).get("sha256")},
-    }
-
-
-def _command(raw: Mapping[str, Any]) -> str:
-    """The lm_eval command that makes such a run again, and keeps its samples, which every comparison needs.
-
-    The results do not tell ``--metadata`` and ``--num_fewshot`` from a task's own settings, so these are not there.
-    """
-    config, groups = raw.get("config") or {}, raw.get("group_subtasks") or {}
-    children = {child for group in groups.values() for child in group}
-    asked = dict.fromkeys(name for name in (*groups, *raw["configs"]) if name not in children)
-    seeds = ",".join(str(config.get(f"{of}_seed")) for of in ("random", "numpy", "torch", "fewshot"))
-    options = {
-        "--model_args": _spelled({key: _without_folder(value) for key, value in _model_arguments(raw).items()}),
-        "--tasks": ",".join(asked),
-        "--limit": None if config.get("limit") is None else f"{config['limit']:.15g}",
-        "--batch_size": str(config.get("batch_size") or ""),
-        "--gen_kwargs": _spelled(config.get("gen_kwargs") or {}),
-        "--seed": seeds if "fewshot_seed" in config and seeds != LM_EVALS_SEEDS else "",
-        "--system_instruction": raw.get("system_instruction"),
-    }
-    words = ["lm_eval", "--model", str(config.get("model", ""))]
-    words += [word for option, value in options.items() if value for word in (option, value)]
-    words += ["--apply_chat_template"] if raw.get("chat_template") else []
-    return shlex.join([*words, "--log_samples", "--output_path", "results"])
-
-
-def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = (raw.get("config") or {}).get("model_args") or {}
-    if isinstance(arguments, str):
-        arguments = dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
-    return dict(arguments)
-
-
-def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the model type said of its factors; nothing where it has none."""
-    factors = (raw.get("config") or {}).get("factors")
-    return factors if isinstance(factors, dict) else {}
-
-
-def _spelled(arguments: Mapping[str, Any]) -> str:
-    """Arguments as lm_eval reads them from a command: ``a=1,b=2``, or JSON where that would be taken apart wrongly."""
-    plain = all(isinstance(value, str | int | float) and "," not in str(value) for value in arguments.values())
-    return ",".join(f"{key}={value}" for key, value in arguments.items()) if plain else json.dumps(dict(arguments))
-
-
-def _without_folder(value: Any) -> Any:
-    """Cut an absolute path to its last part: the folder is the machine's, and says nothing of what was evaluated."""
-    for kind in (PurePosixPath(str(value)), PureWindowsPath(str(value))):
-        if kind.is_absolute():
-            return kind.name
-    return value
+    return Model(kind, str(provenance.without_folder(name or "")), None if parameters is None else int(parameters))

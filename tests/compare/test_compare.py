@@ -14,7 +14,7 @@ from lpes_eval.compare import flips, results
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
-from runs import put, write_run
+from runs import DATE, put, write_run
 
 
 def right_or_wrong(seed, accuracies, questions=60):
@@ -181,6 +181,33 @@ def test_task_without_positions_is_one_row(tmp_path):
     [row] = comparison(*paths).rows
     assert (row.facts["row"], row.facts["method"]) == ("all", "exchange")
     assert row.facts["difference"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_of_all_samples(tmp_path, weighted):
+    """As mmlu is, of 57 tasks in four groups; not where each task weighs the same."""
+    paths = []
+    for run, scores in (("a", {"one": [0.0, 1.0], "two": [1.0] * 6}), ("b", {"one": [1.0, 1.0], "two": [0.0] * 6})):
+        parts = [
+            json.loads(write_run(tmp_path / run, {None: of}, group=name, text=name).read_text())
+            for name, of in scores.items()
+        ]
+        merged = {key: {**parts[0][key], **parts[1][key]} for key in ("results", "configs", "higher_is_better")}
+        means = [sum(of) / len(of) for of in scores.values()]
+        inner = {"acc,none": means[0]}
+        outer = {"acc,none": (2 * means[0] + 6 * means[1]) / 8 if weighted else sum(means) / 2}
+        merged["results"] |= {"outer": outer, "inner": inner}
+        merged["group_subtasks"] = {"inner": ["one"], "outer": ["inner", "two"]}
+        paths.append(tmp_path / run / f"results_{DATE}.json")
+        paths[-1].write_text(json.dumps(parts[0] | merged))
+    report = comparison(*paths)
+    assert [section.task for section in report.sections] == (["outer"] if weighted else ["one", "two"])
+    if weighted:
+        [row] = report.rows
+        assert (row.facts["difference"], report.sections[0].questions) == (-5 / 8, 8)
+        assert "outer: all samples of its 2 tasks together." in report.notes
+        changed = flips.flipped(*map(results.read, paths), "outer", "acc")
+        assert [one["question"] for one in changed] == ["one 0", *(f"two {k}" for k in range(6))]
 
 
 @pytest.mark.parametrize(
