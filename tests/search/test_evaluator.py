@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from dataclasses import replace
 
 import lm_eval
 import pytest
@@ -173,6 +174,22 @@ def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, load, tm
         again([1.0, 1.5, 1.3])
     with pytest.raises(pytest.fail.Exception):  # other examples are another fitness
         Evaluator(toy_lm, load("toy", examples=3), cache=cache)(factors)
+
+
+def test_a_part_of_the_questions_scores_as_it_does_among_all_and_is_kept_apart(toy_lm, load, tmp_path, monkeypatch):
+    monkeypatch.setattr("search.evaluator.FEWEST", 1)
+    tasks, factors = load("toy", "toy_plain", examples=5), [1.0, 1.5, 1.2]
+    evaluator = Evaluator(toy_lm, tasks, cache=FitnessCache(tmp_path))
+    part = evaluator.part(0.25)
+    some, whole, again = (evaluator(factors, part=questions) for questions in (part, None, part))
+    only = evaluator.only(whole.examples, part, whole.ended)
+    assert evaluator.asked(part) == 2 * 3 + 2  # of five questions two, of which one task asks each at three positions
+    assert whole.examples == Evaluator(toy_lm, tasks)(factors).examples
+    for name, values in whole.examples.items():
+        assert some.examples[name] == [*values[:2], None, None, None]
+        assert some.scores[name] == pytest.approx(sum(values[:2]) / 2)
+    for known in (again, only):
+        assert replace(known, seconds=0) == replace(some, seconds=0)
 
 
 def test_the_time_of_the_plan_is_the_plain_models(toy_lm, load):

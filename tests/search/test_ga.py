@@ -572,6 +572,25 @@ def test_what_another_search_measured_says_nothing_about_the_time(command, tmp_p
     assert {entry["seconds"] for entry in journal(tmp_path / "again")} == {0.0}
 
 
+def test_a_scan_asks_and_guards_a_quarter_of_the_questions_before_it_asks_all(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("search.evaluator.FEWEST", 1)
+    flags = ["--examples", "5", "--held_out_examples", "0", "--guard", "toy_plain:hits:0.5", "--guard_examples", "5"]
+    assert command(*flags, "--early_stopping", "off")[0] == 0
+    entries = {entry["key"]: entry for entry in journal(tmp_path / "out")}
+    few = {key: entry for key, entry in entries.items() if key.endswith(" 2")}  # of five questions, at three positions
+    assert {entry["prompts"] for entry in few.values()} == {6}
+    assert {entry["prompts"] for key, entry in entries.items() if key not in few} == {15}
+    for key, entry in few.items():
+        asked = [values[:2] for values in entry["examples"].values()]
+        assert list(entry["examples"].values()) == [[*values, None, None, None] for values in asked]
+        assert entry["fitness"] == pytest.approx(mean(value for values in asked for value in values))
+        if whole := entries.get(key.split()[0]):
+            assert asked == [values[:2] for values in whole["examples"].values()]
+    [plain] = [entry["guard_rows"]["toy_plain:hits"] for entry in entries.values() if "guard_rows" in entry]
+    guarded = [entry["guards"]["toy_plain:hits"]["plain"] for entry in few.values() if "guards" in entry]
+    assert guarded == [pytest.approx(mean(plain[:2]))] * len(guarded) != []
+
+
 def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
     plain = ["--tasks", "toy_plain", *SMALL]
     status, _, err = command(*plain, "--choose", "0.2,0.3,0.5")
