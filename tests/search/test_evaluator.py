@@ -285,20 +285,21 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_
 
 def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load, monkeypatch):
     monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
-    evaluator = Evaluator(toy_lm, load("toy_luck", lambdas=[0.2, 0.3, 0.5]))
+    tasks = load("toy_luck", "toy_plain", metrics=["luck", "luck"], lambdas=[0.2, 0.3, 0.5], weights=[1, 9])
+    evaluator = Evaluator(toy_lm, tasks)
     measured = [(factors, evaluator(factors)) for factors in individuals(8, seed=2)]
     best = max((full for _, full in measured), key=lambda full: full.fitness)
-    answered = []
-    evaluator.progress = lambda so_far, asked: answered.append(so_far)
-    spared = 0
-    for factors, full in measured:
-        early = evaluator(factors, Cutoff(best.fitness, best.examples, error=0.0))
-        if early.stopped_after:
-            spared += evaluator.prompts - answered[-1]
-            assert full.fitness < best.fitness
-        else:
-            assert early.fitness == full.fitness
-    assert spared
+    spared = {0.0: 0, 1.0: 0}  # by 1 nothing exceeds anything
+    for margin in spared:
+        for factors, full in measured:
+            early = evaluator(factors, Cutoff(best.fitness + margin, best.examples, error=0.0))
+            if early.stopped_after:
+                spared[margin] += evaluator.prompts - early.stopped_after
+                assert early.stopped_after < evaluator.prompts
+                assert full.fitness < best.fitness + margin
+            else:
+                assert early.fitness == full.fitness
+    assert 0 < spared[0.0] < spared[1.0]
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(

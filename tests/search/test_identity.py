@@ -1,10 +1,11 @@
 """What tells one fitness from another: settings, code and weights; and nothing that differs between processes."""
 
-import importlib
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_so_is_other_code_of_this_package(fitness, monkeypatch, file):
     before, read = fitness.describe(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
     assert fitness.describe()["code_sha256"] != before["code_sha256"]
+
+
+def test_so_are_other_prompts_another_filter_and_for_the_cache_other_packages(toy_lm, load, monkeypatch):
+    (plain,) = load("toy_plain")
+    fitness = Evaluator(toy_lm, [plain])
+    for other in (*load("toy_plain", system_instruction="Answer."), replace(plain, filter="other")):
+        assert Evaluator(toy_lm, [other]).describe() != fitness.describe()
+    before = fitness._context
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
+    assert Evaluator(toy_lm, [plain])._context != before
 
 
 def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, load, fitness):
