@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lpes_eval.errors import UserError
 from search import optimizers
 from search.optimizers import ga as genetic
-from search.optimizers.bands import BandScan
+from search.optimizers.bands import BandScan, levels_of
 from search.optimizers.cma_es import CMAES
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.optimizers.random import GenerationConfig, RandomSearch
@@ -321,6 +321,8 @@ def test_a_scan_finds_a_planted_band_and_asks_for_nothing_twice(L, first, end):
     algorithm, fitness, asked = bands(L), planted(first, end), []
 
     def measured(individual):
+        if algorithm.cutoff is not None:  # as fit on the same examples
+            assert (algorithm.cutoff[0], algorithm.effort) in asked
         asked.append((individual.points, algorithm.effort))
         return fitness(individual)
 
@@ -338,7 +340,23 @@ def test_a_scan_puts_the_bands_of_a_level_together_that_help():
     assert algorithm.best[0].points in together
 
 
+def test_a_scan_puts_the_best_steps_of_all_bands_together_and_those_of_the_better_half():
+    """Every other layer gains by 1.5, more by 1.2, and most of all the last ones."""
+    weights, target = (1, 9, 2, 9, 3, 9, 4, 9), [1.3, 1.0] * 4
+    distance = lambda i: sum(w * abs(y - t) for w, y, t in zip(weights, heights(i), target, strict=True))  # noqa: E731
+    generations = search(bands(8), lambda i: -distance(i))
+    together = next(generation for generation in generations if generation[0].origin == "together")
+    assert list(map(heights, together)) == [[1.2, 1.0] * 4, [1.0] * 4 + [1.2, 1.0] * 2]
+
+
+def test_a_scan_without_a_grid_rounds_nothing():
+    space = Space.free(4, False)
+    generations = search(BandScan(space, start=space.line(1.0, 1.0)), planted(0, 4))
+    assert 1.5 * (1 / 1.1) in {y for generation in generations for i in generation for y in heights(i)}  # 1.3636...
+
+
 def test_a_scan_goes_by_levels_from_the_whole_stack_to_the_finest_bands_and_ends_by_itself():
+    assert list(map(len, levels_of(8, 3))) == [1, 2]
     algorithm = bands(32, finest=4)
     generations = search(algorithm, planted(0, 0))
     changed = [{32 - heights(i).count(1) for i in generation} for generation in generations]
