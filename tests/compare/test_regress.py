@@ -52,7 +52,9 @@ def test_a_wider_spread_is_caught_where_no_score_fell():
     old[:300] = 1
     new = old.copy()
     new[300:360, 0] = 1
-    assert failing(regress(old, new)) == ["spread"]
+    report = regress(old, new)
+    assert failing(report) == ["spread"]
+    assert [row.facts["allowed"] > 0 for row in report.rows] == [False] * 4 + [True]  # the spread alone may not grow
 
 
 def test_a_rise_passes_and_fails_where_lower_is_better():
@@ -64,7 +66,9 @@ def test_a_rise_passes_and_fails_where_lower_is_better():
 def test_a_systematic_change_within_the_tolerance_passes():
     """Another precision shifts every score a little, in one direction: certain, but of no account."""
     old = np.random.default_rng(0).normal(0.5, 0.1, (200, 2))
-    assert not regress(old, old - 0.0005).failed
+    report = regress(old, old - 0.0005)
+    assert not report.failed
+    assert all(abs(row.facts["allowed"]) >= 0.001 for row in report.rows)
     assert regress(old, old - 0.0005, tolerance=0.0).failed
 
 
@@ -157,6 +161,14 @@ def test_each_task_sees_the_loss_of_as_many_answers_as_is_said_and_of_no_fewer(s
             new = whole[name].copy()
             new[:loss] = 0
             assert regress(old, run_with(**whole | {name: new}), alpha=alpha).failed == (loss == said[n])
+
+
+def test_what_the_smallest_tasks_need_more_never_exceeds_alpha():
+    """The loss of 8 answers has a probability of 2^-8 by chance: at 0.01, two such tasks get it and not a third."""
+    run = run_with(**{f"task{i}": np.ones((8, 1)) for i in range(3)})
+    levels = [row.facts["level"] for row in regress(run, run, alpha=0.01).rows]
+    assert [level > 2**-8 for level in levels] == [True, True, False]
+    assert sum(levels) <= 0.01 * (1 + 1e-12)
 
 
 def unlogged(task):

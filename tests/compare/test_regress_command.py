@@ -119,6 +119,7 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
         ({"group": "else"}, "the baseline has toy, the run has not"),
         ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has no number for it"),
+        ({"chat": "User: "}, "--other-prompts"),
     ],
 )
 def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, message):
@@ -281,6 +282,15 @@ def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_
         (False, f"{first:g} %", f"question {n}") for n in lost
     ]
     assert {tuple(row["answers"]) for row in flips["rows"]} == {("", "yes")}  # a baseline keeps no answers
+
+
+def test_where_lower_is_better_the_flips_are_of_the_scores_that_rose(tmp_path):
+    old, new = {0: [0.0] * 20, 100: [1.0] * 20}, {0: [1.0] * 3 + [0.0] * 17, 100: [1.0] * 19 + [0.0]}
+    before, now = (write_run(tmp_path / name, of, higher_is_better=False) for name, of in (("old", old), ("new", new)))
+    call(before, "--baseline", tmp_path / "baseline.json", "--update")
+    call(now, "--baseline", tmp_path / "baseline.json", "--flips", "--json", tmp_path / "summary.json")
+    [flips] = json.loads((tmp_path / "summary.json").read_text())["flips"]
+    assert [(row["better"], row["position"]) for row in flips["rows"]] == [(False, "0 %")] * 3
 
 
 def test_a_report_does_not_replace_the_baseline(tmp_path, committed, capsys):
