@@ -40,13 +40,11 @@ class Bet:
         self._taken, self._left, self._missing = 0, members, total
         self._low, self._width = low, high - low
         # Both estimates begin with one imagined member: what the total takes on average, and the widest variance.
-        self._sum = (total / members - low) / self._width if self._width > 0 else 0.0
+        self._sum = (total / members - low) / self._width
         self._squares = 0.25
 
     def take(self, value: float) -> None:
         """The next member is ``value``."""
-        if self._width <= 0 or self._left == 0:
-            return
         # What the members left would be on average, were the total just reached (all from 0 to 1 from here on).
         due = (self._missing / self._left - self._low) / self._width
         x = (value - self._low) / self._width
