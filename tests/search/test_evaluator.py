@@ -316,7 +316,7 @@ def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere
         evaluator = Evaluator(toy_lm, elsewhere, fast=fast)
         assert f"toy_plain: {too_long} of {len(lengths)} prompts do not fit" in caplog.text
         with pytest.raises(PromptTooLong, match=r"toy: \d+ of \d+ prompts do not fit the model's .* tokens"):
-            Evaluator(toy_lm, at_positions, fast=fast)
+            Evaluator(toy_lm, [*elsewhere, *at_positions], fast=fast)
     factors = [1.0, 1.2, 1.4]
     assert evaluator(factors).examples["toy_plain"] == harness(factors, "toy_plain", "hits")
 
