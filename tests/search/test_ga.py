@@ -359,6 +359,15 @@ def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, m
         run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
 
 
+def test_trades_are_of_individuals_in_full_with_errors_counted_down_and_harm_as_worse():
+    evaluator = SimpleNamespace(prompts=9, columns={name: (SimpleNamespace(sign=-1), None) for name in "ab"})
+    entry = {"prompts": 9, "examples": {}, "scores": {"a": 0.0, "b": 0.5}, "guards": {"g": {"over": 0.0}}}
+    entries = [entry, entry | {"prompts": 3}, entry | {"guards": {"g": {"over": 0.25}}}]
+    found = tradeoff.trades(entries, evaluator)
+    assert [(trade.mean, trade.worst, trade.harm) for trade in found] == [(-0.25, -0.5, 0.0), (-0.25, -0.5, 0.25)]
+    assert tradeoff.front(found) == found[:1]
+
+
 @pytest.mark.parametrize(
     ("shares", "scores"),
     [
