@@ -139,7 +139,15 @@ def extend_cache(model: ModuleType) -> None:
     @functools.wraps(original)
     def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
-        if key := getattr(lm, "cache_key", None):
+        key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
+        if (
+            key is None and module is not None and hasattr(module, "modules")
+        ):  # another model type around a model that may have factors in it
+            from lpes_eval import rope
+
+            if found := rope.in_force(module):
+                key = found.digest(len(found.factors or ()))[:16]
+        if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"
         original(self, lm, cache_db, *args, **kwargs)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -218,6 +219,16 @@ def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
         assert config["factors"]["per_layer"] == [{"lpes": 1.2, "pi": 1.5}[name]] * 6
     else:
         assert config["method"]["name"] == name
+
+
+def test_answers_of_hf_around_a_model_with_factors_are_cached_as_those_of_lpes(tmp_path):
+    loaded = LPES("reference", factors=1.2)
+    around = HFLM(loaded.model, tokenizer=loaded.tokenizer)
+    key = loaded.cache_key
+    files = [Path(CachingLM(lm, str(tmp_path / "cache.db")).cache_db).name for lm in (loaded, around)]
+    lpes_eval.remove(loaded.model)
+    files.append(Path(CachingLM(around, str(tmp_path / "cache.db")).cache_db).name)
+    assert files == [f"cache_{key}.db"] * 2 + ["cache.db"]
 
 
 def test_answers_of_other_settings_are_cached_apart():
