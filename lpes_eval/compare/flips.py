@@ -31,10 +31,9 @@ def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = 
     ``answers``, and the prompt's ``segments``. Of a ``baseline`` there are scores and no answers.
     """
     metrics = [run.tasks[task].metrics for run in (a, b)]
-    key = next(key for key in metrics[0] if key in metrics[1] and key.removesuffix(",none") == metric)
+    key = next(key for key in metrics[0] if key.removesuffix(",none") == metric)
     before, after = (of[key].by_question or {} for of in metrics)
-    if not (labels := [label for label in before if label in after]):
-        return
+    labels = [label for label in before if label in after]
     lines_b = b.samples(task, key.rpartition(",")[2])
     lines_a = [None] * len(lines_b) if baseline else a.samples(task, key.rpartition(",")[2])
     for label in labels:

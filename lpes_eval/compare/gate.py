@@ -83,7 +83,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             f"{asked} questions are too few: at alpha {options.alpha:g} over {tests} tests not even the loss of every "
             f"answer could be told from chance; evaluate at least {least}"
         )
-    tested = {score.task for score in scores if score.tests and score.logged}
+    tested = {score.task for score in scores if score.tests}
     sections = tuple(
         _section(score, level, options, score.task in tested) for score, level in zip(scores, levels, strict=True)
     )

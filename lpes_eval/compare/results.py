@@ -364,7 +364,7 @@ def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any
         keyed = {}
         for line in lines:
             named = line["doc"] if name == "question_id" and isinstance(line["doc"], dict) else line
-            question = named.get(name, line["doc_id"])
+            question = named.get(name)
             keyed[not isinstance(question, int), question if isinstance(question, int) else str(question)] = line
         if len(keyed) == len(lines):
             return [keyed[key] for key in sorted(keyed)]
