@@ -19,6 +19,7 @@ def write_run(
     higher_is_better=True,
     samples=True,
     text="question",
+    target="yes",
     chat="",
     metadata=None,
 ):
@@ -28,6 +29,7 @@ def write_run(
         folder: where the results and the samples go.
         scores: position (None for a task without) -> list of scores, one a question.
         text: what the documents say; another text is another set of examples.
+        target: the expected answer of every question.
         chat: put before every prompt, as a chat template does.
         metadata: what else the tasks' metadata says.
 
@@ -54,7 +56,7 @@ def write_run(
                 sample = {
                     "doc_id": question,
                     "doc": {"question_id": question, "text": asked},
-                    "target": "yes",
+                    "target": target,
                     "arguments": {"gen_args_0": {"arg_0": chat + asked, "arg_1": {"until": ["\n"]}}},
                     "resps": [["yes"]] * len(scores),
                     "filtered_resps": ["yes"] * len(scores),
@@ -62,7 +64,7 @@ def write_run(
                     "metrics": metrics,
                     "doc_hash": hash_string(asked),
                     "prompt_hash": hash_string(chat + asked),
-                    "target_hash": hash_string("yes"),
+                    "target_hash": hash_string(target),
                     **{name: line[question] for name, line in columns.items()},
                 }
                 file.write(json.dumps(sample) + "\n")

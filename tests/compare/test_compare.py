@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lpes_eval import cli
-from lpes_eval.compare import flips, results
+from lpes_eval.compare import baseline, flips, results, tables
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
@@ -67,9 +67,11 @@ def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
 
 def test_renamed_results_find_the_samples_beside_them_if_there_is_one_set(tmp_path):
     path = write_run(tmp_path, {100: [1.0, 0.0], 20: [0.0, 1.0], 0: [1.0, 1.0]})
+    (tmp_path / f"samples_toy_20_{DATE}.jsonl").touch()  # another task's
     metric = results.read(path.rename(tmp_path / "A.json")).tasks["toy"].metrics["acc,none"]
     assert list(metric.by_question.items()) == [("0 %", (1.0, 1.0)), ("20 %", (0.0, 1.0)), ("100 %", (1.0, 0.0))]
-    write_run(tmp_path, {0: [1.0, 0.0]}, date="2026-11-20T13-39-27.906502")
+    second = write_run(tmp_path, {0: [1.0, 0.0]}, date="2026-11-20T13-39-27.906502")
+    assert results.read(second).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0)
     with pytest.raises(UserError, match="2 sample files"):
         results.read(tmp_path / "A.json")
 
@@ -108,7 +110,18 @@ def test_documents_that_share_a_question_id_are_told_apart_by_their_number(tmp_p
     assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("value", "noted"), [(7.5, True), (math.nan, False)])
+def test_each_filter_of_a_task_has_scores_of_its_own_and_an_at_alone_makes_no_position(tmp_path):
+    """As gsm8k has two filters, and code is scored by ``pass@1``."""
+    path = write_run(tmp_path, {None: [1.0, 0.0]}, metric="pass@1")
+    [samples] = tmp_path.glob("samples_*")
+    lines = samples.read_text()
+    samples.write_text(lines + lines.replace('"none"', '"loose"').replace('"pass@1": 0.0', '"pass@1": 1.0'))
+    put(path, ("results", "toy", "pass@1,loose"), 1.0)
+    found = {key: metric.by_question for key, metric in results.read(path).tasks["toy"].metrics.items()}
+    assert found == {"pass@1,none": {"all": (1.0, 0.0)}, "pass@1,loose": {"all": (1.0, 1.0)}}
+
+
+@pytest.mark.parametrize(("value", "noted"), [(7.5, True), (math.nan, False), (math.inf, False)])
 def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compared(tmp_path, value, noted):
     paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "ab"]
     for path in paths:
@@ -121,9 +134,11 @@ def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compa
     put(paths[0], ("results", "toy", "nll,none"), 7.5)
     put(paths[1], ("results", "toy", "nll,none"), math.nan)
     assert "Only in A, not compared: toy, nll." in comparison(*paths).notes
-    put(paths[1], ("results", "toy", "acc,none"), math.nan)
-    with pytest.raises(UserError, match="no score in common that is an average"):
-        comparison(*paths)
+    for number in (math.nan, 0.9):
+        put(paths[1], ("results", "toy", "acc,none"), number)
+        for two in (paths, paths[::-1]):
+            with pytest.raises(UserError, match="no score in common that is an average"):
+                comparison(*two)
 
 
 def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
@@ -143,6 +158,9 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     assert command == f"lm_eval --model lpes --model_args pretrained=tiny,factors=f.json --tasks toy {kept}"
     put(path, ("config", "limit"), 1234567.0)
     put(path, ("config", "gen_kwargs"), {"max_gen_toks": 7})
+    put(path, ("config", "batch_size"), "auto:4")
+    put(path, ("system_instruction",), "Be brief.")
+    put(path, ("chat_template",), "{{ messages }}")
     for name, seed in (("random_seed", 0), ("numpy_seed", None), ("torch_seed", 1234), ("fewshot_seed", 7)):
         put(path, ("config", name), seed)
     put(path, ("config", "factors"), {"given": "f.json"})
@@ -150,30 +168,37 @@ def test_command_says_how_to_make_such_a_run_again(tmp_path):
     run = results.read(path)
     words = shlex.split(run.provenance["command"])
     assert json.loads(words[words.index("--model_args") + 1]) == {"pretrained": "tiny", "factors": [1.0, 1.5]}
-    options = [words[words.index(flag) + 1] for flag in ("--limit", "--gen_kwargs", "--seed")]
-    assert options == ["1234567", "max_gen_toks=7", "0,None,1234,7"]
+    flags = ("--limit", "--batch_size", "--gen_kwargs", "--seed", "--system_instruction")
+    options = [words[words.index(flag) + 1] for flag in flags]
+    assert options == ["1234567", "auto:4", "max_gen_toks=7", "0,None,1234,7", "Be brief."]
+    assert "--apply_chat_template" in words
     assert run.side == ("lpes tiny, 5 parameters, factors f.json", str(path))
 
 
 # --- comparing ---
 
 
-def test_differences_are_those_of_the_paired_answers(two_runs):
+@pytest.mark.parametrize(("higher_is_better", "confidence"), [(True, 0.95), (False, 0.5)])
+def test_differences_are_those_of_the_paired_answers(two_runs, higher_is_better, confidence):
     path_a, path_b, a, b = two_runs
+    for path in (path_a, path_b):
+        put(path, ("higher_is_better", "toy", "acc"), higher_is_better)
     for samples in path_b.parent.glob("samples_*"):  # whose order does not matter
         samples.write_text("".join(reversed(samples.read_text().splitlines(keepends=True))))
-    [section] = comparison(path_a, path_b).sections
+    [section] = comparison(path_a, path_b, confidence=confidence).sections
     [note] = comparison(path_a, path_b).notes
     assert note.startswith("toy, acc: a true difference of 0.")
     smallest = min((row.facts for row in section.rows), key=lambda row: row["p"])
     assert smallest["p_holm"] == pytest.approx(min(1.0, 6 * smallest["p"]))
-    expected = compare_paired(*(np.column_stack(list(run.values())) for run in (a, b)))
+    answers = (np.column_stack(list(run.values())) for run in (a, b))
+    expected = compare_paired(*answers, higher_is_better=higher_is_better, confidence=confidence)
     quantities = (*expected.positions, expected.mean, expected.worst, expected.spread)
     assert [row.facts["row"] for row in section.rows] == ["0 %", "50 %", "100 %", "mean", "worst", "spread"]
-    assert section.questions == 60
+    assert (section.questions, section.header[4]) == (60, f"{100 * confidence:g} % interval")
     for row, found in zip(section.rows, quantities, strict=True):
         assert (row.facts["difference"], row.facts["p"]) == pytest.approx((found.difference, found.p))
         assert row.facts["interval"] == pytest.approx([found.low, found.high])
+        assert row.cells[-2:] == tuple(tables.p_value(row.facts[name]) for name in ("p", "p_holm"))
 
 
 def test_task_without_positions_is_one_row(tmp_path):
@@ -183,31 +208,66 @@ def test_task_without_positions_is_one_row(tmp_path):
     assert row.facts["difference"] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_of_all_samples(tmp_path, weighted):
-    """As mmlu is, of 57 tasks in four groups; not where each task weighs the same."""
-    paths = []
-    for run, scores in (("a", {"one": [0.0, 1.0], "two": [1.0] * 6}), ("b", {"one": [1.0, 1.0], "two": [0.0] * 6})):
-        parts = [
-            json.loads(write_run(tmp_path / run, {None: of}, group=name, text=name).read_text())
-            for name, of in scores.items()
-        ]
-        merged = {key: {**parts[0][key], **parts[1][key]} for key in ("results", "configs", "higher_is_better")}
-        means = [sum(of) / len(of) for of in scores.values()]
-        inner = {"acc,none": means[0]}
-        outer = {"acc,none": (2 * means[0] + 6 * means[1]) / 8 if weighted else sum(means) / 2}
-        merged["results"] |= {"outer": outer, "inner": inner}
-        merged["group_subtasks"] = {"inner": ["one"], "outer": ["inner", "two"]}
-        paths.append(tmp_path / run / f"results_{DATE}.json")
-        paths[-1].write_text(json.dumps(parts[0] | merged))
+def write_group(folder, scores, row=None, **other):
+    """A run of two tasks in nested groups, as mmlu has 57 in four.
+
+    ``row`` is what lm-eval says of the outer group, by default the mean of all samples; ``other``: a task's options.
+    """
+    parts = [
+        json.loads(write_run(folder, {None: of}, group=name, **{"text": name, **other.get(name, {})}).read_text())
+        for name, of in scores.items()
+    ]
+    merged = {
+        key: {**parts[0][key], **parts[1][key]} for key in ("results", "configs", "higher_is_better", "n-samples")
+    }
+    pooled = [score for of in scores.values() for score in of]
+    mean = {"acc,none": sum(pooled) / len(pooled)}
+    merged["results"] |= {"outer": mean if row is None else row, "inner": {"acc,none": sum(scores["one"]) / 2}}
+    merged["group_subtasks"] = {"inner": ["one"], "outer": ["inner", "two"]}
+    path = folder / f"results_{DATE}.json"
+    path.write_text(json.dumps(parts[0] | merged))
+    return path
+
+
+GROUP = {"one": [0.0, 1.0], "two": [1.0] * 6}
+
+
+def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_of_all_samples(tmp_path):
+    paths = [write_group(tmp_path / "a", GROUP), write_group(tmp_path / "b", {"one": [1.0, 1.0], "two": [0.0] * 6})]
     report = comparison(*paths)
-    assert [section.task for section in report.sections] == (["outer"] if weighted else ["one", "two"])
-    if weighted:
-        [row] = report.rows
-        assert (row.facts["difference"], report.sections[0].questions) == (-5 / 8, 8)
-        assert "outer: all samples of its 2 tasks together." in report.notes
-        changed = flips.flipped(*map(results.read, paths), "outer", "acc")
-        assert [one["question"] for one in changed] == ["one 0", *(f"two {k}" for k in range(6))]
+    assert [section.task for section in report.sections] == ["outer"]
+    [row] = report.rows
+    assert (row.facts["difference"], report.sections[0].questions) == (-5 / 8, 8)
+    assert "outer: all samples of its 2 tasks together." in report.notes
+    runs = [results.read(path) for path in paths]
+    assert "--tasks outer --" in runs[0].provenance["command"]
+    changed = flips.flipped(*runs, "outer", "acc")
+    asked = ["one 0", *(f"two {k}" for k in range(6))]
+    assert [(one["position"], one["question"]) for one in changed] == [("", question) for question in asked]
+    baseline.save(runs[0], tmp_path / "baseline.json")
+    assert baseline.load(tmp_path / "baseline.json").tasks == runs[0].tasks
+
+
+@pytest.mark.parametrize(
+    ("row", "other"),
+    [
+        ({"acc,none": 0.75}, {}),  # each task weighs the same
+        ({}, {}),  # the group has no score
+        ({"acc,none": 0.5}, {"two": {"metric": "f1"}}),  # that of the one task that has this metric
+        (None, {"one": {"samples": False}, "two": {"samples": False}}),
+    ],
+)
+def test_any_other_group_is_read_as_its_tasks(tmp_path, row, other):
+    assert [*results.read(write_group(tmp_path, GROUP, row, **other)).tasks] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("two", "message"), [({"text": "riddle"}, "another set of examples"), ({"chat": "User: "}, "in other prompts")]
+)
+def test_a_group_is_refused_where_one_of_its_tasks_was_asked_otherwise(tmp_path, two, message):
+    a, b = write_group(tmp_path / "a", GROUP), write_group(tmp_path / "b", GROUP, two=two)
+    with pytest.raises(UserError, match=f"outer in .*{message}"):
+        comparison(a, b)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +277,7 @@ def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_o
         ({"samples": False}, "no samples of toy .* --log_samples"),
         ({"version": 2.0}, "task version 1.0 and 2.0"),
         ({"text": "riddle"}, "another set of examples: the documents or the expected answers differ"),
+        ({"target": "no"}, "another set of examples: the documents or the expected answers differ"),
         ({"text": "riddle", "metadata": {"split": "search"}}, "split None and search"),
         ({"chat": "User: "}, "other prompts .* --other-prompts"),
         ({"group": "else"}, "no task in common"),
@@ -237,9 +298,12 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, other, message
 def test_the_same_documents_are_compared_from_another_source_and_on_request_in_other_prompts(tmp_path, other, options):
     a = write_run(tmp_path / "a", {0: [1.0, 0.0], 100: [0.0, 0.0]})
     b = write_run(tmp_path / "b", {0: [1.0, 1.0], 50: [0.0, 1.0], 100: [1.0, 0.0]}, **other)
+    put(b, ("versions", "toy"), "1.0 official")  # as lm-eval's table has it
     found = comparison(a, b, **options)
     assert [row.facts["difference"] for row in found.rows[:3]] == [0.5, 0.5, 0.5]
     assert "Only in B, not compared: toy at 50 %." in found.notes
+    changed = flips.flipped(results.read(b), results.read(a), "toy", "acc")
+    assert [one["position"] for one in changed] == ["0 %", "100 %"]
 
 
 @pytest.mark.parametrize(("questions", "noted"), [(49, 1), (50, 0)])
@@ -247,7 +311,7 @@ def test_of_few_questions_one_note_says_what_they_do_not_carry(tmp_path, questio
     a, b = (right_or_wrong(seed, {0: 0.4, 50: 0.6}, questions) for seed in (1, 2))
     found = comparison(write_run(tmp_path / "a", a), write_run(tmp_path / "b", b))
     for text in (found.to_text(), found.to_markdown(), found.to_json()):
-        assert text.count("Fewer than 50 questions (49)") == noted
+        assert text.count("Fewer than 50 questions") == noted
 
 
 # --- the command ---
@@ -256,10 +320,11 @@ def test_of_few_questions_one_note_says_what_they_do_not_carry(tmp_path, questio
 def test_json_holds_every_number_and_no_nan(two_runs, tmp_path):
     path_a, path_b, *_ = two_runs
     target = tmp_path / "out" / "c.json"
-    assert cli.main(["compare", str(path_a), str(path_b), "--json", str(target)]) == 0
+    assert cli.main(["compare", str(path_a), str(path_b), "--confidence", "0.9", "--json", str(target)]) == 0
     data = json.loads(target.read_text(), parse_constant=pytest.fail)
     [section] = data["comparisons"]
-    assert section["rows"] == [row.facts for row in comparison(path_a, path_b).rows]
+    assert section["rows"] == [row.facts for row in comparison(path_a, path_b, confidence=0.9).rows]
+    assert data["confidence"] == 0.9
     assert (section["task"], section["metric"], section["questions"]) == ("toy", "acc", 60)
     assert (data["b"]["results"], data["b"]["model"]) == (str(path_b), "hf tiny, 1,000 parameters")
 
@@ -275,10 +340,12 @@ def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
 
 
 def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_runs, tmp_path, capsys):
-    path_a, path_b, *_ = two_runs
-    path_c = write_run(tmp_path / "c", right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9}))
+    path_a, path_b, a, b = two_runs
+    c = right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9})
+    path_c = write_run(tmp_path / "c", c)
     three = comparison(path_a, path_b, path_c)
     assert [section.sides for section in three.sections] == [("A", "B"), ("A", "C")]
+    assert [note[:7] for note in three.notes] == ["B − A: ", "C − A: "]
     for section, other in zip(three.sections, (path_b, path_c), strict=True):
         alone = comparison(path_a, other)
         pairs = list(zip(section.rows, alone.rows, strict=True))
@@ -286,10 +353,26 @@ def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_ru
         assert all(row.facts["p_holm"] >= same.facts["p_holm"] for row, same in pairs)
     adjusted = [row.facts["p_holm"] for row in three.rows]
     assert min(adjusted) == pytest.approx(min(1, len(adjusted) * min(row.facts["p"] for row in three.rows)))
-    assert cli.main(["compare", *map(str, (path_a, path_b, path_c)), "--json"]) == 0
+    assert cli.main(["compare", *map(str, (path_a, path_b, path_c)), "--flips", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [one["sides"] for one in data["comparisons"]] == [["A", "B"], ["A", "C"]]
     assert data["c"]["results"] == str(path_c)
+    for one, letter, of in zip(data["flips"], "BC", (b, c), strict=True):
+        moved = [y - x for p in a for x, y in zip(a[p], of[p], strict=True)]
+        counted = f"{moved.count(1)} flipped to better, {moved.count(-1)} to worse"
+        assert one["metric"].startswith(f"{letter} − A, acc: {counted}")
+    assert cli.main(["compare", *"A" * 27]) == 2  # there is no letter for it
+    assert "26 runs to compare with A; expected 25 at most" in capsys.readouterr().err
+
+
+def test_other_prompts_are_compared_by_the_command_and_on_its_page_where_asked_for(tmp_path, capsys):
+    options = {"a": {}, "b": {"chat": "User: "}}
+    paths = [str(write_run(tmp_path / n, {None: s}, **options[n])) for n, s in (("a", [0.0, 1.0]), ("b", [1.0, 1.0]))]
+    page = tmp_path / "page.html"
+    assert cli.main(["compare", *paths, "--html", str(page)]) == 2
+    assert "--other-prompts" in capsys.readouterr().err
+    assert cli.main(["compare", *paths, "--html", str(page), "--other-prompts"]) == 0
+    assert "▲ 1 / ▼ 0" in re.sub(r"<[^>]*>", "", page.read_text())
 
 
 def test_flips_are_the_samples_that_changed_in_the_table_and_the_page(two_runs, tmp_path, capsys):
@@ -299,7 +382,8 @@ def test_flips_are_the_samples_that_changed_in_the_table_and_the_page(two_runs, 
     [flips] = json.loads(capsys.readouterr().out)["flips"]
     changed = {(f"{p} %", n) for p in a for n in range(60) if a[p][n] != b[p][n]}
     worse = {(f"{p} %", n) for p in a for n in range(60) if a[p][n] > b[p][n]}
-    assert flips["metric"].startswith(f"acc: {len(changed - worse)} flipped to better, {len(worse)} to worse")
+    counted = f"{len(changed - worse)} flipped to better, {len(worse)} to worse"
+    assert flips["metric"] == f"acc: {counted}, the first 20 of them"
     listed = {(row["position"], int(row["question"].split()[-1])) for row in flips["rows"]}
     assert len(listed) == len(flips["rows"]) == 20  # the first of them, the worse ones before the others
     assert listed <= changed

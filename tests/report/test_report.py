@@ -122,6 +122,12 @@ def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
         assert sample["answers"] == [f"to {name} at {position}" for name in "ab"]
         kinds = [kind for kind, _ in pieces if kind != "context"]
         assert kinds == ["prompt", "instruction", "gold", "question", "prompt"]
+    for path in paths:
+        log(path, [("as another version has it",)] * 2, answers, doc=doc)
+    data = report(*paths).data
+    assert [["".join(data["texts"][at : at + n]) for _, at, n in one["prompt"]] for one in data["samples"]] == [
+        ["as another version has it"]
+    ] * 2
 
 
 def test_text_of_samples_and_names_stays_text(tmp_path, report):
@@ -278,7 +284,7 @@ def test_a_sample_is_shown_with_all_its_prompts_and_answers(
 
 def test_the_answer_of_acc_norm_is_the_likeliest_by_its_length(tmp_path, report):
     paths = [write_run(tmp_path / n, {None: [s]}, metric="acc_norm") for n, s in (("a", 0.0), ("b", 1.0))]
-    for path, likelihoods in zip(paths, ((-5, -6), (-1, -9)), strict=True):
+    for path, likelihoods in zip(paths, ((-1, -6), (-1, -9)), strict=True):
         log(path, [("Q", " a"), ("Q", " long one")], [[str(one), "False"] for one in likelihoods], target="0")
     assert report(*paths).data["samples"][0]["answers"] == [" long one", " a"]
 
