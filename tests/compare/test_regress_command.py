@@ -68,12 +68,15 @@ def test_other_scores_survive_the_file_exactly_and_right_or_wrong_ones_take_litt
 
 def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_machine(tmp_path):
     model = ("hf", {"pretrained": str(tmp_path / "models" / "tiny")}, 7)
-    path = tmp_path / "b.json"
-    call(write_answers(tmp_path / "run", model=model), "--baseline", path, "--update")
+    run, path = write_answers(tmp_path / "run", model=model), tmp_path / "b.json"
+    put(run, ("config", "factors"), {"given": "f.json", "sha256": "5c1e"})
+    call(run, "--baseline", path, "--update")
     data = json.loads(path.read_text())
     assert data["model"] == {"kind": "hf", "name": "tiny", "parameters": 7}
     evaluated_by = {"lpes_eval": "0.0.9", "lm_eval": "0.4.13", "transformers": "5.23.0", "torch": "2.13.0+cpu"}
     assert data["provenance"]["packages"] == evaluated_by
+    loaded = {"dtype": "torch.float32", "revision": None, "sha": None, "factors": "5c1e"}
+    assert data["provenance"]["model"] == loaded
     assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
     assert str(tmp_path) not in path.read_text()
 
@@ -86,6 +89,16 @@ def test_a_shipped_model_is_the_same_under_each_of_its_names(tmp_path):
     assert call(run("plain", {}), "--baseline", baseline, "--update") == 0
     assert call(run("named", {"pretrained": "lpes-eval/reference"}), "--baseline", baseline) == 0
     assert call(run("other", {"pretrained": "reference-kv"}), "--baseline", baseline) == 4
+
+
+def test_a_model_is_named_by_what_an_api_calls_it_and_by_the_factors_that_brought_it(tmp_path):
+    api = write_answers(tmp_path / "api", model=("local-completions", {"model": "org/large"}, None))
+    by_factors = write_answers(tmp_path / "by_factors", model=("lpes", {"factors": "f.json"}, 9))
+    for origin in ("org/large", {"name": "org/large", "revision": "main"}):
+        put(by_factors, ("config", "factors"), {"given": "f.json", "origin": {"model": origin}})
+        assert [results.read(path).model.name for path in (api, by_factors)] == ["org/large"] * 2
+    put(api, ("config", "model_args"), "model=org/large,base_url=http://localhost/?a=b")  # as a program gives them
+    assert results.read(api).model.name == "org/large"
 
 
 def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
@@ -170,7 +183,10 @@ def test_what_differs_without_harm_is_named_and_passes(tmp_path, committed, caps
     [
         ({"chat": "User: "}, ["--other-prompts"]),
         ({"model": ("hf", {"pretrained": "large"}, 9)}, ["--other-model"]),
-        ({"metadata": {"text_file": "/ci/book.txt"}}, []),
+        (
+            {"metadata": {"text_file": "/ci/book.txt", "source": {"location": "/ci"}}, "samples": False},
+            ["--max-drop", "0.1"],  # the metadata alone says what was asked
+        ),
     ],
 )
 def test_what_differs_on_purpose_or_in_name_only_is_compared(tmp_path, committed, other, options):
@@ -225,7 +241,7 @@ def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkey
 
 def test_a_gate_that_could_test_nothing_is_4(tmp_path, committed, capsys):
     unlogged, worse = (write_answers(tmp_path / str(x), x, samples=False) for x in (0.8, 0.6))
-    path, by_size = tmp_path / "by_size.json", ("--max-drop", "0.1", "--strict")
+    path, by_size = tmp_path / "by_size.json", ("--max-drop", "0.1", "--strict", "--flips")
     assert call(unlogged, "--baseline", path, "--update", *by_size) == 0
     assert [call(run, "--baseline", path, *by_size) for run in (unlogged, worse)] == [0, 1]
     assert call(unlogged, "--baseline", tmp_path / "b.json", "--update") == 4
