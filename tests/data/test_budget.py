@@ -7,6 +7,7 @@ import pytest
 
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
+from lpes_eval.harness.plugin import evaluating
 
 DOCUMENT = "the story of a döcument “and” the question that goes on; " * 20
 
@@ -54,6 +55,18 @@ def test_tokens_are_counted_as_the_model_gets_them(tokenizer):
     assert limits.count("question") == limits.count(JsonChatStr("question")) == alone + 1  # <s>
     own = model(tokenizer, backend="causal", tok_encode=lambda text: [7] * 3)
     assert budget.for_model(own, 50).count("anything") == 3
+
+
+def test_a_task_measures_for_the_model_that_is_evaluated_now_and_caches_no_requests(
+    tokenizer, task_manager, monkeypatch, caplog
+):
+    task = task_manager(num_keys=3).load(["kv_retrieval"])["tasks"]["kv_retrieval"]
+    for window in (1000, 2000):
+        with evaluating(model(tokenizer, window)):
+            assert task.budget().tokens == window - 100
+    monkeypatch.setattr("lm_eval.api.task.save_to_cache", pytest.fail)
+    task.build_all_requests(limit=1, cache_requests=True)
+    assert "--cache_requests is not used" in caplog.text
 
 
 def test_metadata_names_what_an_api_model_does_not_have(tokenizer, tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 from uuid import UUID
 
 import pytest
@@ -66,6 +67,20 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
         assert len({s["search"] for s in drawn}) == 5
     with pytest.raises(DataError, match="held_out, search"):
         splits.indices(total, "test")
+
+
+def test_it_is_generated_for_every_model_and_the_source_tells_sets_apart():
+    sources = [kv.load(num_keys=size, pretrained="org/model")[1] for size in (3, 4)]
+    assert [source.version(2) for source in sources] == ["2 generated: 3 pairs", "2 generated: 4 pairs"]
+    assert len({source.sha256 for source in sources}) == 2
+
+
+def test_examples_before_a_question_are_the_same_at_each_of_its_positions(task_manager):
+    task = task_manager(num_keys=6).load(["kv_retrieval"])["tasks"]["kv_retrieval"]
+    prompts = task.fewshot_context(task.eval_docs[0], 2)
+    assert len(set(prompts)) == len(task.positions)
+    [objects] = {tuple(re.findall(r"\{.*?\}", prompt, re.DOTALL)) for prompt in prompts}
+    assert len(set(objects)) == 3
 
 
 # -- official files --------------------------------------------------------------------------------------------------

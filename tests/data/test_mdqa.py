@@ -133,6 +133,18 @@ def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path, write):
             mdqa.load(num_documents=10, data_dir=str(tmp_path))
 
 
+def test_gold_paragraphs_serve_unpacked_too_and_only_where_the_whole_file_is_not(tmp_path, write):
+    def alone(n):
+        context = {"title": f"Title {n}", "text": f"It is answer-{n:02}.", "isgold": True}
+        return {"question": f"who is {n}", "answers": [f"answer-{n:02}"], "ctxs": [context]}
+
+    write(tmp_path / mdqa.ORACLE.removesuffix(".gz"), *map(alone, range(20)))
+    rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
+    assert (source.version(3), len(rows[0]["distractors"])) == ("3 folder: nq-open-oracle+drawn", 9)
+    write(tmp_path / NAME, *map(line, range(20)))
+    assert mdqa.load(num_documents=10, data_dir=str(tmp_path))[1].name == NAME.removesuffix(".jsonl.gz")
+
+
 # -- the metric -----------------------------------------------------------------------------------------------------
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"

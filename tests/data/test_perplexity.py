@@ -160,6 +160,9 @@ def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(t
         samples = results["samples"][name]
         assert [sample["doc"]["name"] for sample in samples] == ["0.txt", "1.txt"]  # the short one is left out
         pairs = [pair for sample in samples for pair in sample["arguments"]]
+        assert len(pairs) == 4  # two windows of each
+        assert all(abs(len(lm.tokenizer(target)["input_ids"]) - 1 - 64) <= 2 for _, target in pairs)
+        assert set(results["higher_is_better"][name].values()) == {False}
         length = 1024 * int(name[-4:-1])
         assert all(length - 2 <= len(lm.tokenizer(a + b)["input_ids"]) <= length for a, b in pairs)
         expected = by_forward_pass(lm, pairs)

@@ -66,6 +66,7 @@ def test_what_cannot_be_met_is_one_clear_line(monkeypatch):
     for metadata, message in (
         ({"source": "folder"}, "names no folder.*data_dir=DIR"),
         ({"data_dir": "/no/such/folder"}, "data_dir=/no/such/folder.*expected the folder"),
+        ({"data_dir": __file__}, f"data_dir={__file__}: no such folder"),
         ({"data_dir": "~nosuchuser/data"}, "data_dir=~nosuchuser/data"),
         ({"data_dir": "x" * 300}, "data_dir=xxx"),
         ({"source": "generated", "data_dir": "/tmp"}, "exclude each other.*drop one"),

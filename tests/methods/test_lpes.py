@@ -288,3 +288,5 @@ def test_factors_alone_load_the_model_as_it_was_and_name_what_they_cannot(caplog
     assert (lm.model.dtype, lm.max_length) == (torch.bfloat16, 2048)
     assert "gguf_file=x, trust_remote_code=True, --apply_chat_template" in caplog.text
     assert LPES(factors=Factors(uniform=1.2, origin=origin), max_length=1024).max_length == 1024
+    lm.set_factors(Factors(uniform=1.2, origin={"model": {"name": "org/model", "revision": "5c1e"}}))
+    assert (lm.default_model(asked := {}), asked) == ("org/model", {"revision": "5c1e"})
