@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lpes_eval import methods
+from lpes_eval.errors import DataError
 from lpes_eval.harness import plugin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,6 +127,34 @@ def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(ca
         HarnessCLI.execute(None, given)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"lm_eval: error: {message}")
+
+
+def test_examples_are_those_of_the_model_and_not_looked_for_where_tasks_may_be_other_peoples(tmp_path, monkeypatch):
+    from lm_eval._cli.harness import HarnessCLI
+
+    monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(DataError, match="is not in the cache"):
+        plugin.check_examples(["mdqa_pos"], {"pretrained": "org/model"}, {})
+    options = {"model_args": {"pretrained": "org/model"}, "metadata": None, "include_path": "mine"}
+    HarnessCLI.execute(None, SimpleNamespace(model="hf", tasks="mdqa_pos", func=(ran := []).append, **options))
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"), [("factors=1_5", True), ("factor=.1_5", True), ("factors=26_1.json", False)]
+)
+def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, number, monkeypatch, capsys):
+    from lm_eval._cli.harness import HarnessCLI
+
+    monkeypatch.setattr("sys.argv", ["lm_eval", "--model_args", f"pretrained=x,{typed},dtype=float16"])
+    given = SimpleNamespace(model="hf", model_args={}, func=(ran := []).append)
+    if number:
+        with pytest.raises(SystemExit):
+            HarnessCLI.execute(None, given)
+        assert f"{typed}: lm_eval reads this without the _" in capsys.readouterr().err
+    else:
+        HarnessCLI.execute(None, given)
+    assert len(ran) == (not number)
 
 
 def test_what_other_tasks_are_told_is_their_business():

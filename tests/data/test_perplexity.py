@@ -1,5 +1,6 @@
 """Perplexity windows: the same scored tokens at every length, exact sizes, and the figure a forward pass gives."""
 
+import hashlib
 import math
 
 import pytest
@@ -168,6 +169,8 @@ def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(t
         expected = by_forward_pass(lm, pairs)
         assert results["results"][name]["token_perplexity,none"] == pytest.approx(math.exp(expected), rel=1e-5)
         assert samples[0]["nll"] == pytest.approx(by_forward_pass(lm, samples[0]["arguments"]), rel=1e-5)
+    digest = hashlib.sha256("\0".join((BOOK, BOOK[::-1], "short")).encode()).hexdigest()
+    assert results["configs"]["lpes_ppl_001k"]["metadata"]["source"]["sha256"] == digest
     targets = [[p[1] for s in results["samples"][n] for p in s["arguments"]] for n in results["samples"]]
     assert targets[0] == targets[1]
 
