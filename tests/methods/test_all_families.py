@@ -210,13 +210,15 @@ def test_where_a_prompt_ends_has_to_be_known(llama, name):
     ],
 )
 def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name, settings):
-    lm = methods.load(name)(batch_size=3, **settings)
+    lm = methods.load(name)(batch_size=3, max_length=100, **settings)
     texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
     cuts = zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
     requests = [(text[:cut], text[cut:end]) for text, cut, end in cuts]
     requests.append(([*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
+    requests.append((texts[1] + texts[2], texts[3][:20]))  # only its last 100 tokens are run
     requests.append((texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
     found = likelihoods(lm, requests)
+    requests = [(context[-101 + len(continuation) :], continuation) for context, continuation in requests]
     assert found == pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-3)
     assert abs(found[0] - found[-1]) > 1e-3
     lm.method.detach()
@@ -237,6 +239,7 @@ REFUSED = {
     "ms_poe": (
         ({"min": 2, "max": 1}, "min=2,max=1: expected 0 < min <= max"),
         ({"min": "a"}, "min=a: expected a number"),
+        ({"min": "1_5"}, "min=1_5: expected a number"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
         ({"order": "code"}, "order=code: expected paper or authors"),
         ({"skip": -1}, "skip=-1: expected a whole number"),

@@ -124,7 +124,7 @@ def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_pro
     with pytest.raises(UserError, match="unexpected keyword argument 'bogus'; hf takes no such argument"):
         LPES(bogus=1)
     gpt2(tmp_path)
-    assert LPES(pretrained=str(tmp_path)).layer_factors is None  # without factors any model runs
+    assert LPES(pretrained=str(tmp_path), dtype="auto").layer_factors is None  # without factors any model runs
 
 
 def test_pi_is_lpes_with_one_factor_and_transformers_linear_scaling():

@@ -140,6 +140,8 @@ def test_a_model_is_loaded_from_a_cache_of_ones_own_without_the_network(folder, 
 
 def test_factors_on_other_weights_apply_with_one_line_that_names_theirs(folder, tmp_path, caplog):
     model = lpes_eval.load_model(folder)
+    lpes_eval.load_model(folder, dtype=torch.bfloat16)  # of another type nothing can be said
+    lpes_eval.apply(llama().to("meta"), rope.in_force(model))  # nor of weights that are elsewhere
     assert not caplog.text
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.mul_(1.01)
