@@ -139,7 +139,7 @@ def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, messag
     assert call(write_answers(tmp_path / "run", **other), "--baseline", committed) == 4
     printed = capsys.readouterr()
     assert message in printed.err
-    assert printed.err.count("\n") == 1
+    assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
 def test_a_score_that_became_nan_is_not_said_to_be_missing(tmp_path, committed, capsys):
@@ -165,6 +165,7 @@ def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed
     assert ElementTree.parse(junit).getroot()[0].get("errors") == "1"
     assert "could not compare" in markdown.read_text()
     assert message in markdown.read_text()
+    assert message in ElementTree.parse(junit).find(".//error").get("message")
 
 
 def test_what_differs_without_harm_is_named_and_passes(tmp_path, committed, capsys):
