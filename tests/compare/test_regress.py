@@ -190,6 +190,7 @@ def test_without_samples_a_score_is_held_to_its_size_alone():
     report = regress(old, worse, max_drop=0.1, strict=True)
     assert verdicts(report) == ["not testable", "not testable", "DROPPED", "not testable"]
     assert failing(report) == ["mean"]
+    assert [(row.facts["baseline"], row.facts["now"]) for row in report.rows[2:]] == [(1.0, 0.75), (0.0, 0.5)]
     passed = regress(old, same, max_drop=0.1, strict=True)
     assert verdicts(passed)[2] == "ok by size"
     assert not passed.failed
