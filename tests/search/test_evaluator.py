@@ -3,6 +3,7 @@
 import random
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import lm_eval
 import pytest
@@ -300,6 +301,27 @@ def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_
             else:
                 assert early.fitness == full.fitness
     assert 0 < spared[0.0] < spared[1.0]
+
+
+def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(toy_lm, load, monkeypatch):
+    """On the first ones it has 0.6 and the other 1; the cutoff is 0.5, as the other has none of the last ones."""
+    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
+    monkeypatch.setattr("search.evaluator.rng.shuffled", lambda values, rng: list(values))
+    evaluator = Evaluator(toy_lm, load("toy_luck", examples=4))
+    own, other = (dict.fromkeys(evaluator.columns, values) for values in ([0.6] * 4, [1.0, 1.0, 0.0, 0.0]))
+    evaluator.cache = SimpleNamespace(get=lambda *_: {"examples": own})
+    given_up = evaluator([1.0, 1.5, 1.2], Cutoff(0.5, other, error=0.9))
+    assert given_up.stopped_after
+    assert min(given_up.scores.values()) > 0.5 > given_up.fitness
+
+
+def test_nothing_is_given_up_by_drawn_answers_or_by_a_metric_that_is_no_mean(toy_lm, load, monkeypatch):
+    monkeypatch.setattr("search.evaluator.BOUNDED", {"hits"})
+    assert Evaluator(toy_lm, load("toy_plain")).why_unbounded() is None
+    drawn = Evaluator(toy_lm, load("toy_plain", gen_kwargs={"do_sample": True, "temperature": 1.5}))
+    assert drawn.why_unbounded() == "toy_plain draws its answers at random"
+    monkeypatch.setattr("search.tasks.Objective.aggregation", lambda *_: max)
+    assert "is not known to be a mean" in Evaluator(toy_lm, load("toy_plain")).why_unbounded()
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(

@@ -18,6 +18,7 @@ from lpes_eval import reference, rope
 from lpes_eval.compare.statistics import Difference
 from lpes_eval.errors import UserError
 from search import config, ga, guards, optimizers, parser, run, search, tradeoff
+from search.evaluator import Evaluator
 from search.guards import Guard, rank
 from search.held_out import HeldOut
 from search.optimizers.gradient import GradientDescent
@@ -362,10 +363,10 @@ def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, m
 def test_trades_are_of_individuals_in_full_with_errors_counted_down_and_harm_as_worse():
     evaluator = SimpleNamespace(prompts=9, columns={name: (SimpleNamespace(sign=-1), None) for name in "ab"})
     entry = {"prompts": 9, "examples": {}, "scores": {"a": 0.0, "b": 0.5}, "guards": {"g": {"over": 0.0}}}
-    entries = [entry, entry | {"prompts": 3}, entry | {"guards": {"g": {"over": 0.25}}}]
+    entries = [entry, entry | {"prompts": 3}, entry | {"guards": {"g": {"over": 0.25}}}, entry | {"key": "equal"}]
     found = tradeoff.trades(entries, evaluator)
-    assert [(trade.mean, trade.worst, trade.harm) for trade in found] == [(-0.25, -0.5, 0.0), (-0.25, -0.5, 0.25)]
-    assert tradeoff.front(found) == found[:1]
+    assert [(trade.mean, trade.worst, trade.harm) for trade in found[:2]] == [(-0.25, -0.5, 0.0), (-0.25, -0.5, 0.25)]
+    assert tradeoff.front(found) == found[:1]  # of equals the first
 
 
 @pytest.mark.parametrize(
@@ -375,17 +376,19 @@ def test_trades_are_of_individuals_in_full_with_errors_counted_down_and_harm_as_
         ({"a": 0.1, "b": 0.9}, {"fittest": {"a": 0.5, "b": 0.6}, "other": {"a": 0.6, "b": 0.0}}),
     ],
 )
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("positions", [(0.0, 50.0, 100.0), ()])
-def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another(shares, scores, positions):
+def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another(shares, scores, positions, sign):
     lambdas = [0.2, 0.3, 0.5]
     a = [Column(f"a@{p:g}", "acc", shares["a"] * w, p) for p, w in zip((0.0, 50.0, 100.0), lambdas, strict=True)]
     b = [Column(f"b@{p:g}", "acc", shares["b"] * w, p) for p, w in zip(positions, lambdas, strict=False)]
     b = b or [Column("b", "acc", shares["b"])]
-    objectives = [SimpleNamespace(sign=1, columns=columns) for columns in (a, b)]
+    objectives = [SimpleNamespace(sign=sign, columns=columns) for columns in (a, b)]
     columns = {column.name: (task, column) for task in objectives for column in task.columns}
     entry = {"prompts": 9, "examples": {}, "fitness": 0}
     entries = [
-        entry | {"key": name, "scores": {c: of[c.partition("@")[0]] for c in columns}} for name, of in scores.items()
+        entry | {"key": name, "scores": {c: sign * of[c.partition("@")[0]] for c in columns}}
+        for name, of in scores.items()
     ]
     evaluator = SimpleNamespace(prompts=9, columns=columns)
     for choice in (lambdas, [2, 3, 5]):
@@ -573,6 +576,18 @@ def test_any_task_with_a_score_of_every_example_can_be_a_guard(command, tmp_path
     assert "--guard words_toy: its metric is no average" in err
 
 
+def test_held_out_examples_guard_a_task_at_all_its_positions_and_no_task_twice(toy_lm, load, task_folder):
+    flags = ["--include_path", task_folder, "--positions", "0,100", "--lambdas", "1,1", "--guard", "toy"]
+    evaluator = Evaluator(toy_lm, load("toy", "toy_choice"))
+    asked = {}
+    for split in ("search", "held_out"):  # a choice has no answer that ends
+        [guard] = guards.load(config.parse(flags), evaluator, split, 4)
+        asked[split] = guard.evaluator.prompts
+    assert asked == {"search": 4 * 2, "held_out": 4 * 3}
+    with pytest.raises(UserError, match="--guard toy: is given twice"):
+        guards.load(config.parse([*flags, "--guard", "toy"]), evaluator, "search", 4)
+
+
 def test_what_another_search_measured_says_nothing_about_the_time(command, tmp_path):
     flags = [*SEARCH_ONLY, "--guard", "toy_plain"]
     assert "at the plain model's pace" in command(*flags)[1]
@@ -598,6 +613,13 @@ def test_a_scan_asks_and_guards_a_quarter_of_the_questions_before_it_asks_all(co
     [plain] = [entry["guard_rows"]["toy_plain:hits"] for entry in entries.values() if "guard_rows" in entry]
     guarded = [entry["guards"]["toy_plain:hits"]["plain"] for entry in few.values() if "guards" in entry]
     assert guarded == [pytest.approx(mean(plain[:2]))] * len(guarded) != []
+    for budget, prompts in (("35prompts", 6), ("260prompts", 15)):  # the second ends it among the finalists
+        assert command(*flags, "--early_stopping", "off", "--budget", budget, output=tmp_path / budget)[0] == 0
+        asked = [each for each in journal(tmp_path / budget) if each["generation"] is not None]
+        fittest = max((each for each in asked if each["prompts"] == prompts), key=lambda each: each["fitness"])
+        best = report(tmp_path / budget)["best"]
+        assert best["key"] == fittest["key"].split()[0]
+        assert best["guards"]  # on all questions it is fitter than the plain model too, though less than on two
 
 
 def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
@@ -627,7 +649,7 @@ def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     lower = guard.check([-3.0] * 12, [-5.0] * 6 + [-4.0] * 6)
     assert (lower["plain"], lower["found"], lower["over"]) == (3.0, 4.5, pytest.approx(1.4))
     assert 1 < lower["interval"][0] < 1.5 < lower["interval"][1] < 2
-    assert HeldOut([], {}, {}, {}, {"g": {**lower, "over": 0.0}}).lower == ["g"]
+    assert [HeldOut([], {}, {}, {}, {"g": {**lower, "over": over}}).lower for over in (0.0, 1.4)] == [["g"], []]
     entry = {"fitness": 0.9, "guards": {"g": {"over": 0.4}}}
     assert rank(entry) < rank({"fitness": -100.0})
     assert rank(entry) > rank(entry | {"guards": {"g": {"over": 0.5}}})
