@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import signal
 import time
 from collections import namedtuple
@@ -149,6 +150,9 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
     assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
     assert "a probability of at most 50 %" in (tmp_path / "out" / "summary.md").read_text()
+    status, _, err = command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.4")
+    assert status == 2
+    assert "search.early_stopping_error was 0.5, is now 0.4" in err
 
 
 def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_seconds(command, tmp_path, monkeypatch):
@@ -396,6 +400,23 @@ def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another
         assert [trade.entry["key"] for trade in found] == ["fittest", "other"]
 
 
+def test_what_choose_takes_is_guarded_now_where_the_search_left_it_out(command, tmp_path, monkeypatch):
+    flags = [*SMALL, "--epochs", "3", "--held_out_examples", "0", "--guard", "toy_plain:hits:0.5"]
+    assert command(*flags)[0] == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "harmed")
+    before = journal(tmp_path / "out")
+    for _ in range(2):
+        assert command("--resume", str(tmp_path / "out"), "--choose", "0,0,1")[0] == 0
+    [late] = [entry for entry in journal(tmp_path / "out") if entry not in before]
+    best = report(tmp_path / "out")["best"]
+    assert late["key"] == f"guards of {best['key']}"
+    assert best["guards"] == late["guards"]
+    assert best["guards"].keys() == {"answers that end", "toy_plain:hits"}
+    monkeypatch.setattr(Guard, "check", lambda *_: late["guards"]["toy_plain:hits"] | {"over": 0.1})
+    assert command("--resume", str(tmp_path / "harmed"), "--choose", "0,0,1")[0] == 0
+    assert report(tmp_path / "harmed")["best"]["key"] != best["key"]
+
+
 def test_where_choose_takes_the_plain_model_its_factors_are_1_whatever_a_curve_of_ones_own_gives():
     plain = factors_file.Factors.from_uniform(1.0, num_layers=3)
     entry = {"key": plain.digest(), "prompts": 4, "examples": {}, "scores": {"a": 1.0}, "fitness": 1.0}
@@ -613,11 +634,12 @@ def test_a_scan_asks_and_guards_a_quarter_of_the_questions_before_it_asks_all(co
     [plain] = [entry["guard_rows"]["toy_plain:hits"] for entry in entries.values() if "guard_rows" in entry]
     guarded = [entry["guards"]["toy_plain:hits"]["plain"] for entry in few.values() if "guards" in entry]
     assert guarded == [pytest.approx(mean(plain[:2]))] * len(guarded) != []
-    for budget, prompts in (("35prompts", 6), ("260prompts", 15)):  # the second ends it among the finalists
-        assert command(*flags, "--early_stopping", "off", "--budget", budget, output=tmp_path / budget)[0] == 0
-        asked = [each for each in journal(tmp_path / budget) if each["generation"] is not None]
+    for prompts, *budget in ((6, "35prompts"), (6, "35prompts", "--choose=mean"), (15, "260prompts")):  # for finalists
+        folder = tmp_path / " ".join(budget)
+        assert command(*flags, "--early_stopping", "off", "--budget", *budget, output=folder)[0] == 0
+        asked = [each for each in journal(folder) if each["generation"] is not None]
         fittest = max((each for each in asked if each["prompts"] == prompts), key=lambda each: each["fitness"])
-        best = report(tmp_path / budget)["best"]
+        best = report(folder)["best"]
         assert best["key"] == fittest["key"].split()[0]
         assert best["guards"]  # on all questions it is fitter than the plain model too, though less than on two
 
@@ -764,6 +786,7 @@ def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_sa
         uniform(f).digest(): {"factor": f, "fitness": score({"acc": values}).fitness, "examples": {"acc": values}}
         for f, values in ({1.0: [1, 0, 1, 0]} | measured).items()
     }
+    entries["given up"] = {"factor": 1.9, "fitness": 0.9, "stopped_after": 2}
     made = SimpleNamespace(
         journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score), uniform=uniform
     )
