@@ -94,7 +94,7 @@ class Search:
                 own = name in journal.individuals  # else it was measured as something to beat, perhaps not in full
                 new = known is None or (not own and "stopped_after" in known)
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
-                if new and self.spent[unit] >= most and (fittest is not None or optimizer.told):
+                if new and self.spent[unit] >= most:
                     self.cut = True
                     break
                 if new:
