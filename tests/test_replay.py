@@ -120,7 +120,8 @@ def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):
     from lpes_eval.files import seal
     from search import config, ga
 
-    named = {"model_args": {"trust_remote_code": True}, "engine_args": {"worker_cls": "planted.Worker"}}
+    named = {"model_args": {"trust_remote_code": True}, "engine_args": {"trust_remote_code": True}}
+    named |= {"confirm_run_unsafe_code": True, "guard": [{"task": str(tmp_path), "metric": None, "max_drop": 0.0}]}
     named |= {"ray_address": "127.0.0.1:6379", "tasks": ["a.yaml"], "include_path": str(tmp_path)}
     for name, value in named.items():
         kept = vars(config.defaults()) | {"tasks": ["x"], "output": None, name: value}
@@ -129,6 +130,7 @@ def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):
         assert "runs code" in said
         assert f"--{name}" in said
     assert "runs code" in command("--resume", tmp_path, "--include_path", "elsewhere", status=2, main=ga.main)
+    assert "takes all settings" in command("--resume", tmp_path, "--seed", "1", status=2, main=ga.main)
     written(tmp_path / "arguments.json", json.dumps(kept))
     assert "damaged" in command("--resume", tmp_path, status=2, main=ga.main)
 
