@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 import signal
 import time
@@ -21,7 +22,7 @@ from lpes_eval.errors import UserError
 from search import config, ga, guards, optimizers, parser, run, search, tradeoff
 from search.evaluator import Evaluator
 from search.guards import Guard, rank
-from search.held_out import HeldOut
+from search.held_out import HeldOut, reproduce_command
 from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
 from search.report.progress import progress
@@ -498,6 +499,41 @@ def test_the_token_of_the_hub_stands_in_no_file_and_no_output(command, tmp_path)
     files = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix in (".json", ".jsonl", ".md")]
     assert "trust_remote_code" in out
     assert "hf_secret" not in "".join([out, err, *files])
+
+
+def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_path):
+    flags = ["--tasks", "toy*", "--num_fewshot", "0", "--fewshot_seed", "7", "--apply_chat_template", "--metadata"]
+    flags += ["num_keys=9", "--fewshot_as_multiturn", "false", "--system_instruction", "Be brief.", "--gen_kwargs"]
+    flags += [
+        "max_gen_toks=3",
+        "--model_args",
+        "pretrained=a/b,max_length=99,token=hf_secret",
+        "--include_path",
+        "tasks",
+    ]
+    flags += ["--batch_size", "4", "--device", "cpu", "--confirm_run_unsafe_code", "--held_out_examples"]
+    tasks = [SimpleNamespace(name=name, divided=name == "toy_plain") for name in ("toy", "toy_plain")]
+
+    def command(tasks, examples, *more):
+        args = config.parse([*flags, examples, *more, "--output", str(tmp_path)])
+        words = shlex.split(reproduce_command(args, tasks))
+        at = [k for k, word in enumerate(words) if word.startswith("--")]
+        return {words[k]: words[k + 1 : end] for k, end in zip(at, [*at[1:], None], strict=True)}
+
+    model_args = f"pretrained=a/b,max_length=99,factors={tmp_path / 'factors.json'}"
+    expected = {"model": "lpes", "model_args": model_args, "tasks": "toy", "device": "cpu", "num_fewshot": "0"}
+    expected |= {"include_path": "tasks", "system_instruction": "Be brief.", "batch_size": "4", "limit": "9"}
+    expected |= {"fewshot_as_multiturn": "false", "seed": "0,1234,1234,7", "metadata": '{"num_keys": 9}'}
+    expected = {f"--{name}": [value] for name, value in (expected | {"gen_kwargs": '{"max_gen_toks": 3}'}).items()}
+    expected |= {"--apply_chat_template": [], "--confirm_run_unsafe_code": []}
+    assert command(tasks[:1], "9") == expected
+    del expected["--limit"]
+    assert command(tasks[:1], "500") == expected
+    divided = {"--tasks": ["toy,toy_plain"], "--samples": [str(tmp_path / "held_out_samples.json")]}
+    assert command(tasks, "9") == expected | divided
+    given = command(tasks, "9", "--model_args", 'pretrained=a,b={"c": 1}', "--batch_size", "auto")
+    assert json.loads(*given["--model_args"])["b"] == {"c": 1}
+    assert "--batch_size" not in given
 
 
 def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command, tmp_path, monkeypatch):
