@@ -462,6 +462,7 @@ def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(co
     [
         (0.6, None, True),
         (0.5, None, False),
+        (0.5 + 1e-12, None, False),  # sums are rounded
         (0.4, None, False),
         (0.6, (0.01, 0.2, 0.03), True),
         (0.6, (-0.01, 0.2, 0.06), False),
@@ -479,6 +480,25 @@ def test_factors_count_as_found_only_where_they_are_better_than_the_plain_model(
         tasks, compared = [SimpleNamespace(name="t", sign=1)], {("t", "baseline"): SimpleNamespace(mean=mean)}
         held_out = SimpleNamespace(tasks=tasks, comparisons=compared, worsened=[])
     assert Outcome({"baseline": {"fitness": 0.5}}, {"fitness": fitness}, None, held_out).shown is shown
+
+
+def test_factors_count_as_found_where_no_task_and_no_guard_is_worse_and_fewer_errors_are_better():
+    def shown(*intervals, sign=1, worsened=(), fitness=0.6, over=0.0):
+        """Of tasks with these differences, or of a corpus metric with this fitness."""
+        means = [Difference(0.1, 0.2, 0.1, low, high, 0.01, "exchange") for low, high in intervals]
+        tasks = [SimpleNamespace(name=k, sign=sign) for k, _ in enumerate(means)]
+        compared = {(k, "baseline"): SimpleNamespace(mean=mean) for k, mean in enumerate(means)}
+        measured = {"baseline": SimpleNamespace(fitness=0.5), "found factors": SimpleNamespace(fitness=fitness)}
+        held_out = SimpleNamespace(tasks=tasks, comparisons=compared, measured=measured, worsened=worsened)
+        best = {"fitness": 0.6, "guards": {"g": {"over": over}}}
+        return Outcome({"baseline": {"fitness": 0.5}}, best, None, held_out).shown
+
+    better, same, worse = (0.01, 0.2), (-0.1, 0.1), (-0.2, -0.01)
+    assert shown(better, same)
+    assert shown(worse, sign=-1)
+    assert shown()
+    assert not any((shown(same), shown(better, worse), shown(better, sign=-1), shown(fitness=0.5)))
+    assert not any((shown(better, worsened=["g"]), shown(better, over=0.1), shown(worsened=["g"])))
 
 
 def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path, monkeypatch):
