@@ -48,9 +48,8 @@ def test_a_search_goes_on_where_its_cache_cannot_be_kept_and_says_so_once(tmp_pa
 def test_a_flipped_bit_in_a_journal_is_named_or_its_line_measured_again(tmp_path):
     toy_search.main(tmp_path)
     whole, factors = (tmp_path / "journal.jsonl").read_bytes(), (tmp_path / "factors.json").read_bytes()
-    rng = random.Random(0)
-    for _ in range(20):
-        at = rng.randrange(len(whole))
+    rng, last = random.Random(0), whole[:-1].rindex(b"\n")
+    for at in [len(whole) - 9, *(rng.randrange(len(whole)) for _ in range(20))]:
         flipped = whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :]
         (tmp_path / "journal.jsonl").write_bytes(flipped)
         try:
@@ -58,6 +57,9 @@ def test_a_flipped_bit_in_a_journal_is_named_or_its_line_measured_again(tmp_path
         except UserError as error:
             assert f"line {whole[:at].count(10) + 1}: damaged" in str(error)
             assert (tmp_path / "journal.jsonl").read_bytes() == flipped  # not ours to drop
+            assert at < last
+        else:
+            assert at >= last  # as if it had been torn off
         assert (tmp_path / "factors.json").read_bytes() == factors
 
 

@@ -111,11 +111,13 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 def test_changed_settings_are_refused_and_every_difference_is_named(tmp_path):
     before = {"model": {"name": "a", "layers": 32}, "seed": 0, "parts": [{"task": "a"}, {"task": "b", "version": 1}]}
     now = {"model": {"name": "b", "layers": 32}, "parts": [{"task": "a"}, {"task": "b", "version": 2}], "skip": 2}
+    before, now = before | {"start": [1.0]}, now | {"start": [1.0, 1.5]}
     with Journal(tmp_path, before):
         pass
     with pytest.raises(UserError) as refused, Journal(tmp_path, now):
         pass
-    changes = 'model.name was "a", is now "b"; seed was 0, is now null; parts[1].version was 1, is now 2; skip was null'
+    changes = 'model.name was "a", is now "b"; seed was 0, is now null; parts[1].version was 1, is now 2; '
+    changes += "start was [1.0], is now [1.0, 1.5]; skip was null"
     assert changes in str(refused.value)
     with Journal(tmp_path, before):  # nothing was changed by the refusal, nor is the folder left locked
         pass
