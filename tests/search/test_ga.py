@@ -67,6 +67,18 @@ def found(folder):
     return path
 
 
+def stop_at_the_end(monkeypatch):
+    """Ctrl-C when all individuals are measured, before what was found is written."""
+    measure = run.Search.measure
+
+    def stopped(search, name, *others):
+        if name == "best":
+            raise KeyboardInterrupt
+        return measure(search, name, *others)
+
+    monkeypatch.setattr(run.Search, "measure", stopped)
+
+
 def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_path):
     status, out, _ = command(*SMALL, "--held_out_examples", "4")
     assert status == 0
@@ -643,6 +655,10 @@ def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, 
     assert report(tmp_path / "out")["best"]["fitness"] <= plain["fitness"]
     assert not (tmp_path / "out" / "factors.json").exists()
     assert "no individual is fitter than the plain model without making a guard worse" in out
+    stop_at_the_end(monkeypatch)
+    command(*SMALL, output=tmp_path / "stopped")
+    so_far = factors_file.load(tmp_path / "stopped" / "best_effort.json").digest()
+    assert so_far not in {entry["key"] for entry in fitter}
 
 
 def test_any_task_with_a_score_of_every_example_can_be_a_guard(command, tmp_path):
@@ -695,6 +711,9 @@ def test_a_scan_asks_and_guards_a_quarter_of_the_questions_before_it_asks_all(co
     assert 1 < len(finalists) < 6
     fittest = max(finalists, key=lambda entry: entry["fitness"])  # of the scan another was, on two questions
     assert report(tmp_path / "cut")["best"]["key"] == fittest["key"] != finalists[0]["key"]
+    stop_at_the_end(monkeypatch)
+    command(*flags, "--early_stopping", "off", "--budget", "260prompts", output=tmp_path / "stopped")
+    assert factors_file.load(tmp_path / "stopped" / "best_effort.json").digest() == fittest["key"]
 
 
 def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
