@@ -131,6 +131,10 @@ def test_tasks_are_named_as_for_lm_eval(load, task_folder, monkeypatch):
         named("toy_plane")
     with pytest.raises(UserError, match="no YAML file with a task or group"):
         named(f"{task_folder}/none.yaml")
+    monkeypatch.setattr("search.tasks._divide", lambda *_: [0, 1])
+    shares = {part.name: sum(column.weight for column in part.columns) for part in load("toy*")}
+    asked = {"toy": 5, "toy_choice": 2, "toy_luck": 5, "toy_plain": 2}  # every example counts the same
+    assert shares == pytest.approx({name: number / 14 for name, number in asked.items()})
 
 
 def test_another_search_seed_draws_other_examples_of_any_task_and_the_same_held_out_ones(load):
