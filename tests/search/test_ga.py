@@ -297,7 +297,9 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
     ],
 )
 def test_flags_choose_the_optimizer_and_its_budget(flags, name, evaluations):
-    optimizer = run.make_optimizer(config.parse(flags), Model(32, None, []))
+    args = config.parse(flags)
+    assert name != "CMAES" or args.early_stopping is None  # it learns from every fitness
+    optimizer = run.make_optimizer(args, Model(32, None, []))
     assert type(optimizer).__name__ == name
     assert optimizer.max_evaluations == evaluations
 
@@ -316,7 +318,15 @@ def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
     points, file = [(0, 1.0), (1, 1.1), (4, 1.6), (5, 1.3)], tmp_path / "curve.json"
     factors_file.Factors.from_curve("bezier", points, num_layers=6).save(file)
     assert first("--start", str(file))[0] == tuple(points)
+    factors_file.Factors.from_curve("bezier", points, num_layers=7, unscaled_layers=[0]).save(file)
+    assert first("--start", str(file), "--skip", "1", layers=7)[0] == tuple(points)
+    with pytest.raises(UserError, match=r"leaves layers \[0\] unscaled, the search the first 0; let --skip fit"):
+        first("--start", str(file), layers=7)
     factors_file.Factors.from_list([1.033, 1.449, 1.25, 1.0]).save(file)
+    with pytest.raises(UserError, match="holds a free curve, and the search has a bezier one"):
+        first("--start", str(file), layers=4)
+    skipping = first("--start", str(file), "--curve", "free", "--skip", "1", layers=4)
+    assert [y for _, y in skipping[0]] == [1.4, 1.3, 1.0]
     assert [y for _, y in first("--start", str(file), "--curve", "free", layers=4)[0]] == [1.0, 1.4, 1.3, 1.0]
     with pytest.raises(UserError, match="--start: 4 control points; expected 3"):
         first("--start", str(file), "--curve", "free", layers=3)
