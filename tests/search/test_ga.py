@@ -304,6 +304,28 @@ def test_flags_choose_the_optimizer_and_its_budget(flags, name, evaluations):
     assert optimizer.max_evaluations == evaluations
 
 
+def test_whatever_says_how_a_task_is_measured_reaches_it():
+    flags = ["--tasks", "a", "b", "--model_args", "pretrained=x,token=hf_secret", "--search_seed", "5", "--metadata"]
+    flags += ["num_keys=9", "--positions", "0,100", "--lambdas", "1,3", "--task_weights", "2,1", "--metrics", "acc;em"]
+    flags += ["--include_path", "tasks", "--num_fewshot", "2", "--fewshot_seed", "7", "--apply_chat_template"]
+    flags += ["--fewshot_as_multiturn", "false", "--system_instruction", "Be brief.", "--gen_kwargs", "max_gen_toks=3"]
+    assert config.task_options(config.parse([*flags, "--confirm_run_unsafe_code"])) == {
+        "metadata": {"pretrained": "x", "search_seed": 5, "num_keys": 9},
+        "positions": [0.0, 100.0],
+        "lambdas": [1.0, 3.0],
+        "weights": [2.0, 1.0],
+        "metrics": ["acc", "em"],
+        "include_path": "tasks",
+        "num_fewshot": 2,
+        "fewshot_random_seed": 7,
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": False,
+        "system_instruction": "Be brief.",
+        "gen_kwargs": {"max_gen_toks": 3},
+        "confirm_run_unsafe_code": True,
+    }
+
+
 def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
     def first(*flags, layers=6):
         args = config.parse(["--optimizer", "ga", "--curve", "bezier", *flags])
