@@ -861,13 +861,13 @@ def test_a_model_that_a_program_hands_over_goes_by_the_name_that_it_was_loaded_f
     assert (origin["model"], origin["model_args"]) == (named, {"dtype": "float32", "max_length": 99})
 
 
-def test_a_program_may_name_the_model(monkeypatch):
+def test_a_program_may_name_the_model_and_a_preset(monkeypatch):
     def load(args, lm, *others):
-        raise UserError(f"{args.model_args['pretrained']}, {lm}")
+        raise UserError(f"{args.model_args['pretrained']}, {lm}, {args.optimizer}")
 
     monkeypatch.setattr(run, "load", load)
-    with pytest.raises(UserError, match="some/model, None"):
-        search("kv_retrieval", model="some/model")
+    with pytest.raises(UserError, match="some/model, None, ga"):
+        search("kv_retrieval", model="some/model", preset="paper")
 
 
 @pytest.mark.parametrize(
