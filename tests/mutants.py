@@ -285,14 +285,14 @@ MUTANTS = (
         "search/ga.py",
         'if outcome.shown else ("best_effort.json", "factors.json")',
         'if outcome.fitter else ("best_effort.json", "factors.json")',
-        (f"{SEARCH}/test_ga.py::test_factors_that_are_not_shown_to_help_are_a_best_effort",),
+        (f"{SEARCH}/test_verdict.py::test_factors_that_are_not_shown_to_help_are_a_best_effort",),
     ),
     Mutant(
         "factors that are not better beyond chance are not shown to help",
         "search/report/pages.py",
         "return 1 in compared and -1 not in compared",
         "return -1 not in compared",
-        (f"{SEARCH}/test_ga.py::test_factors_count_as_found_only_where_they_are_better_than_the_plain_model",),
+        (f"{SEARCH}/test_verdict.py::test_factors_count_as_found_only_where_they_are_better_than_the_plain_model",),
     ),
 )
 

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lpes_eval import rope
+from search import ga, run
+
 LAYERS = 3
 
 
@@ -184,3 +187,21 @@ def disk(monkeypatch):
 
     monkeypatch.setattr(os, "fsync", write)
     return disk
+
+
+@pytest.fixture
+def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
+    """Runs the command on the toy model and returns its exit status and what it printed."""
+    monkeypatch.setattr(run, "load_model", lambda args, whole: toy_lm)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def call(*flags, output=tmp_path / "out"):
+        argv = [*flags, "--include_path", task_folder]
+        if "--resume" not in flags:
+            argv += ["--output", str(output), *([] if "--tasks" in flags else ["--tasks", "toy"])]
+        status = ga.main(argv)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    yield call
+    rope.remove(toy_lm.model)

@@ -1,0 +1,243 @@
+"""What a search is told: flags, refusals before a model is loaded, and the same from a program."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+
+from lpes_eval import factors as factors_file
+from lpes_eval import reference
+from lpes_eval.errors import UserError
+from search import config, optimizers, parser, run, search
+from search.space import Individual
+from small_searches import SMALL, found, journal
+
+Model = namedtuple("Model", "num_layers lm objectives")  # of an evaluator, what optimisers need to know
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "evaluations"),
+    [
+        ([], "BandScan", 141),
+        (["--preset", "paper"], "GeneticAlgorithm", 512),
+        (["--optimizer", "random"], "RandomSearch", 504),
+        (["--optimizer", "cma-es"], "CMAES", 504),
+        (["--optimizer", "cma-es", "--mutations", "2", "--crossovers", "1", "--generations", "0"], "CMAES", 4),
+        (["--optimizer", "ga", "--epochs", "1"], "GeneticAlgorithm", 32 + 24),  # the flag's name in version 0.1
+    ],
+)
+def test_flags_choose_the_optimizer_and_its_budget(flags, name, evaluations):
+    args = config.parse(flags)
+    assert name != "CMAES" or args.early_stopping is None  # it learns from every fitness
+    optimizer = run.make_optimizer(args, Model(32, None, []))
+    assert type(optimizer).__name__ == name
+    assert optimizer.max_evaluations == evaluations
+
+
+def test_whatever_says_how_a_task_is_measured_reaches_it():
+    flags = ["--tasks", "a", "b", "--model_args", "pretrained=x,token=hf_secret", "--search_seed", "5", "--metadata"]
+    flags += ["num_keys=9", "--positions", "0,100", "--lambdas", "1,3", "--task_weights", "2,1", "--metrics", "acc;em"]
+    flags += ["--include_path", "tasks", "--num_fewshot", "2", "--fewshot_seed", "7", "--apply_chat_template"]
+    flags += ["--fewshot_as_multiturn", "false", "--system_instruction", "Be brief.", "--gen_kwargs", "max_gen_toks=3"]
+    assert config.task_options(config.parse([*flags, "--confirm_run_unsafe_code"])) == {
+        "metadata": {"pretrained": "x", "search_seed": 5, "num_keys": 9},
+        "positions": [0.0, 100.0],
+        "lambdas": [1.0, 3.0],
+        "weights": [2.0, 1.0],
+        "metrics": ["acc", "em"],
+        "include_path": "tasks",
+        "num_fewshot": 2,
+        "fewshot_random_seed": 7,
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": False,
+        "system_instruction": "Be brief.",
+        "gen_kwargs": {"max_gen_toks": 3},
+        "confirm_run_unsafe_code": True,
+    }
+
+
+def test_the_start_is_a_number_diverse_or_a_file(tmp_path):
+    def first(*flags, layers=6):
+        args = config.parse(["--optimizer", "ga", "--curve", "bezier", *flags])
+        return [i.points for i in run.make_optimizer(args, Model(layers, None, [])).ask()]
+
+    assert {y for _, y in first()[0]} == {1.5}
+    assert first() == first("--seed", "0") != first("--seed", "1")
+    assert {y for _, y in first("--start", "1.2")[0]} == {1.2}
+    plain = ((0.0, 1.0), (2.0, 1.0), (3.0, 1.0), (5.0, 1.0))
+    assert plain in first("--start", "diverse")
+    assert plain in first("--start", "wide")  # its name in version 0.1
+    points, file = [(0, 1.0), (1, 1.1), (4, 1.6), (5, 1.3)], tmp_path / "curve.json"
+    factors_file.Factors.from_curve("bezier", points, num_layers=6).save(file)
+    assert first("--start", str(file))[0] == tuple(points)
+    factors_file.Factors.from_curve("bezier", points, num_layers=7, unscaled_layers=[0]).save(file)
+    assert first("--start", str(file), "--skip", "1", layers=7)[0] == tuple(points)
+    with pytest.raises(UserError, match=r"leaves layers \[0\] unscaled, the search the first 0; let --skip fit"):
+        first("--start", str(file), layers=7)
+    factors_file.Factors.from_list([1.033, 1.449, 1.25, 1.0]).save(file)
+    with pytest.raises(UserError, match="holds a free curve, and the search has a bezier one"):
+        first("--start", str(file), layers=4)
+    skipping = first("--start", str(file), "--curve", "free", "--skip", "1", layers=4)
+    assert [y for _, y in skipping[0]] == [1.4, 1.3, 1.0]
+    assert [y for _, y in first("--start", str(file), "--curve", "free", layers=4)[0]] == [1.0, 1.4, 1.3, 1.0]
+    with pytest.raises(UserError, match="--start: 4 control points; expected 3"):
+        first("--start", str(file), "--curve", "free", layers=3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
+        (["--start", "none.json"], "--start: none.json: no such file"),
+        (["--start", "diverse", "--optimizer", "cma-es"], "no population"),
+        (["--start", "1.2", "--optimizer", "random"], "leave it out"),
+        (["--optimizer", "ga", "--max_dy", "0.25"], "--max_dy 0.25: the grid has steps of 0.1"),
+        (["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"], "CMA-ES needs 4"),
+        (["--optimizer", "random", "--mutations", "0", "--crossovers", "0"], "a generation has no individual"),
+        (["--optimizer", "gradient", "--epoch_samples", "1"], "--epoch_samples 1: less than one"),
+        (["--metadata", "split=search"], "--metadata split="),
+        (["--metadata", "positions=0"], "--positions"),
+        *(  # they rise, so that weights go with them in a resumed search too
+            (["--positions", text], rf"--positions: found {text[0]}.*; expected different percentages from 0 to 100 in")
+            for text in ("100,0,50", "0,50,101", "0,50,50")
+        ),
+        (["--lambdas", "0.5,0.5"], "--lambdas: 2 weights for 3"),
+        (["--choose", "1,0"], "--choose"),
+        (["--choose", "1,-1,1"], "--choose: expected weights of 0 or more"),
+        (["--examples", "0"], "--examples: expected at least 1, not 0"),
+        (["--limit", "3"], "--limit is a flag of lm_eval"),
+        *(
+            (["--budget", text], "--budget: expected 90s, 10m, 2h or")
+            for text in ("10", "m", "0prompts", "1 day", "nanm")
+        ),
+        (["--engine_args", "max_num_seqs=4"], "--engine_args: they are vLLM's"),
+        (["--engine", "vllm", "--model_args", "peft=a"], "--engine vllm: .* without --model_args peft="),
+        (["--ray_address", "auto"], "--ray_address: only workers"),
+        (["--fewshot_as_multiturn", "true"], "--fewshot_as_multiturn: only a chat template"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flags, message):
+    with pytest.raises(UserError, match=message) as refused:
+        config.parse(flags)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "toyy"], "no task, group or tag is called 'toyy'"),
+        (["--tasks", "zeroscrolls"], "ZeroSCROLLS has no examples to search on"),
+        (["--guard", "toyy"], "--guard toyy: no task, group or tag is called 'toyy'"),
+        (["--include_path", "nowhere"], "--include_path nowhere: no such folder"),
+        (["--tasks", "FOLDER/empty.yaml"], "empty.yaml: cannot be read as tasks"),
+        (["--model_args", "batch_size=4"], "--model_args batch_size=...: .* --batch_size"),
+    ],
+)
+def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, flags, message):
+    monkeypatch.setattr("lpes_eval.methods.lpes.LPES.create_from_arg_obj", lambda *args, **kwargs: 1 / 0)
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(UserError, match=message):
+        run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
+
+
+def test_flags_without_effect_are_named():
+    flags = ["--optimizer", "random", "--population", "40", "--curve", "free", "--control_points", "3"]
+    assert config.without_effect(flags, config.parse(flags)) == ["--control_points", "--population"]
+
+
+def test_weights_of_positions_are_refused_for_tasks_without_and_no_shots_are_kept(command, tmp_path):
+    plain = ["--tasks", "toy_plain", *SMALL]
+    status, _, err = command(*plain, "--choose", "0.2,0.3,0.5")
+    assert status == 2
+    assert "--choose: weights are for tasks by position" in err
+    assert command(*plain, "--num_fewshot", "0", output=tmp_path / "shots")[0] == 0
+    assert factors_file.load(found(tmp_path / "shots")).origin["search"]["num_fewshot"] == 0
+
+
+def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tmp_path, capsys):
+    flags = {"include_path": task_folder, "generations": 1, "population": 4, "parents": 2, "held_out_examples": 4}
+    result = search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
+    assert result.factors.per_layer() == factors_file.load(found(tmp_path / "out")).per_layer()
+    assert toy_lm.layer_factors is None  # as it was
+    assert result.verdict in capsys.readouterr().out
+    assert {entry["key"] for entry in result.history} <= {entry["key"] for entry in journal(tmp_path / "out")}
+    assert result.plot().axes[0].get_ylabel() == "fitness on the search examples"
+
+    class Fixed(optimizers.load("random")):
+        def _propose(self):
+            return [[Individual(self.space.line(1.2, 1.2), "fixed")]]
+
+    own = search("toy", model=toy_lm, optimizer=Fixed, output=tmp_path / "own", **flags)
+    assert own.factors.per_layer() == [1.2] * 3
+    recorded = factors_file.load(found(tmp_path / "own")).origin["search"]
+    assert recorded["optimizer"] == "Fixed"
+    assert recorded.keys() & {"mutations", "finest"} == {"mutations"}  # its own settings, not the default's
+
+    def rising(points, num_layers):
+        return [1 + h * (points[-1][1] - 1) for h in range(num_layers)]
+
+    flags |= {"control_points": 2}
+    own = search("toy", model=toy_lm, optimizer=Fixed, curve=rising, output=tmp_path / "curve", **flags)
+    assert own.factors.per_layer() == pytest.approx([1.0, 1.2, 1.4])
+    assert len(own.history[0]["points"]) == 2
+    with pytest.raises(UserError, match=r"curve: bands gives every layer its own factor"):
+        search("toy", model=toy_lm, curve=rising)
+    for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
+        with pytest.raises(UserError, match=rf"search\(\): {flag}: "):
+            search("toy", model=toy_lm, **{flag: value})
+
+
+def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
+    read = parser.read({"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x",
+                        "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": ["num_keys=25"], "start": tmp_path,
+                        "metrics": ["acc,none", "em"], "continuous": True, "epochs": 3})  # fmt: skip
+    typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
+             str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
+             "acc,none;em", "--continuous", "--epochs", "3"]  # fmt: skip
+    assert read == config.given(typed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"populaton": 3}, "populaton: no flag of a search"),
+        ({"budget": 600}, "budget: expected 90s, 10m, 2h or 20000prompts, not '600'"),
+        ({"engine": "VLLM"}, "engine: expected one of transformers, vllm, not 'VLLM'"),
+        ({"early_stopping": "of"}, "early_stopping: expected one of bound, probable, off"),
+        ({"early_stopping": None}, "early_stopping: expected a value, not None"),
+        ({"preset": "papr"}, "preset: expected one of default, paper, quick"),
+        ({"optimizer": "genetic"}, "optimizer: expected one of bands, "),
+        ({"curve": 5}, "curve: expected one of "),
+        ({"examples": 2.5}, "examples: expected a whole number, not '2.5'"),
+        ({"choose": "wrst"}, "choose: expected mean, worst, or weights"),
+        ({"model": object()}, "model: found object, expected a name, or a loaded model of type lpes"),
+        ({"no_cache": "yes"}, "no_cache: expected True or False, not 'yes'"),
+        ({"positions": [0, "x"]}, "positions: expected numbers"),
+    ],
+)
+def test_a_program_learns_which_of_its_values_no_search_takes(flags, message):
+    with pytest.raises(UserError, match=rf"^search\(\): {message}"):
+        search("kv_retrieval", **flags)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "named"), [("some/model", "some/model"), (str(reference.path("kv")), "lpes-eval/reference-kv")]
+)
+def test_a_model_that_a_program_hands_over_goes_by_the_name_that_it_was_loaded_from(
+    toy_lm, task_folder, tmp_path, monkeypatch, loaded, named
+):
+    monkeypatch.setattr(toy_lm.model.config, "_name_or_path", loaded)
+    monkeypatch.setattr(toy_lm, "given", {"dtype": torch.float32, "max_length": 99, "factors": 1.2, "batch_size": 4})
+    flags = {"include_path": task_folder, "generations": 0, "population": 4, "parents": 2, "held_out_examples": 0}
+    search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
+    origin = factors_file.load(found(tmp_path / "out")).origin
+    assert (origin["model"], origin["model_args"]) == (named, {"dtype": "float32", "max_length": 99})
+
+
+def test_a_program_may_name_the_model_and_a_preset(monkeypatch):
+    def load(args, lm, *others):
+        raise UserError(f"{args.model_args['pretrained']}, {lm}, {args.optimizer}")
+
+    monkeypatch.setattr(run, "load", load)
+    with pytest.raises(UserError, match="some/model, None, ga"):
+        search("kv_retrieval", model="some/model", preset="paper")
