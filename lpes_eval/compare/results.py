@@ -385,6 +385,6 @@ def _model(raw: Mapping[str, Any]) -> Model:
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
         origin = (provenance.factors(raw).get("origin") or {}).get("model")
-        name = (origin.get("name") if isinstance(origin, dict) else origin) or "reference"
+        name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
     parameters = config.get("model_num_parameters")
     return Model(kind, str(provenance.without_folder(name or "")), None if parameters is None else int(parameters))

@@ -62,7 +62,7 @@ def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
     assert (name, key, task.examples) == ("kv_retrieval", "acc,none", 4)
     lines = sorted(samples["kv_retrieval"], key=lambda line: line["doc"]["question_id"])
     assert metric.by_question == {f"{p} %": tuple(line[f"acc@{p}"] for line in lines) for p in (0, 100)}
-    assert str(read.model).startswith("lpes reference")
+    assert str(read.model).startswith("lpes lpes-eval/reference")
 
 
 def test_renamed_results_find_the_samples_beside_them_if_there_is_one_set(tmp_path):
