@@ -69,7 +69,7 @@ def program(name: str) -> Callable[[Callable[P, int | None]], Callable[P, int]]:
             except UserError as error:
                 said, status = str(error), int(getattr(error, "exit_status", 2))
             except OSError as error:
-                said, status = f"{error.filename or 'output'}: {error.strerror or error}", 2
+                said, status = f"{error.filename}: {error.strerror}" if error.filename else str(error), 2
             print(f"{name}: error: {said}", file=sys.stderr)
             return status
 

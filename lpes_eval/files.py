@@ -169,10 +169,10 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             if packed != (path.suffix == ".gz"):
-                found, mend = (
-                    ("a", "Add .gz to it") if packed else ("not a", "Take .gz from it, or delete it and fetch it again")
-                )
-                raise DataError(f"{path}: {found} gzip archive, against its name. {mend}")
+                found, mend = "not a", "take .gz from it, or delete it and fetch it again"
+                if packed:
+                    found, mend = "a", "add .gz to it"
+                raise DataError(f"{path}: {found} gzip archive, against its name; {mend}")
             raw.seek(0)
             with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if packed else raw as file:
                 left = EXPANSION * path.stat().st_size + ROOM
@@ -221,5 +221,8 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:  # of a full disk Python does not say where
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)

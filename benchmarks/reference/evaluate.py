@@ -23,7 +23,7 @@ from benchmarks.reference.queries import Asked, draw, draw_documents, hidden
 from benchmarks.reference.recipe import Recipe, build, stage_of
 from benchmarks.reference.train import CHECKPOINT
 from lpes_eval import checkpoint, rng
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least, positive
 
 POSITIONS = (0, 20, 40, 60, 80, 100)
@@ -98,7 +98,8 @@ def _row(name: str, answers: np.ndarray) -> str:
     return f"{name:<48} {shares}   mean {100 * answers.mean():5.1f} ± {error:.1f}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+@program("evaluate")
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reference.evaluate",
         description="Accuracy by size and gold position, plain and with factors, by teacher forcing.",
@@ -112,12 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
     flag("--values", action="store_true", help="records: what follows the value need not be right, as in the task")
     given = parser.parse_args(arguments)
-    try:
-        _measure(given, load(given.folder))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    _measure(given, load(given.folder))
 
 
 def _measure(given: argparse.Namespace, model: LlamaForCausalLM) -> None:

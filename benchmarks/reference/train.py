@@ -37,7 +37,7 @@ from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, WINDOW, Recipe, began, build, grow, levels, stage_of
 from lpes_eval import checkpoint
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 from lpes_eval.rng import below, stream
@@ -250,7 +250,8 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
             os.replace(file, folder / file.name)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@program("train")
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reference.train", description="Train a reference model from scratch."
     )
@@ -260,12 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=at_least(0), default=0, help="0 trained the shipped models")
     given = parser.parse_args(arguments)
     stages = SMOKE if given.smoke else RECORDS if given.records else REFERENCE
-    try:
-        train([replace(stage, seed=given.seed) for stage in stages], given.out)
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    train([replace(stage, seed=given.seed) for stage in stages], given.out)
 
 
 if __name__ == "__main__":

@@ -140,11 +140,10 @@ def extend_cache(model: ModuleType) -> None:
     def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
-        if (
-            key is None and module is not None and hasattr(module, "modules")
-        ):  # another model type around a model that may have factors in it
+        if key is None and module is not None and hasattr(module, "modules"):
             from lpes_eval import rope
 
+            # Another model type, as hf, around a model that has factors in it.
             if found := rope.in_force(module):
                 key = found.digest(len(found.factors or ()))[:16]
         if key:

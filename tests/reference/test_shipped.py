@@ -87,7 +87,7 @@ def test_a_folder_without_a_whole_model_is_named_in_one_line(tmp_path, capsys):
     for words in ("neither a model (config.json) nor a run", "no file named model.safetensors"):
         assert main([str(tmp_path)]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("error: ")
+        assert error.startswith("evaluate: error: ")
         assert error.count("\n") == 1
         assert str(tmp_path) in error
         assert words in error

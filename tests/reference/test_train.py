@@ -104,7 +104,7 @@ def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(undisturbed, 
     where = undisturbed if out == "undisturbed" else tmp_path / out
     assert training.main(["--smoke", "--seed", "3", "--out", str(where)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
+    assert error.startswith("train: error: ")
     assert str(where) in error
     assert words in error
     assert error.count("\n") == 1

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import toy_search
-from lpes_eval import rope
-from lpes_eval.errors import UserError
+from lpes_eval import files, rope
+from lpes_eval.errors import UserError, program
 from search.cache import FitnessCache
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
@@ -32,6 +32,12 @@ def test_what_does_not_fit_the_disk_is_not_believed_and_what_was_there_stays(tmp
     with Journal(tmp_path, {}) as journal:
         assert journal.entries == {"a": {"key": "a", "fitness": 0.5}}
         assert "torn off" in journal.notes[0]
+
+
+def test_a_file_that_does_not_fit_the_disk_is_named(tmp_path, disk, capsys):
+    disk.room, path = 0, tmp_path / "a.json"
+    assert program("toy")(lambda: files.write_atomically(path, "{}" * 20))() == 2
+    assert capsys.readouterr().err == f"toy: error: {path}: No space left on device\n"
 
 
 def test_a_search_goes_on_where_its_cache_cannot_be_kept_and_says_so_once(tmp_path, disk, caplog):
