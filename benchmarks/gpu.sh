@@ -2,8 +2,8 @@
 # What is measured on a GPU, in one go: benchmarks/gpu.sh FOLDER [DEVICE]
 #
 # Some nine minutes on an H100: the same scores as simple_evaluate and the search's speed, also with a model of 50 million
-# parameters; what each method costs a model of Vicuna-7B's shape, and LPES when decoding is compiled; what chunks of a
-# search cost it. With cpu as DEVICE the same programs run at a small size.
+# parameters; what each method costs a model of Vicuna-7B's shape, what chunks of a search cost it, and LPES when decoding
+# is compiled. With cpu as DEVICE the same programs run at a small size.
 set -eu
 status=0
 failed() {
@@ -32,6 +32,6 @@ for model in reference "$out/larger"; do
 done
 rm -rf "$out/larger"
 python benchmarks/efficiency.py --device "$device" $efficiency --output "$out/efficiency-$device.json" || failed efficiency
-python benchmarks/efficiency.py --device "$device" $compiled --compiled --output "$out/efficiency-compiled.json" || failed compiled
 python -m benchmarks.chunk_costs --device "$device" $chunks --output "$out/chunk_costs.jsonl" || failed chunk_costs
+python benchmarks/efficiency.py --device "$device" $compiled --compiled --output "$out/efficiency-compiled.json" || failed compiled
 exit $status

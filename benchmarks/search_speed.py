@@ -73,7 +73,7 @@ def main() -> None:
     objectives = load()
     run_all = {"reuse_layers": False}  # the others would find fewer layers' outputs, as they see fewer individuals
     without = {
-        **({ALL_LAYERS: run_all} if own else {}),
+        **({ALL_LAYERS: run_all} if own else {"steps not recorded": {"record_steps": False}}),
         "no shared prefixes": {"share_prefixes": False, **run_all},
         "batches of a fixed number": {"prompts_per_batch": args.batch_size, **run_all},
         OWN_LOOP: {"fast": False},

@@ -9,6 +9,7 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
 * on a CPU, a prefill begins with the first layer whose factor has changed (``search.engines.layer_outputs``);
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
+* on a GPU, a decoding step is recorded once and replayed, so that the GPU does not wait for Python at each operation;
 * batches are filled up to a number of tokens, which is lowered when memory runs out.
 
 Greedy decoding is what the model says is most probable next, and each of these asks the model for just that, so the
@@ -19,9 +20,10 @@ a tie between two tokens, to the last bits, may fall the other way.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +101,7 @@ class ExactEngine(HarnessEngine):
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
         reuse_layers: on a CPU, do not run layers whose outputs are known.
+        record_steps: on a GPU, replay decoding steps as CUDA graphs.
         tokens_per_batch: tokens that are worked on at once, by default ``BATCH``; lowered whenever memory runs out.
         prompts_per_batch: the same in prompts of the longest size.
 
@@ -113,6 +116,7 @@ class ExactEngine(HarnessEngine):
         *,
         share_prefixes: bool = True,
         reuse_layers: bool = True,
+        record_steps: bool = True,
         tokens_per_batch: int | None = None,
         prompts_per_batch: int | None = None,
     ) -> None:
@@ -125,6 +129,8 @@ class ExactEngine(HarnessEngine):
         # A GPU prefills several prompts at once, hardly ever the same together again, and has no memory to spare.
         reuse_layers &= on_cpu and len(DynamicCache(config=self.model.config).layers) == self.num_layers
         self._outputs = layer_outputs.of(lm.model) if reuse_layers else None
+        one_gpu = len({p.device for p in self.model.parameters()}) == 1 and lm.device.type == "cuda"
+        self._records = record_steps and one_gpu and self.model._can_compile_fullgraph
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
@@ -268,19 +274,22 @@ class ExactEngine(HarnessEngine):
         answers: dict[int, Tokens] = {}
         while asked:
             best = self._forward(prefixes, asked, buffer)
-            for row in reversed(range(len(asked))):
-                for lane, token in zip(asked[row], best[row], strict=True):
+            for lanes, tokens in zip(asked, best, strict=True):
+                for lane, token in zip(lanes, tokens, strict=True):
                     lane.held += len(lane.pending)
                     lane.pending = (token,)
                     lane.answer += (token,)
                     if len(lane.answer) >= self._prompts[lane.prompt].max_new or self._ended(lane.prompt, lane.answer):
                         answers[lane.prompt] = lane.answer
-                asked[row] = [lane for lane in asked[row] if lane.prompt not in answers]
-                if not asked[row]:
-                    buffer.drop(row)
-                    asked[row], prefixes[row] = asked[-1], prefixes[-1]
-                    asked.pop()
-                    prefixes.pop()
+                lanes[:] = [lane for lane in lanes if lane.prompt not in answers]
+            answered = [row for row, lanes in enumerate(asked) if not lanes]
+            if self._records and len(answered) < len(asked) / 2:
+                continue  # with fewer rows the step would have to be recorded again
+            for row in reversed(answered):
+                buffer.drop(row)
+                asked[row], prefixes[row] = asked[-1], prefixes[-1]
+                asked.pop()
+                prefixes.pop()
         return answers
 
     def _forward(self, prefixes: list[int], asked: list[list[_Lane]], buffer: Buffer) -> list[list[int]]:
@@ -290,13 +299,35 @@ class ExactEngine(HarnessEngine):
             new = [[(token, lane.lane, n) for n, token in enumerate(lane.pending, lane.held)] for lane in lanes]
             queries.append([query for some in new for query in some[:-1]] + [some[-1] for some in new])
         longest, kept = max(map(len, queries)), max(map(len, asked))
-        padding = (self._pad, 0, -1)
-        table = torch.tensor([[padding] * (longest - len(row)) + row for row in queries], device=self.model.device)
-        tokens, lane, n = table.unbind(-1)  # (rows, queries) each
-        prefix = torch.tensor(prefixes, device=table.device)[:, None]
+        seen = buffer.prefix + (max(query[2] for row in queries for query in row) + 1) * buffer.lanes
+        if may_record := self._records and longest <= buffer.lanes:  # then the next steps have the same shape
+            longest, kept, seen = buffer.lanes, buffer.lanes, buffer.columns
+        queries = [[(self._pad, 0, -1)] * (longest - len(row)) + row for row in queries]
+        rows = [[(*query, prefix) for query in row] for row, prefix in zip(queries, prefixes, strict=True)]
+        table = torch.tensor(rows, device=self.model.device)
+        if may_record and buffer.recorded is not None:
+            found = buffer.recorded(table)
+        else:
+            step = functools.partial(self._step, kept=kept, seen=seen, buffer=buffer)
+            found = step(table)
+            if may_record:
+                buffer.recorded = record(step, table)
+                self._records = buffer.recorded is not None
+        highest, best = found.tolist()
+        if any(math.isnan(value) for row, lanes in zip(highest, asked, strict=True) for value in last(row, lanes)):
+            raise no_number(self.factors)
+        return [[int(token) for token in last(row, lanes)] for row, lanes in zip(best, asked, strict=True)]
+
+    def _step(self, table: torch.Tensor, kept: int, seen: int, buffer: Buffer) -> torch.Tensor:
+        """The highest logit and its token, (2, rows, kept), for the last queries of each row.
+
+        ``table`` is (rows, queries, 4): a token, its lane, how far behind its row's prefix it stands (-1: padding), and
+        the tokens of that prefix. ``seen`` columns of the buffer can be seen.
+        """
+        tokens, lane, n, prefix = table.unbind(-1)  # (rows, queries) each
         padded = n < 0
         buffer.written = (buffer.prefix + n * buffer.lanes + lane).masked_fill(padded, buffer.columns - 1)
-        buffer.seen = buffer.prefix + (max(query[2] for row in queries for query in row) + 1) * buffer.lanes
+        buffer.seen = seen
         logits = self.model(
             input_ids=tokens,
             attention_mask=self._mask(prefix, lane, n, buffer),
@@ -305,18 +336,16 @@ class ExactEngine(HarnessEngine):
             use_cache=True,
             logits_to_keep=kept,
         ).logits
-        highest, best = (each.tolist() for each in logits[:, -kept:].max(-1))
-        if any(math.isnan(value) for row, lanes in zip(highest, asked, strict=True) for value in row[-len(lanes) :]):
-            raise no_number(self.factors)
-        return [row[-len(lanes) :] for row, lanes in zip(best, asked, strict=True)]
+        highest, best = logits[:, -kept:].max(-1)
+        return torch.stack((highest.float(), best.float()))  # together, as a GPU waits for each copy
 
     def _mask(self, prefix: torch.Tensor, lane: torch.Tensor, n: torch.Tensor, buffer: Buffer) -> torch.Tensor:
         """What each token sees, (rows, 1, queries, columns): its row's prefix, and its own prompt up to itself."""
         column = torch.arange(buffer.seen, device=n.device)
         behind = column - buffer.prefix
-        lane, n = lane[..., None], n[..., None]
+        lane, n, prefix = lane[..., None], n[..., None], prefix[..., None]
         own = (behind >= 0) & (behind % buffer.lanes == lane) & (behind // buffer.lanes <= n)
-        visible = (column < prefix[..., None]) | own | (n < 0)  # padding sees all, as it has to see something
+        visible = (column < prefix) | own | (n < 0)  # padding sees all, as it has to see something
         dtype = next((keys.dtype for keys, _ in buffer.held.values()), self.model.dtype)  # autocast has its own
         return torch.zeros(visible.shape, dtype=dtype, device=n.device).masked_fill(~visible, -torch.inf)[:, None]
 
@@ -326,6 +355,31 @@ class ExactEngine(HarnessEngine):
         return answer[-1] in self._ends or any(
             stop in decode(answer[-window:]) for stop, window in self._prompts[i].stops
         )
+
+
+def last(row: list[Any], lanes: Sequence[_Lane]) -> list[Any]:
+    """What belongs to a row's prompts; padding stands before it."""
+    return row[len(row) - len(lanes) :]
+
+
+def record(step: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor) -> Callable | None:
+    """A step as a CUDA graph, which does the same with tables of the same shape; None where it cannot be recorded.
+
+    The step has to have run before, as nothing may be loaded while it is recorded.
+    """
+    table, graph = table.clone(), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            found = step(table)
+    except RuntimeError:  # the model waits for the GPU, or there is no memory left
+        return None
+
+    def replay(new: torch.Tensor) -> torch.Tensor:
+        table.copy_(new)
+        graph.replay()
+        return found
+
+    return replay
 
 
 def share(prompts: Sequence[Tokens]) -> list[Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Buffer(DynamicCache):
         known: in a prefill, how many of the first layers are not run further.
         written: in decoding, (rows, tokens): the column of each token of the forward pass.
         seen: columns that attention sees, the first ones.
+        recorded: a decoding step of as many rows as there are, where it was recorded.
     """
 
     def __init__(self, config: Any, rows: int, prefix: int, behind: int, lanes: int) -> None:
@@ -42,6 +44,7 @@ class Buffer(DynamicCache):
         self.known = 0
         self.written: Tensor | None = None
         self.seen = prefix
+        self.recorded: Callable[[Tensor], Tensor] | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -82,6 +85,7 @@ class Buffer(DynamicCache):
     def drop(self, row: int) -> None:
         """Forget a row; the last one takes its place."""
         self.rows -= 1
+        self.recorded = None
         for keys, values in self.held.values():
             for buffer in (keys, values):
                 buffer[row, :, : self.seen] = buffer[self.rows, :, : self.seen]

@@ -120,6 +120,29 @@ def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, 
     assert texts(ExactEngine(toy_lm, requests[-3:])) == expected[-3:]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_step_answers_as_the_model_itself(family, tmp_path, monkeypatch, watched):
+    """A GPU replays it; here it runs again on the tensor that it was recorded with, and recording fails at last."""
+    lm, requests, tables = tiny_lm(tmp_path, family, eos_token_id=tokenizer.END_ID), questions(), []
+
+    def record(step, table):
+        tables.append(table := table.clone())
+        return None if len(tables) > 3 else lambda new: step(table.copy_(new))
+
+    monkeypatch.setattr(exact, "record", record)
+    expected = texts(ExactEngine(lm, requests))
+    assert not tables
+    for budget in (10_000, 400):
+        tables.clear()
+        engine = ExactEngine(lm, requests, tokens_per_batch=budget)
+        engine._records = True
+        assert texts(engine) == expected
+        assert len(tables) > 1
+        assert engine._records == (len(tables) < 4)
+    assert any(buffer.dropped_early for buffer in watched)
+    assert any(len(table) > 1 and table.shape[1] > 1 for table in tables)
+
+
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
     requests = questions()
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
