@@ -30,7 +30,7 @@ from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
 from search.early_stopping import ERROR, Race
-from search.engines.cluster import ClusterEngine, Order
+from search.engines.cluster import Asked, ClusterEngine, Order
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
 from search.tasks import Column, Objective
@@ -197,15 +197,37 @@ class Evaluator:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
         return self.score(examples, seconds, ended)
 
-    def expect(self, coming: Sequence[Factors], cutoff: Cutoff | None, part: Sequence[int] | None) -> None:
-        """Factors that are to be measured next: an engine of several processes begins with what is not known."""
-        if isinstance(self.engine, ClusterEngine):
-            asked = []
+    def expect(
+        self,
+        coming: Sequence[Factors],
+        cutoff: Cutoff | None,
+        part: Sequence[int] | None,
+        guess: Callable[[], Sequence[Factors]] | None = None,
+    ) -> None:
+        """Factors that are to be measured next: an engine of several processes begins with what is not known.
+
+        ``guess`` says what may come after them, as far as it can be told by then.
+        """
+
+        def asked(coming: Sequence[Factors]) -> Asked:
+            found = []
             for factors in coming:
                 kept, race, order = self._to_ask(factors, cutoff, part)
                 if self._known(kept) is None:
-                    asked.append((factors.per_layer(self.num_layers), order, race is not None))
-            self.engine.expect(asked)
+                    found.append((factors.per_layer(self.num_layers), order, race is not None))
+            return found
+
+        if isinstance(self.engine, ClusterEngine):
+            self.engine.expect(asked(coming), guess and (lambda: asked(guess())))
+
+    def peek(self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None) -> float | None:
+        """The fitness of factors that are expected, where all answers are there already."""
+        if isinstance(self.engine, ClusterEngine):
+            _, _, order = self._to_ask(factors, cutoff, part)
+            if (found := self.engine.found(factors.per_layer(self.num_layers), order)) is not None:
+                answers = [found.get(i, []) for i in range(len(self._requests))]
+                return self.score(self._examples(answers)).fitness
+        return None
 
     def _to_ask(
         self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None

@@ -3,7 +3,7 @@
 The driver alone decides and writes. It cuts what an individual is asked into chunks, hands them to whichever worker is
 free, and takes the answers in the order of the questions. So a search measures the same whatever the number of workers,
 whoever answers first, and whoever is lost on the way. Workers that have nothing to do begin with the individuals that
-come next (``Pool.expect``).
+come next, and at the end of a generation with those that are likely to be the next one (``Pool.expect``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import time
 from argparse import Namespace
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,20 +25,23 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-CHUNKS, CHUNKS_A_WORKER, SMALLEST, ENOUGH = 8, 2, 8, 24
+CHUNKS, CHUNKS_A_WORKER, SMALLEST, ENOUGH = 8, 1, 8, 24
 """Chunks of an individual, chunks that are left for every worker, the fewest questions, and so many that more of them
 together are not faster (``chunk_sizes``)."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
-LATE = 1.5
+LATE = 1.3
 """A chunk that takes so many times as long as is usual goes to another worker too, if that has nothing else to do."""
 DEATHS = 3
 """Workers that a chunk may kill before its individual is given up."""
-LOOK, SAY_AFTER = 1.0, 30.0
-"""Seconds between two looks at what is late, and after which a person is told that there is no worker."""
+LOOK, SAY_AFTER, GUESS = 1.0, 30.0, 0.25
+"""Seconds between two looks at what is late, after which a person is told that there is no worker, and between two
+guesses at the next generation."""
 
 Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
+Asked = Sequence[tuple[Sequence[float], Order, bool]]
+"""Factors, the order of their requests, and whether these may stop before the last."""
 
 
 class WithoutWeights(LPES):
@@ -163,6 +166,8 @@ class Pool:
         self._last_there = time.monotonic()
         self._again: deque[Chunk] = deque()
         self._expected: deque[Chunk] = deque()
+        self._guess: Callable[[], Sequence[Chunk]] | None = None
+        self._guessed, self._guessed_next = 0.0, deque[Chunk]()
         self._found: dict[Chunk, Any] = {}
         self._taken = set[Chunk]()
         self._deaths = Counter[Chunk]()
@@ -179,10 +184,18 @@ class Pool:
         self._requests.append([self._ray.put(list(requests))])
         return len(self._requests) - 1
 
-    def expect(self, chunks: Sequence[Chunk]) -> None:
-        """What will be asked next: workers with nothing else to do begin with it."""
-        self._expected = deque(chunks)
+    def expect(self, chunks: Sequence[Chunk], guess: Callable[[], Sequence[Chunk]] | None = None) -> None:
+        """What will be asked next, and a guess at what then: workers with nothing else to do begin with it."""
+        self._expected, self._guess = deque(chunks), guess
+        self._guessed_next.clear()
         self._found = {chunk: self._found[chunk] for chunk in chunks if chunk in self._found}
+
+    def found(self, chunks: Sequence[Chunk]) -> dict[int, list[Any]] | None:
+        """The answers to chunks that were expected, once all are there."""
+        found = [one for chunk in chunks if isinstance(one := self._found.get(chunk), tuple)]
+        if len(found) < len(chunks):
+            return None
+        return {i: responses for answers, _ in found for i, responses in answers.items()}
 
     def forget(self, requests: int, factors: tuple[float, ...]) -> None:
         """Nobody will ask for more of these factors' answers."""
@@ -217,25 +230,33 @@ class Pool:
     def _hand_out(self, waiting: deque[Chunk]) -> None:
         """Give every worker that is there enough to do: what is waited for first."""
         under_way = Counter(chunk for chunk, *_ in self._running.values() if chunk)
-        there = [worker for worker in self._workers if worker not in self._starting.values()]
-        while there and (queue := self._again or waiting or self._expected):
-            worker = min(there, key=lambda each: self._load[each])
-            if self._load[worker] >= QUEUED:
-                break
-            chunk = queue.popleft()
-            if chunk in self._found or chunk in under_way or chunk in self._taken:
-                continue
-            self._run(chunk, worker)
-            under_way[chunk] += 1
         now, usual = time.monotonic(), median(self._pace or [math.inf])
-        late = [
+        late = deque(
             chunk
             for chunk, _, since in self._running.values()
             if chunk and now - since > LATE * usual * len(chunk.order)
             if under_way[chunk] == 1 and not self._deaths[chunk]  # what killed a worker is not to kill two at a time
-        ]
-        for chunk, worker in zip(late, [each for each in there if not self._load[each]], strict=False):
-            self._run(chunk, worker)
+        )
+        needed, useful = lambda: self._again or waiting or self._expected, lambda: late or self._guesses()
+        for most, queue_of in ((QUEUED, needed), (1, useful)):
+            while (worker := self._free(most)) and (queue := queue_of()):
+                chunk = queue.popleft()
+                if queue is late or not (chunk in self._found or chunk in under_way or chunk in self._taken):
+                    self._run(chunk, worker)
+                    under_way[chunk] += 1
+
+    def _free(self, most: int) -> Any:
+        """The worker with the fewest chunks, if it has fewer than ``most``."""
+        there = [worker for worker in self._workers if worker not in self._starting.values()]
+        worker = min(there, key=lambda each: self._load[each], default=None)
+        return worker if worker is not None and self._load[worker] < most else None
+
+    def _guesses(self) -> deque[Chunk]:
+        """What may be asked after all that is expected."""
+        if self._guess is not None and time.monotonic() - self._guessed > GUESS:
+            self._guessed_next = deque(self._guess())
+            self._guessed = time.monotonic()
+        return self._guessed_next
 
     def _run(self, chunk: Chunk, worker: Any) -> None:
         ref = worker.answer.remote(chunk, self._requests[chunk.requests], self._speed)
@@ -326,14 +347,25 @@ class ClusterEngine(HarnessEngine):
         """Of the workers' model."""
         return self._pool.model[1]
 
-    def expect(self, asked: Sequence[tuple[Sequence[float], Order, bool]]) -> None:
-        """What a generation will ask for next: factors, the order of their requests, and whether they may stop."""
-        left = sum(len(order) for _, order, _ in asked)
-        self._expected = {}
-        for factors, order, may_stop in asked:
-            self._expected[tuple(factors), order] = self._chunks(tuple(factors), order, left, may_stop)
-            left -= len(order)
-        self._pool.expect([chunk for chunks in self._expected.values() for chunk in chunks])
+    def expect(self, asked: Asked, guess: Callable[[], Asked] | None = None) -> None:
+        """What a generation will ask for, and a guess at what the next one will."""
+        before, self._expected = self._expected, {}
+
+        def planned(asked: Asked) -> list[Chunk]:
+            left, found = sum(len(order) for _, order, _ in asked), []
+            for factors, order, may_stop in asked:
+                key = tuple(factors), order
+                if key not in self._expected:
+                    self._expected[key] = before.get(key) or self._chunks(*key, left, may_stop)
+                found += self._expected[key]
+                left -= len(order)
+            return found
+
+        self._pool.expect(planned(asked), guess and (lambda: planned(guess())))
+
+    def found(self, factors: Sequence[float], order: Order) -> dict[int, list[Any]] | None:
+        """All answers under factors that were expected, once they are there."""
+        return self._pool.found(chunks) if (chunks := self._expected.get((tuple(factors), order))) else None
 
     def answer(self, order: Order, may_stop: bool = False) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
         """The responses of each request by its number, chunk by chunk."""

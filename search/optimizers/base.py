@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -72,6 +73,8 @@ class Optimizer:
     """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
     uses_given_up_fitness: ClassVar[bool] = False
     """Whether it learns from individuals below the cutoff, so that giving them up early may change what it finds."""
+    foresees: ClassVar[bool] = False
+    """Whether ``foresee`` tells most of the next generation."""
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
@@ -177,9 +180,18 @@ class Optimizer:
         self.told += len(asked)
         self.generation += 1
 
+    def foresee(self, fitness: Sequence[float]) -> list[Individual]:
+        """The next generation, if this one has the given fitness: -inf for what is not known yet.
+
+        Its optimiser draws nothing from ``_rng`` then, or this would change what it draws later.
+        """
+        guess = copy.copy(self)
+        guess.tell(fitness)
+        return guess.ask()
+
     def _tie(self, P: Points) -> float:
         """Breaks ties between equally fit individuals at random: it depends on seed, generation and points alone."""
-        return stream("lot", self._seed, self.generation, repr(P)).random()  # version 0.1's key: its searches repeat
+        return stream("lot", self._seed, self.generation, repr(P)).random()
 
     def _propose(self) -> list[list[Individual]]:
         """The next generation, siblings together."""

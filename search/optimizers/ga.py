@@ -7,10 +7,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from random import Random
 
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, at_least
-from lpes_eval.rng import below, choice, shuffled
+from lpes_eval.rng import below, stream
 from search.optimizers.base import Config, Optimizer, setting
 from search.space import X_STEPS, Y_HIGH, Y_LOW, Y_STEPS, Individual, Points
 
@@ -49,6 +50,10 @@ class GeneticAlgorithm(Optimizer):
     answers are decoded greedily, so measuring it again would give the same number. Ties are broken at random, anew in
     each generation: where all are equally fit, the population drifts and is not stuck.
 
+    Each child draws from a stream of its own, and ranks the parents in an order of its own: the first (of a crossover,
+    the first two) are its parents. So it stays the same, whoever else becomes a parent, while these remain, and can be
+    measured before all of the last generation are (``foresee``).
+
     With ``config.diverse`` the initial population is a quarter uniform curves, ``start`` and y = 1 among them, a
     quarter lines that rise from 1 or fall to it, a quarter drawn evenly, and mutants of the lines. Otherwise all are
     mutants of ``start``.
@@ -56,6 +61,7 @@ class GeneticAlgorithm(Optimizer):
 
     Config = GeneticConfig
     title = "the published genetic algorithm"
+    foresees = True
     DRAWS = 1000
     """Draws of a mutant's x before they stay where they are: with a point on nearly every layer, few obey Eq. 10."""
 
@@ -90,11 +96,13 @@ class GeneticAlgorithm(Optimizer):
             first = [Individual(self.start, "start")]  # Eq. 8
             first += self._diverse() if c.diverse else []
             of = [individual.points for individual in first if individual.origin != "random"]
-            mutants = [self._mutation(of[k % len(of)]) for k in range(c.population - len(first))]
+            mutants = [self._mutation(of[k % len(of)], self._rng) for k in range(c.population - len(first))]
             return [[individual] for individual in first[: c.population]] + mutants
         S_pa = self._select_parents()  # line 4
-        S_cr = [children for _ in range(c.crossovers) if (children := self._crossover(S_pa))]  # line 5
-        S_mu = [self._mutation(choice(S_pa, self._rng)) for _ in range(c.mutations)]  # line 6
+        S_cr = [children for k in range(c.crossovers) if (children := self._crossover(S_pa, k))]  # line 5
+        S_mu = [
+            self._mutation(self._drawn(S_pa, "mutation", k)[0], self._stream("mutation", k)) for k in range(c.mutations)
+        ]  # line 6
         return S_cr + S_mu
 
     def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
@@ -119,22 +127,30 @@ class GeneticAlgorithm(Optimizer):
         drawn = [self.space.random(self._rng) for _ in range(quarter)]
         return [Individual(P, "line") for P in lines] + [Individual(P, "random") for P in drawn]
 
-    def _crossover(self, S_pa: Sequence[Points]) -> list[Individual]:
+    def _stream(self, *child: str | int) -> Random:
+        return stream(*child, self._seed, self.generation)
+
+    def _drawn(self, S_pa: Sequence[Points], *child: str | int) -> list[Points]:
+        """The parents in an order drawn for one child; each pair stands as it would without the others."""
+        return sorted(S_pa, key=lambda P: self._stream(*child, repr(P)).random())
+
+    def _crossover(self, S_pa: Sequence[Points], child: int) -> list[Individual]:
         """The valid children of a pair of parents, both cut at one place; none after N_ct attempts without any."""
         if len(S_pa) < 2:
             return []
-        for _ in range(self.config.crossover_tries):
-            a, b = shuffled(S_pa, self._rng)[:2]
+        for attempt in range(self.config.crossover_tries):
+            key = "crossover", child, attempt
+            a, b = self._drawn(S_pa, *key)[:2]
             # An individual is (P_0^x, P_0^y, ..., P_d^x, P_d^y), so the cut may also part a point's x from its y.
             genes_a, genes_b = [gene for P_k in a for gene in P_k], [gene for P_k in b for gene in P_k]
-            cut = 1 + below(len(genes_a) - 1, self._rng)
+            cut = 1 + below(len(genes_a) - 1, self._stream(*key))
             children = (genes_a[:cut] + genes_b[cut:], genes_b[:cut] + genes_a[cut:])
             pairs = [tuple(zip(genes[::2], genes[1::2], strict=True)) for genes in children]
             if valid := [Individual(P, "crossover", (a, b)) for P in pairs if self.space.contains(P)]:
                 return valid
         return []
 
-    def _mutation(self, P: Points) -> list[Individual]:
+    def _mutation(self, P: Points, rng: Random) -> list[Individual]:
         """Every control point moved evenly within Eq. 9's bounds, drawn again until the x increase (Eq. 10)."""
         x, y = [x for x, _ in P], [y for _, y in P]
         last = self.space.d
@@ -143,14 +159,13 @@ class GeneticAlgorithm(Optimizer):
             for k in range(last + 1):
                 low = max(0 if k == 0 else x[k - 1], x[k] - self._M_x)  # Eq. 9
                 high = min(self.space.L - 1 if k == last else x[k + 1], x[k] + self._M_x)
-                x_new.append(self.space.uniform(low, high, X_STEPS, self._rng))
+                x_new.append(self.space.uniform(low, high, X_STEPS, rng))
             if all(a < b for a, b in pairwise(x_new)):  # neighbours' bounds touch, so two x may have met
                 break
         else:
             x_new = x
         y_new = [
-            self.space.uniform(max(Y_LOW, y_k - self._M_y), min(y_k + self._M_y, Y_HIGH), Y_STEPS, self._rng)
-            for y_k in y
+            self.space.uniform(max(Y_LOW, y_k - self._M_y), min(y_k + self._M_y, Y_HIGH), Y_STEPS, rng) for y_k in y
         ]
         return [Individual(tuple(zip(x_new, y_new, strict=True)), "mutation", (P,))]
 

@@ -10,13 +10,13 @@ from search.engines.cluster import chunk_sizes
 
 def test_chunks_are_an_eighth_of_an_individual_and_smaller_towards_the_end_of_a_generation():
     assert chunk_sizes(200, left=4000, workers=2) == [25] * 8
-    assert [max(chunk_sizes(200, left, workers=64)) for left in (4000, 2000, 200)] == [25, 16, 8]
-    assert sum(chunk_sizes(200, left=2000, workers=64)) == 200
+    assert [max(chunk_sizes(200, left, workers=64)) for left in (4000, 1000, 200)] == [25, 16, 8]
+    assert sum(chunk_sizes(200, left=1000, workers=64)) == 200
 
 
 def test_chunks_of_an_individual_that_is_asked_all_are_large_enough_for_a_batch():
     assert chunk_sizes(48, left=192, workers=1, may_stop=False) == [24, 24]
-    assert max(chunk_sizes(48, left=192, workers=8, may_stop=False)) == 12
+    assert max(chunk_sizes(48, left=96, workers=8, may_stop=False)) == 12
     assert chunk_sizes(200, left=4000, workers=2, may_stop=False) == [25] * 8
 
 
@@ -55,17 +55,29 @@ CALM = ["--spread", "0", "--stragglers", "0", "--overhead", "0", "--hours_betwee
 
 def test_workers_share_a_generation_and_wait_for_its_last_chunk(simulated):
     # an individual is a chunk of 8 questions, which takes 9 seconds
-    took = simulated(*CALM, "--questions", "8", "--first", "36", "--individuals", "36", "--generations", "9")
-    assert took[1] == pytest.approx(10 * 36 * 9 / 3600, abs=0.005)
-    assert took[2] == pytest.approx(took[1] / 2, abs=0.005)
+    flags = [*CALM, "--questions", "8", "--population", "36", "--mutations", "36", "--crossovers", "0"]
+    took = simulated(*flags, "--generations", "9", "--no_guess")
+    assert took[1] == pytest.approx(10 * 36 * 9 / 3600, abs=0.02)  # some mutants are drawn twice
+    assert took[2] == pytest.approx(took[1] / 2, abs=0.01)
     assert took[32] == pytest.approx(10 * 2 * 9 / 3600, abs=0.005)
     assert took[64] == took[1000] == pytest.approx(10 * 9 / 3600, abs=0.005)
+    guessing = simulated(*flags, "--generations", "9")
+    assert guessing[1] == took[1]
+    assert 10 * 36 * 9 / 32 / 3600 - 0.005 < guessing[32] < 0.8 * took[32]
+
+
+def test_with_many_workers_a_search_takes_less_time_where_they_begin_with_the_next_generation(simulated):
+    waiting, guessing = simulated("--generations", "4", "--no_guess"), simulated("--generations", "4")
+    assert guessing[1] == pytest.approx(waiting[1], rel=0.02)
+    assert guessing[32] < waiting[32]
+    assert guessing[64] < 0.97 * waiting[64]
 
 
 def test_slow_chunks_and_lost_workers_take_time(simulated):
-    calm = simulated(*CALM)
+    short = [*CALM, "--generations", "2", "--no_guess"]
+    calm = simulated(*short)
     for flag, value in (("--stragglers", "0.1"), ("--hours_between_failures", "0.5"), ("--overhead", "2")):
-        assert simulated(*CALM, flag, value)[32] > calm[32]
+        assert simulated(*short, flag, value)[32] > calm[32]
 
 
 def test_a_length_that_was_not_measured_is_named_with_those_that_were(simulated):

@@ -229,6 +229,9 @@ SEARCH = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--examp
 SEARCH += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "--finest", "1", "--no_cache"]
 
 
+GENETIC = ["--optimizer", "ga", "--population", "6", "--parents", "3", "--generations", "2", "--mutations", "4"]
+
+
 def searched(folder, *flags):
     """What a small search measures, and its factors."""
     subprocess.run([*SEARCH, *flags, "--output", str(folder)], check=True, capture_output=True)
@@ -245,6 +248,11 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, alone, workers):
     assert searched(tmp_path, "--workers", workers) == alone
+
+
+def test_a_genetic_search_does_so_too_where_workers_begin_with_its_next_generation(tmp_path):
+    alone = searched(tmp_path / "alone", *GENETIC)
+    assert searched(tmp_path / "workers", *GENETIC, "--workers", "2") == alone
 
 
 def test_a_search_keeps_the_same_journal_with_8_workers_on_two_nodes(tmp_path, alone, nodes):
