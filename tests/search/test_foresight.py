@@ -1,10 +1,31 @@
 """Workers that begin with the next generation: what they are asked, and that a search measures the same."""
 
+import math
+
 import pytest
 
+import test_optimizers
 from search import engines, ga
 from search.engines import cluster
+from search.space import Space
 from small_searches import GA, journal
+
+
+def test_the_next_generation_is_foreseen_but_for_the_children_of_those_not_known_yet():
+    algorithm, fitness, same = test_optimizers.ga(Space(L=32), seed=3), test_optimizers.noise(5), []
+    while not algorithm.done:
+        generation = algorithm.ask()
+        known = [fitness(individual) for individual in generation]
+        foreseen = algorithm.foresee([*known[:-3], *[-math.inf] * 3])
+        assert algorithm.foresee([*known[:-3], *[-math.inf] * 3]) == foreseen
+        assert algorithm.ask() == generation
+        right = algorithm.foresee(known)
+        algorithm.tell(known)
+        assert algorithm.ask() == right
+        same += [child in foreseen for child in right]
+        if not {individual.points for individual in generation[-3:]} & set(algorithm._select_parents()):
+            assert foreseen == right
+    assert 0.6 < sum(same) / len(same) < 1
 
 
 class AtOnce:

@@ -257,23 +257,6 @@ def test_random_numbers_are_those_of_any_platform_and_version():
     assert algorithm.best[0].points == ((0.0, 1.5), (9.0, 1.4), (23.0, 2.0), (31.0, 1.6))
 
 
-def test_the_next_generation_is_foreseen_but_for_the_children_of_those_not_known_yet():
-    algorithm, fitness, same = ga(Space(L=32), seed=3), noise(5), []
-    while not algorithm.done:
-        generation = algorithm.ask()
-        known = [fitness(individual) for individual in generation]
-        foreseen = algorithm.foresee([*known[:-3], *[-math.inf] * 3])
-        assert algorithm.foresee([*known[:-3], *[-math.inf] * 3]) == foreseen
-        assert algorithm.ask() == generation
-        right = algorithm.foresee(known)
-        algorithm.tell(known)
-        assert algorithm.ask() == right
-        same += [child in foreseen for child in right]
-        if not {individual.points for individual in generation[-3:]} & set(algorithm._select_parents()):
-            assert foreseen == right
-    assert 0.6 < sum(same) / len(same) < 1
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
