@@ -58,7 +58,8 @@ def find_decoder(model: nn.Module) -> Decoder:
         return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
 
     if config is None or not hasattr(config, "get_text_config"):
-        raise refuse("not a transformers model (it has no config)")
+        inside = "; give its .module" if hasattr(getattr(model, "module", None), "config") else ""
+        raise refuse(f"not a transformers model (it has no config{inside})")
     if config.is_encoder_decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:

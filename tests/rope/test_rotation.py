@@ -253,6 +253,7 @@ def test_wrong_factors_leave_the_model_as_it_was(model, ids):
     assert torch.equal(logits(model, ids), before)
 
 
-def test_what_is_no_model_of_transformers_is_refused():
-    with pytest.raises(UnsupportedModel, match="no config"):
-        lpes_eval.apply(torch.nn.Linear(2, 2), 1.5)
+def test_what_is_no_model_of_transformers_is_refused(model):
+    for wrong, reason in ((torch.nn.Linear(2, 2), r"no config\)"), (torch.nn.DataParallel(model), "give its .module")):
+        with pytest.raises(UnsupportedModel, match=reason):
+            lpes_eval.apply(wrong, 1.5)
