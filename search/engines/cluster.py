@@ -34,7 +34,7 @@ LATE = 1.3
 """A chunk that takes so many times as long as is usual goes to another worker too, if that has nothing else to do."""
 DEATHS = 3
 """Workers that a chunk may kill before its individual is given up."""
-LOOK, SAY_AFTER, GUESS = 1.0, 30.0, 0.25
+LOOK, SAY_AFTER, GUESS = 1.0, 30.0, 1.0
 """Seconds between two looks at what is late, after which a person is told that there is no worker, and between two
 guesses at the next generation."""
 
@@ -169,7 +169,7 @@ class Pool:
         self._guess: Callable[[], Sequence[Chunk]] | None = None
         self._guessed, self._guessed_next = 0.0, deque[Chunk]()
         self._found: dict[Chunk, Any] = {}
-        self._taken = set[Chunk]()
+        self._taken, self._needed = set[Chunk](), set[Chunk]()
         self._deaths = Counter[Chunk]()
 
     @property
@@ -188,6 +188,8 @@ class Pool:
         """What will be asked next, and a guess at what then: workers with nothing else to do begin with it."""
         self._expected, self._guess = deque(chunks), guess
         self._guessed_next.clear()
+        self._needed = set(chunks)
+        self._again = deque(chunk for chunk in self._again if chunk in self._needed)
         self._found = {chunk: self._found[chunk] for chunk in chunks if chunk in self._found}
 
     def found(self, chunks: Sequence[Chunk]) -> dict[int, list[Any]] | None:
@@ -217,6 +219,7 @@ class Pool:
         """
         waiting = deque(chunks)
         self._taken.clear()
+        self._needed.update(chunks)
         for chunk in chunks:
             while chunk not in self._found:
                 self._hand_out(waiting)
@@ -254,7 +257,7 @@ class Pool:
     def _guesses(self) -> deque[Chunk]:
         """What may be asked after all that is expected."""
         if self._guess is not None and time.monotonic() - self._guessed > GUESS:
-            self._guessed_next = deque(self._guess())
+            self._guessed_next = deque(chunk for chunk in self._guess() if not self._deaths[chunk])
             self._guessed = time.monotonic()
         return self._guessed_next
 
@@ -322,7 +325,7 @@ class Pool:
         if self._deaths[chunk] >= DEATHS:
             factors = ", ".join(f"{factor:g}" for factor in chunk.factors)
             self._settle(chunk, WorkerKilled(f"factors {factors}: {DEATHS} workers died on the same prompts"))
-        else:
+        elif chunk in self._needed:  # and not a guess
             self._again.append(chunk)
 
 

@@ -181,11 +181,9 @@ class Optimizer:
         self.generation += 1
 
     def foresee(self, fitness: Sequence[float]) -> list[Individual]:
-        """The next generation, if this one has the given fitness: -inf for what is not known yet.
-
-        Its optimiser draws nothing from ``_rng`` then, or this would change what it draws later.
-        """
+        """The next generation, if this one has the given fitness: -inf for what is not known yet."""
         guess = copy.copy(self)
+        guess._rng = copy.copy(self._rng)
         guess.tell(fitness)
         return guess.ask()
 
