@@ -41,7 +41,7 @@ def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
             a thousand levels, or half of a surrogate pair, which no file can hold.
     """
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text  # some editors put a mark before it
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
         number = _finite if finite else float
         value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
         if "\\ud" in text.lower():

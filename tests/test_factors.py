@@ -183,11 +183,6 @@ def test_a_saved_file_loads_as_the_same_factors_and_follows_the_schema(tmp_path)
         assert [p.name for p in path.parent.iterdir()] == ["f.json"]
 
 
-def test_a_byte_order_mark_before_a_file_is_passed_over(tmp_path):
-    (tmp_path / "f.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(with_()).encode())
-    assert load(tmp_path / "f.json") == load(write(tmp_path / "g.json", with_()))
-
-
 def test_layers_left_alone_keep_factor_one_and_the_curve_runs_over_the_others():
     points = [(0, 1.2), (1, 2.0), (2, 1.4)]
     whole = Factors.from_curve("bezier", points, num_layers=6).per_layer()

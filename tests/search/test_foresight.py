@@ -70,7 +70,7 @@ class AtOnce:
             yield self._found.pop(chunk)
 
 
-SMALL = [*GA, "--population", "6", "--parents", "3", "--generations", "3", "--mutations", "4", "--crossovers", "1"]
+SMALL = [*GA, "--population", "5", "--parents", "3", "--generations", "2", "--mutations", "4", "--crossovers", "1"]
 SMALL += ["--model_args", "pretrained=reference-kv", "--tasks", "kv_retrieval", "--examples", "3", "--no_cache"]
 SMALL += [
     "--metadata",
