@@ -25,9 +25,9 @@ from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
 
-CHUNKS, CHUNKS_A_WORKER, SMALLEST, ENOUGH = 8, 1, 8, 24
-"""Chunks of an individual, chunks that are left for every worker, the fewest questions, and so many that more of them
-together are not faster (``chunk_sizes``)."""
+CHUNKS, SMALLEST, ENOUGH = 8, 8, 24
+"""Chunks of an individual, the fewest questions of one, and so many that more of them together are not faster
+(``chunk_sizes``)."""
 QUEUED = 2
 """Chunks that a worker has at a time: one to answer, the others to go on with at once."""
 LATE = 1.3
@@ -394,7 +394,7 @@ def chunk_sizes(questions: int, left: int, workers: int, may_stop: bool = True) 
     docs/cluster.md has what this costs.
     """
     most = questions / CHUNKS if may_stop else max(questions / CHUNKS, ENOUGH)
-    most = max(SMALLEST, math.ceil(min(most, left / (CHUNKS_A_WORKER * workers))))
+    most = max(SMALLEST, math.ceil(min(most, left / workers)))
     chunks = math.ceil(questions / most)
     return [questions * (k + 1) // chunks - questions * k // chunks for k in range(chunks)]
 
