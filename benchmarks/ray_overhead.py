@@ -25,9 +25,10 @@ from lpes_eval import files
 from lpes_eval.errors import UserError, program
 from lpes_eval.factors import Factors
 from lpes_eval.flags import at_least
-from search import config, run
+from search import config
 from search.engines import cluster
 from search.evaluator import Cutoff, Evaluator
+from search.model import load_model
 from search.tasks import load_tasks
 
 SPEED = {"reuse_layers": False}  # else who comes second in a round would find layers' outputs
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     settings = config.defaults()
     settings.model_args, settings.device = {"pretrained": "reference"}, "cpu"
-    lm = run.load_model(settings)
+    lm = load_model(settings)
     tasks = load_tasks(lm, ["kv_retrieval"], examples=args.examples)
     local = Evaluator(lm, tasks, **SPEED)
     plain = local([1.0] * local.num_layers)

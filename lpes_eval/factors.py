@@ -182,13 +182,26 @@ class Factors:
         """The mean factor, at which the paper measures Position Interpolation (section 4.1)."""
         return fmean(self.per_layer(num_layers))
 
+    def control_points(self, num_layers: int | None = None) -> list[tuple[float, float]]:
+        """The control points of a curve at the layers where they act; none of one that is a free factor a layer."""
+        if self.curve is None or self.curve[0] == "free":
+            return []
+        import numpy as np
+
+        xs, ys = zip(*self.curve[1], strict=True)
+        depth = len(self.per_layer(num_layers))
+        if not (scaled := [h for h in range(depth) if h not in self.unscaled_layers]):
+            return []
+        # from the first scaled layer at the first x to the last at the last, linear between two layers
+        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled)
+        return list(zip(layers.tolist(), ys, strict=True))
+
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
-        from lpes_eval.report import figures
+        from lpes_eval import drawing
 
-        values = self.per_layer(num_layers)
-        line = ("factors", values, 1, figures.points_of(self, len(values)))
-        return figures.factors([line]).in_notebook()
+        line = ("factors", self.per_layer(num_layers), 1, self.control_points(num_layers))
+        return drawing.factors([line]).in_notebook()
 
     # -- keeping it --------------------------------------------------------------------------------------------------
 

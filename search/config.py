@@ -246,19 +246,6 @@ def task_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def speed_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The part of the command line that changes no answer."""
-    from search.engines import cluster
-
-    speed = {
-        "fast": not args.lm_eval_loop,
-        "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
-    }
-    if args.engine == "vllm":
-        return speed | {"vllm": args.engine_args}
-    return speed | {"pool": cluster.pool(args, speed)}
-
-
 def model_name(args: argparse.Namespace) -> Any:
     """The model as a factors file names it."""
     from lpes_eval.reference import NAMES

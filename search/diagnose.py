@@ -9,6 +9,7 @@ that was interrupted, or ran out of its ``--budget``, goes on.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -45,6 +46,8 @@ STEPS = (1.2, 1.5)
 """What a band's factors are multiplied by."""
 FINEST = 8
 """Bands that the layers are divided into at most."""
+LEVEL = 0.05
+"""Of its tests."""
 
 
 @dataclass
@@ -171,8 +174,8 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     from lpes_eval.config_field import weights
     from search import identity
     from search.journal import Journal
+    from search.model import load_model
     from search.report import diagnosis
-    from search.run import load_model
     from search.tasks import check_names
 
     settings = config.defaults()
@@ -196,7 +199,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     with Journal(args.output, kept) as found.journal:
         _ask_the_plain_model(found)
         _try_bands(found)
-    print("\n" + diagnosis.write(found), flush=True)
+    print("\n" + diagnosis.write(facts(found), args.output), flush=True)
     return found
 
 
@@ -309,6 +312,78 @@ def search_seconds(found: Diagnosis, scan: Scan) -> float:
     positions = next(len(length.rows[0]) for length in found.lengths if length.objective.name == scan.name)
     prompts = searched + 3 * settings.held_out_examples * positions
     return float(prompts * scan.seconds / max(scan.prompts, 1))
+
+
+def position_bias(rows: Sequence[Sequence[float]]) -> float:
+    """p of "the position makes no difference": Friedman's test, of right and wrong answers Cochran's Q."""
+    from scipy.stats import friedmanchisquare
+
+    columns = list(zip(*rows, strict=True))
+    if len(columns) < 3 or len(rows) < 2:
+        return math.nan
+    if all(len(set(row)) == 1 for row in rows):  # nothing varies, so nothing depends on the position
+        return 1.0
+    return float(friedmanchisquare(*columns).pvalue)
+
+
+def facts(found: Diagnosis) -> dict[str, Any]:
+    """The report as data; scores are shares of 1."""
+    from lpes_eval.compare.statistics import holm
+
+    adjusted = holm([position_bias(length.rows) for length in found.lengths])
+    lengths = [_length(length, p) for length, p in zip(found.lengths, adjusted, strict=True)]
+    layers = found.scans[0].evaluator.num_layers
+    scans = [
+        _scan(scan, len(STEPS) * len(bands_of(layers)))
+        | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.asked)}
+        for scan in found.scans
+    ]
+    model = {"name": found.args.pretrained, "layers": layers, "window": found.lm.max_length}
+    return {"model": model, "lengths": lengths, "does_not_fit": found.refused, "scans": scans, "cut": found.cut}
+
+
+def _length(length: Length, p: float) -> dict[str, Any]:
+    from lpes_eval.compare.statistics import interval
+
+    n, columns = len(length.rows), list(zip(*length.rows, strict=True))
+    means = [sum(column) / n for column in columns]
+    mean = sum(means) / len(means)
+    positions = [
+        {"position": column.position, "score": score, "interval": interval(scores)}
+        for column, score, scores in zip(length.objective.columns, means, columns, strict=True)
+    ]
+    return {
+        "task": length.objective.name,
+        "length": length.title,
+        "size": length.size,
+        "prompt_tokens": length.tokens,
+        "questions": n,
+        "positions": positions,
+        "mean": mean,
+        "friedman_p_holm": p,
+        "biased": p < LEVEL,
+        "gain_if_all_were_as_the_best": max(means) - mean,
+        "gain_at_most": 1 - mean,
+    }
+
+
+def _scan(scan: Scan, planned: int) -> dict[str, Any]:
+    """The best band, what it changes on questions that it was not chosen by, and what that says about a search."""
+    from lpes_eval.compare.statistics import compare_paired
+
+    said: dict[str, Any] = {"task": scan.name, "bands_tried": len(scan.bands), "bands": planned, "best": None}
+    if scan.best is None:
+        return said | {"search": "unlikely" if len(scan.bands) == planned else "uncertain"}
+    first, last, factor = scan.best
+    said["best"] = {"layers": [first, last], "factor": factor, "positions": POSITIONS}
+    if not scan.scaled:
+        return said | {"search": "uncertain"}
+    change = compare_paired(scan.plain, scan.scaled).mean
+    said["best"] |= {"plain": change.a, "gain": change.difference, "interval": [change.low, change.high]}
+    said["best"] |= {"p": change.p, "questions": len(scan.plain)}
+    if change.difference <= 0:
+        return said | {"search": "unlikely"}
+    return said | {"search": "likely" if change.p < LEVEL else "uncertain"}
 
 
 if __name__ == "__main__":

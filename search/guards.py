@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from search.config import speed_options, task_options
+from search.config import task_options
+from search.engines import speed_options
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search import guards
-from search.config import shown, speed_options
+from search.config import shown
+from search.engines import speed_options
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured

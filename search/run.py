@@ -6,7 +6,6 @@ import argparse
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, WHOLE, heights, speed_options, task_options
+from search.config import DIVERSE, SETTINGS, heights, task_options
 from search.guards import LATE, PENALTY, Guard, over, rank
 from search.journal import Journal
 from search.optimizers.base import Optimizer
@@ -304,8 +303,10 @@ def load(
 ) -> Search:
     """Load the model and the tasks, and put the search together; model, optimiser and curve may be the caller's own."""
     from search.cache import FitnessCache
+    from search.engines import speed_options
     from search.evaluator import Evaluator
     from search.identity import code, packages
+    from search.model import load_model
     from search.tasks import check_names, load_tasks
 
     check_names(args.tasks, args.include_path)
@@ -348,33 +349,6 @@ def load(
     ]
     settings = {"search": search, "fitness": {**evaluator.described, "guards": guarded}, "packages": packages()}
     return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
-
-
-def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
-    """The ``lpes`` model, as lm-eval would make it; not ``whole``, without weights, which its workers have."""
-    from lpes_eval.methods.lpes import LPES
-
-    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UserError(
-            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
-            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
-        )
-    if "factors" in args.model_args:
-        raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
-    for name in args.model_args.keys() & {"batch_size", "device"}:
-        raise UserError(f"--model_args {name}=...: is a flag of its own; give it as --{name}")
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    kind, device = LPES, args.device
-    if getattr(args, "engine", None) == "vllm":  # which finds its own
-        device = "cpu"
-    if not whole:
-        from search.engines.cluster import WithoutWeights
-
-        if not WHOLE & args.model_args.keys():
-            kind, device = WithoutWeights, "cpu"
-    lm = kind.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
-    lm.note_carried_factors()
-    return lm
 
 
 def make_optimizer(

@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "the gold document of mdqa_pos stands at the position",
-        "lpes_eval/data/mdqa.py",
+        "lpes_eval/data/documents.py",
         "return gold_index(position, 1 + len(self.distractors))",
         "return gold_index(position, len(self.distractors))",
         (f"{DATA}/test_mdqa.py::test_positions_are_those_of_the_benchmark",),
@@ -126,14 +126,14 @@ MUTANTS = (
     ),
     Mutant(
         "an answer of mdqa_pos is normalised",
-        "lpes_eval/data/mdqa.py",
+        "lpes_eval/data/documents.py",
         'normalized = normalize(prediction.split("\\n", 1)[0])',
         'normalized = prediction.split("\\n", 1)[0]',
         (f"{DATA}/test_mdqa.py",),
     ),
     Mutant(
         "only the first line of an answer of mdqa_pos counts",
-        "lpes_eval/data/mdqa.py",
+        "lpes_eval/data/documents.py",
         'normalized = normalize(prediction.split("\\n", 1)[0])',
         "normalized = normalize(prediction)",
         (f"{DATA}/test_mdqa.py",),

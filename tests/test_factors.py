@@ -19,7 +19,6 @@ from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
 from lpes_eval.factors import Factors, load, parse
 from lpes_eval.files import write_atomically
-from lpes_eval.report.figures import points_of
 
 SCHEMA = json.loads(Path(module.__file__).with_name("factors.schema.json").read_text())
 GOOD = {"format": "lpes-factors", "version": 1, "factors": [1.0, 1.5, 2.0, 1.2]}
@@ -301,4 +300,4 @@ def test_what_was_measured_with_a_model_is_not_said_of_factors_for_another_depth
 )
 def test_control_points_are_drawn_at_the_layers_where_they_act(unscaled, places):
     curve = Factors.from_curve("linear", [(4, 1.0), (5, 2.0), (7, 1.0)], unscaled_layers=unscaled)
-    assert [x for x, _ in points_of(curve, 32)] == pytest.approx(places)
+    assert [x for x, _ in curve.control_points(32)] == pytest.approx(places)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, LlamaForCausalLM
 
 from benchmarks.reference import tokenizer as vocabulary
 from lpes_eval.data import fiction
-from lpes_eval.data.mdqa import TEMPLATE, format_document
+from lpes_eval.data.documents import TEMPLATE, format_document
 from lpes_eval.rng import below, choice, shuffled
 
 IGNORE = -100

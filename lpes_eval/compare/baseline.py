@@ -20,7 +20,7 @@ FORMAT_VERSION = 2
 def save(results: Results, path: str | Path) -> None:
     """Write a run as a baseline, whole or not at all."""
     data = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(results)}
-    for name in ("path", "given", "factors", "raw"):
+    for name in ("path", "factors", "raw"):
         del data[name]
     for task in data["tasks"].values():
         for metric in task["metrics"].values():

@@ -1,17 +1,14 @@
-"""``lpes-eval compare A B``: paired differences between runs of lm-eval on the same examples."""
+"""Paired differences between runs of lm-eval on the same examples."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from string import ascii_uppercase as LETTERS
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lpes_eval.compare import results, tables
+from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, mismatch
 from lpes_eval.errors import UserError
-from lpes_eval.flags import share
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
@@ -110,58 +107,6 @@ def _differences(
         raise UserError(
             f"{a.path} and {b.path}: the tasks in common have no score in common that is an average over single samples"
         )
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add ``lpes-eval compare``."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="paired differences between runs, with intervals and p-values",
-        description="Compare runs of lm_eval with a first one on the same examples, question by question, from their "
-        "logged samples (lm_eval --log_samples --output_path). docs/statistics.md says what each number is.",
-    )
-    parser.add_argument("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
-    parser.add_argument("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
-    tables.add_outputs(parser, "json", "markdown")
-    parser.add_argument("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
-    parser.add_argument(
-        "--flips", action="store_true", help="list the samples that flipped, by each task's first metric"
-    )
-    parser.add_argument(
-        "--confidence",
-        type=share,
-        default=0.95,
-        help="coverage of the intervals (default: 0.95; the page of --html: always 0.95)",
-    )
-    parser.add_argument(
-        "--other-prompts",
-        action="store_true",
-        help="compare the same examples in other prompts, such as with and without a chat template",
-    )
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run ``lpes-eval compare``."""
-    from lpes_eval.compare import flips
-
-    if len(arguments.others) >= len(LETTERS):
-        raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
-    a, *others = [results.read(path) for path in (arguments.a, *arguments.others)]
-    report = compare(a, *others, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
-    if arguments.flips:
-        found = tuple(
-            flips.section(flips.flipped(a, b, task, metric), task, f"{letter} − A, {metric}" if others[1:] else metric)
-            for letter, b in zip(LETTERS[1:], others, strict=False)
-            for task, metric in flips.first_metrics(report, letter if others[1:] else "").items()
-        )
-        report = replace(report, flips=found)
-    if arguments.html:
-        from lpes_eval.report import page
-
-        page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
-    tables.publish(report, arguments)
-    return 0
 
 
 def _only_in_one(pair: Mapping[str, Results], common: Collection[str]) -> list[str]:

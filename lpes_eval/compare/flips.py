@@ -7,7 +7,7 @@ from typing import Any
 
 from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, position_of, well_formed
-from lpes_eval.data import kv, mdqa
+from lpes_eval.data import documents, kv
 from lpes_eval.harness.segments import Segment, join
 
 LONGEST_ANSWER = 1_000
@@ -91,7 +91,7 @@ def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | N
     if not isinstance(doc, dict) or label == "all":
         return None
     position = position_of(label)
-    makers: dict[Any, Any] = {kv.Question: kv.Question, mdqa.Example: mdqa.Example.of}
+    makers: dict[Any, Any] = {kv.Question: kv.Question, documents.Example: documents.Example.of}
     for kind, make in makers.items():
         if doc.keys() == kind.__dataclass_fields__.keys():
             example = make(**doc)

@@ -102,7 +102,7 @@ class Task:
 class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
     came from (date, command, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has
-    none, or does not say), the results JSON itself, if it is one, and the file or folder that it was asked for by.
+    none, or does not say), and the results JSON itself, if it is one.
 
     A group of tasks whose score is the mean over all their samples (mmlu) is one task, in place of its ``members``.
     """
@@ -114,7 +114,6 @@ class Results:
     tasks: Mapping[str, Task]
     per_layer: tuple[float, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    given: Path | None = field(default=None, compare=False)
     members: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     def samples(self, task: str, filter_name: str) -> list[dict[str, Any]]:
@@ -126,26 +125,6 @@ class Results:
     def side(self) -> tuple[str, str]:
         """The model with its factors, and the file: what a report says of the run."""
         return f"{self.model}, factors {self.factors}" if self.factors else str(self.model), str(self.path)
-
-    def plot(self, *others: Results, task: str | None = None) -> Any:
-        """The score at each position, beside that of other runs of the same examples, as a matplotlib figure.
-
-        Args:
-            *others: runs to stand beside it.
-            task: which one, where there are several; the first by default.
-
-        Raises:
-            UserError: no such task by position.
-        """
-        from lpes_eval.report import figures, sources
-
-        results = (self, *others)
-        names = sources.numbered([sources.name_of(one.given or one.path) for one in results])
-        runs = [sources.Run(name, one, place) for place, (name, one) in enumerate(zip(names, results, strict=True))]
-        for panel in sources.panels(runs):
-            if panel.by_position and runs[0] in panel.runs and task in (None, panel.title.partition(",")[0]):
-                return figures.positions(panel).in_notebook()
-        raise UserError(f"{self.path}: no scores by position{f' of {task}' if task else ''} to plot")
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
@@ -190,7 +169,7 @@ def read(path: str | Path) -> Results:
     Raises:
         DataError: no such file, no results in the folder, or a file that lm-eval did not write.
     """
-    given = path = Path(path)
+    path = Path(path)
     if path.is_dir():
         dated = [(match[1], found) for found in path.rglob("*.json") if (match := DATE.search(found.stem))]
         if not dated:
@@ -205,7 +184,7 @@ def read(path: str | Path) -> Results:
         found = provenance.factors(raw)
         named, per_layer = found.get("given"), tuple(map(float, found.get("per_layer") or ()))
         factors = None if named is None else str(named)
-        return Results(path, _model(raw), factors, provenance.of(raw), tasks, per_layer, raw, given, members)
+        return Results(path, _model(raw), factors, provenance.of(raw), tasks, per_layer, raw, members)
 
 
 @contextmanager

@@ -88,6 +88,20 @@ OVER_POSITIONS = {
 """Numbers that scores of shape (questions, positions) are aggregated to, for metrics where higher is better."""
 
 
+def interval(scores: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of questions' scores: Wilson's for right-or-wrong answers, else the normal one."""
+    from scipy.stats import binomtest, norm
+
+    if (n := len(scores)) < 2:
+        return None
+    if set(scores) <= {0.0, 1.0}:
+        low, high = binomtest(int(sum(scores)), n).proportion_ci(method="wilson")
+    else:
+        half = norm.ppf(0.975) * np.std(scores, ddof=1) / math.sqrt(n)
+        low, high = np.mean(scores) - half, np.mean(scores) + half
+    return float(low), float(high)
+
+
 # --- two models -------------------------------------------------------------------------------------------------------
 
 

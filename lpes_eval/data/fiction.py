@@ -25,7 +25,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from lpes_eval.data.mdqa import TEMPLATE, Document, Example, best_subspan_em, normalize
+from lpes_eval.data.documents import TEMPLATE, Document, Example, best_subspan_em, normalize
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700

@@ -5,27 +5,22 @@ in a set's name: the benchmark's own files hold passages that a retriever found 
 from a folder that has the gold passages only, distractors are drawn among other questions' gold passages
 (``nq-open-oracle+drawn``); the generated set is ``lpes_eval.data.fiction``.
 
-The metric is best-subspan exact match: an answer counts when one of the accepted answers is contained in it, both after
-SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250). Only the text up to the first newline counts: a model
-that copies its whole context would otherwise always be right. A word boundary is that of the ``regex`` module (accents
-are parts of words), not of ``re``, as in the benchmark's own code.
+Prompt and metric are in ``lpes_eval.data.documents``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import regex
-
-from lpes_eval.data import squad
+from lpes_eval.data import fiction
+from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
 from lpes_eval.data.source import Files, Source, asked, draw, read_examples
 from lpes_eval.errors import DataError
-from lpes_eval.harness.segments import Segment, join
-from lpes_eval.harness.task import PositionTask, gold_index
+from lpes_eval.harness.task import PositionTask
 from lpes_eval.rng import shuffled, stream
 
 ORACLE = "nq-open-oracle.jsonl.gz"
@@ -41,16 +36,6 @@ OFFICIAL = Files(
 DRAWN_SEED = 1
 """Changing it changes the distractors that are drawn for ``nq-open-oracle``."""
 
-TEMPLATE = """\
-Write a high-quality answer for the given question using only the provided search results \
-(some of which might be irrelevant).
-
-{search_results}
-
-Question: {question}
-Answer:"""
-"""The benchmark's prompt (Fig. 6)."""
-
 LINE = {
     "question": "QUESTION",
     "answers": ["ANSWER"],
@@ -60,74 +45,6 @@ LINE = {
     ],
 }
 """What a line of a file has."""
-
-_ARTICLE = regex.compile(r"\b(a|an|the)\b")
-
-
-def normalize(text: str) -> str:
-    """SQuAD's normalisation: lower case, ASCII punctuation removed, articles removed, white space made single."""
-    return squad.bare(text.lower(), _ARTICLE)
-
-
-def best_subspan_em(prediction: str, answers: Iterable[str]) -> float:
-    """1.0 if any of ``answers`` is contained in the prediction's first line, else 0.0."""
-    normalized = normalize(prediction.split("\n", 1)[0])
-    return float(any(normalize(answer) in normalized for answer in answers))
-
-
-@dataclass(frozen=True)
-class Document:
-    """A passage under the title of the page it stands on."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Example:
-    """One question, its accepted answers, the document that answers it, and the distractors in their fixed order."""
-
-    question_id: int
-    question: str
-    answers: tuple[str, ...]
-    gold: Document
-    distractors: tuple[Document, ...] = ()
-
-    @classmethod
-    def of(cls, gold: dict[str, str], distractors: Iterable[dict[str, str]], **row: Any) -> Example:
-        """The example that a row of the task's data set is."""
-        return cls(**row, gold=Document(**gold), distractors=tuple(Document(**one) for one in distractors))
-
-    def gold_index(self, position: float) -> int:
-        """Where the gold document stands, from 0, at ``position`` percent."""
-        return gold_index(position, 1 + len(self.distractors))
-
-    def documents(self, position: float) -> list[Document]:
-        """All documents in the order of the prompt, the gold one at ``position`` percent."""
-        index = self.gold_index(position)
-        return [*self.distractors[:index], self.gold, *self.distractors[index:]]
-
-    def segments(self, position: float) -> list[Segment]:
-        """The prompt, in labelled pieces: one document a line, numbered from 1."""
-        instruction, question = TEMPLATE.split("{search_results}")
-        found = [Segment("instruction", instruction)]
-        for i, document in enumerate(self.documents(position)):
-            line = format_document(i + 1, document) + "\n" * (i < len(self.distractors))
-            found.append(Segment("gold" if document is self.gold else f"document {i + 1}", line))
-        return [*found, Segment("question", question.format(question=self.question))]
-
-    def prompt(self, position: float) -> str:
-        """The prompt as text."""
-        return join(self.segments(position))
-
-    def target(self, position: float) -> list[str]:
-        """The accepted answers, wherever the gold document stands."""
-        return list(self.answers)
-
-
-def format_document(number: int, document: Document) -> str:
-    """A document as it stands in the prompt."""
-    return f"Document [{number}](Title: {document.title}) {document.text}"
 
 
 def read(path: Path, num_documents: int) -> list[Example]:
@@ -192,8 +109,6 @@ def load(
     *, num_documents: int = 10, split: str = "held_out", search_seed: int = 0, **settings: Any
 ) -> tuple[list[dict[str, Any]], Source]:
     """The questions of one split."""
-    from lpes_eval.data import fiction  # builds on this module
-
     request = asked(settings)
     if request.kind == "generated":
         made = ("generated", "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}", fiction.POOL)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_eval.errors import UserError
 from lpes_eval.methods.tables import Table
-
-if TYPE_CHECKING:
-    from lpes_eval.methods.interception import Interception
 
 
 class NewAlone:
@@ -46,8 +43,9 @@ class NewAlone:
 
 @dataclass
 class Call:
-    """One layer's attention in one forward.
+    """One layer's attention in one forward, of a ``method`` (its name).
 
+    ``partial`` says by layer whether it rotates the leading entries of a head alone, as many as its table has.
     ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
     alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
     (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
@@ -55,7 +53,8 @@ class Call:
     layer as long as the cache lives.
     """
 
-    method: Interception
+    method: str
+    partial: Mapping[int, bool]
     layer: int
     module: nn.Module
     given: dict[str, Any]
@@ -82,7 +81,7 @@ class Call:
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, any number of heads, T, D) rotated as the family does, by tables (B or 1, T, d)."""
         rotate = sys.modules[type(self.module).__module__].apply_rotary_pos_emb
-        if not self.method.partial[self.layer]:
+        if not self.partial[self.layer]:
             return rotate(query, key, cos, sin)
         width = cos.shape[-1]
         turned = rotate(query[..., :width], key[..., :width], cos, sin)
@@ -110,7 +109,7 @@ class Call:
                 cache.layers[self.layer] = GrowingLayer()
         if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in cache.layers):
             raise UserError(
-                f"{self.method.name} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
+                f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
                 "a static cache has no room; use one that grows (leave out cache_implementation)"
             )
         return self.cache.append(key, value)

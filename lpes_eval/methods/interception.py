@@ -237,7 +237,8 @@ class Interception(InModel):
             return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
-        call = Call(self, h, module, given, table, cache, state, query, key, value, attention_mask, options, function)
+        layer = (self.name, self.partial, h, module, given, table, cache, state)
+        call = Call(*layer, query, key, value, attention_mask, options, function)
         return self._attend(call), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lpes_eval.report.figures import COLORS, INK, Drawing, Picture, short
+from lpes_eval.drawing import COLORS, INK, Drawing, Picture, short
 from lpes_eval.report.sources import Attention
 
 

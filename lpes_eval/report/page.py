@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -92,8 +93,6 @@ def render(**values: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    import lpes_eval
-
     environment = Environment(
         loader=PackageLoader("lpes_eval.report"),
         undefined=StrictUndefined,
@@ -105,7 +104,7 @@ def render(**values: Any) -> str:
         json.dumps(tables.finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     )
     environment.filters["svg"] = lambda picture: Markup(picture.inline())
-    text: str = environment.get_template("report.html.j2").render(version=lpes_eval.__version__, **values)
+    text: str = environment.get_template("report.html.j2").render(version=version("lpes-eval"), **values)
     return text
 
 
@@ -139,7 +138,7 @@ def _asked(*metrics: Metric) -> str:
 
 
 def _cell(value: float | None = None, scores: Sequence[float] = ()) -> dict[str, str]:
-    from lpes_eval.report.figures import interval
+    from lpes_eval.compare.statistics import interval
 
     ends = interval(scores)
     shown = f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""

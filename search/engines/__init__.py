@@ -6,11 +6,11 @@ greedy requests fast, and ``vllm`` has vLLM answer them.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.errors import UserError
-from search.engines.limits import draws, reason_against
 
 if TYPE_CHECKING:
     from search.engines.harness import HarnessEngine
@@ -38,14 +38,12 @@ def choose(
     Raises:
         UserError: vLLM cannot answer these requests, or several processes would answer them otherwise than one.
     """
-    from search.engines.exact import ExactEngine
-    from search.engines.harness import HarnessEngine
+    from search.engines.limits import draws, reason_against
 
-    reason = reason_against(lm, requests) if fast else "it was asked for"
     if vllm is not None:
         from search.engines.vllm import VLLMEngine
 
-        if reason is not None:
+        if (reason := reason_against(lm, requests)) is not None:
             raise UserError(f"--engine vllm: {reason}; leave it out")
         return VLLMEngine(lm, requests, vllm), None
     if pool is not None:
@@ -54,7 +52,20 @@ def choose(
         if draws(lm, requests):
             way_out = "answer greedily (do_sample=False), or search without --workers"
             raise UserError(f"--workers: answers that are drawn at random depend on who draws them; {way_out}")
-        return ClusterEngine(pool, lm, requests), reason
-    if reason is not None:
-        return HarnessEngine(lm, requests), reason
-    return ExactEngine(lm, requests, **options), None
+        return ClusterEngine(pool, lm, requests), reason_against(lm, requests, fast)
+    from search.engines.exact import local
+
+    return local(lm, requests, fast, **options)
+
+
+def speed_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The part of a search's command line that changes no answer: ``choose``'s further arguments."""
+    from search.engines import cluster
+
+    speed = {
+        "fast": not args.lm_eval_loop,
+        "prompts_per_batch": None if args.batch_size == "auto" else args.batch_size,
+    }
+    if args.engine == "vllm":
+        return speed | {"vllm": args.engine_args}
+    return speed | {"pool": cluster.pool(args, speed)}

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from lpes_eval.errors import UserError
-from lpes_eval.methods.lpes import LPES
+from search.engines.exact import local
 from search.engines.harness import HarnessEngine
 
 logger = logging.getLogger(__name__)
@@ -42,16 +42,6 @@ Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
 Asked = Sequence[tuple[Sequence[float], Order, bool]]
 """Factors, the order of their requests, and whether these may stop before the last."""
-
-
-class WithoutWeights(LPES):
-    """What the driver needs of a model: its configuration, its modules and its tokenizer."""
-
-    def _create_model(self, *args: Any, **kwargs: Any) -> None:
-        import torch
-
-        self._device = torch.device("meta")
-        super()._create_model(*args, **kwargs | {"parallelize": False})
 
 
 class WorkerKilled(UserError):
@@ -78,7 +68,8 @@ class Worker:
     def __init__(self, args: dict[str, Any], packages: dict[str, str], threads: int) -> None:
         import torch
 
-        from search import identity, run
+        from search import identity
+        from search.model import load_model
 
         own = identity.packages()
         if other := [
@@ -88,7 +79,7 @@ class Worker:
                 f"the worker on {os.uname().nodename} has {', '.join(other)}; install the driver's versions"
             )
         torch.set_num_threads(threads)
-        self._lm = run.load_model(Namespace(**args))
+        self._lm = load_model(Namespace(**args))
         self._engines: dict[int, Any] = {}
 
     def ready(self) -> dict[str, Any]:
@@ -100,10 +91,8 @@ class Worker:
         """The responses to a chunk by number of the request, and which of them did not end by themselves."""
         import ray
 
-        from search import engines
-
         if (engine := self._engines.get(chunk.requests)) is None:
-            engine, _ = engines.choose(self._lm, ray.get(requests[0]), **speed)
+            engine, _ = local(self._lm, ray.get(requests[0]), **speed)
             self._engines[chunk.requests] = engine
         engine.set_factors(chunk.factors)
         answers: dict[int, list[Any]] = {}
@@ -117,7 +106,7 @@ class Pool:
 
     Args:
         args: the search's command line.
-        speed: ``search.engines.choose``'s further arguments.
+        speed: ``search.engines.exact.local``'s further arguments.
         kind: what a worker is.
     """
 

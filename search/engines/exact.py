@@ -37,7 +37,7 @@ from lpes_eval.errors import UserError
 from search.engines import layer_outputs
 from search.engines.harness import HarnessEngine
 from search.engines.kv_buffer import Buffer, Stored
-from search.engines.limits import encode, no_number, room_for_prompt
+from search.engines.limits import encode, no_number, reason_against, room_for_prompt
 
 Tokens = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
-        lm: an lm-eval model for which ``search.engines.reason_against`` knows none.
+        lm: an lm-eval model for which ``search.engines.limits.reason_against`` knows none.
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
         reuse_layers: on a CPU, do not run layers whose outputs are known.
@@ -401,3 +401,9 @@ def share(prompts: Sequence[Tokens]) -> list[Group]:
                 continue
         groups.append(Group(beginning, [i]))
     return groups
+
+
+def local(lm: Any, requests: Sequence[Any], fast: bool = True, **options: Any) -> tuple[HarnessEngine, str | None]:
+    """The engine of one process for these requests, and why it is lm-eval's own loop (``search.engines.choose``)."""
+    reason = reason_against(lm, requests, fast)
+    return (ExactEngine(lm, requests, **options) if reason is None else HarnessEngine(lm, requests)), reason

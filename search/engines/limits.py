@@ -20,8 +20,10 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 """Further entries, which do so at these values."""
 
 
-def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
-    """Why these requests have to be answered by lm-eval itself; None if they need not."""
+def reason_against(lm: Any, requests: Sequence[Any], fast: bool = True) -> str | None:
+    """Why these requests have to be answered by lm-eval itself; None if they need not. ``fast`` is what was asked."""
+    if not fast:
+        return "it was asked for"
     if not isinstance(lm, HFLM) or lm.backend != "causal":
         return "the model is not a causal transformers model"
     if type(lm)._model_generate is not HFLM._model_generate or lm.think_end_token is not None or lm.world_size > 1:

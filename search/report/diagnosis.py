@@ -5,94 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from lpes_eval.compare.tables import finite, p_value, text_table
 from lpes_eval.files import write_atomically
-from lpes_eval.report.figures import interval
 from search.report.pages import seconds
 
-if TYPE_CHECKING:
-    from search.diagnose import Diagnosis, Length, Scan
 
-LEVEL = 0.05
-
-
-def position_bias(rows: Sequence[Sequence[float]]) -> float:
-    """p of "the position makes no difference": Friedman's test, of right and wrong answers Cochran's Q."""
-    from scipy.stats import friedmanchisquare
-
-    columns = list(zip(*rows, strict=True))
-    if len(columns) < 3 or len(rows) < 2:
-        return math.nan
-    if all(len(set(row)) == 1 for row in rows):  # nothing varies, so nothing depends on the position
-        return 1.0
-    return float(friedmanchisquare(*columns).pvalue)
-
-
-def facts(found: Diagnosis) -> dict[str, Any]:
-    """The report as data; scores are shares of 1."""
-    from lpes_eval.compare.statistics import holm
-    from search.diagnose import STEPS, bands_of, search_command, search_seconds
-
-    adjusted = holm([position_bias(length.rows) for length in found.lengths])
-    lengths = [_length(length, p) for length, p in zip(found.lengths, adjusted, strict=True)]
-    layers = found.scans[0].evaluator.num_layers
-    scans = [
-        _scan(scan, len(STEPS) * len(bands_of(layers)))
-        | {"search_seconds": search_seconds(found, scan), "command": search_command(found, scan.asked)}
-        for scan in found.scans
-    ]
-    model = {"name": found.args.pretrained, "layers": layers, "window": found.lm.max_length}
-    return {"model": model, "lengths": lengths, "does_not_fit": found.refused, "scans": scans, "cut": found.cut}
-
-
-def _length(length: Length, p: float) -> dict[str, Any]:
-    n, columns = len(length.rows), list(zip(*length.rows, strict=True))
-    means = [sum(column) / n for column in columns]
-    mean = sum(means) / len(means)
-    positions = [
-        {"position": column.position, "score": score, "interval": interval(scores)}
-        for column, score, scores in zip(length.objective.columns, means, columns, strict=True)
-    ]
-    return {
-        "task": length.objective.name,
-        "length": length.title,
-        "size": length.size,
-        "prompt_tokens": length.tokens,
-        "questions": n,
-        "positions": positions,
-        "mean": mean,
-        "friedman_p_holm": p,
-        "biased": p < LEVEL,
-        "gain_if_all_were_as_the_best": max(means) - mean,
-        "gain_at_most": 1 - mean,
-    }
-
-
-def _scan(scan: Scan, planned: int) -> dict[str, Any]:
-    """The best band, what it changes on questions that it was not chosen by, and what that says about a search."""
-    from lpes_eval.compare.statistics import compare_paired
-
-    said: dict[str, Any] = {"task": scan.name, "bands_tried": len(scan.bands), "bands": planned, "best": None}
-    if scan.best is None:
-        return said | {"search": "unlikely" if len(scan.bands) == planned else "uncertain"}
-    first, last, factor = scan.best
-    said["best"] = {"layers": [first, last], "factor": factor}
-    if not scan.scaled:
-        return said | {"search": "uncertain"}
-    change = compare_paired(scan.plain, scan.scaled).mean
-    said["best"] |= {"plain": change.a, "gain": change.difference, "interval": [change.low, change.high]}
-    said["best"] |= {"p": change.p, "questions": len(scan.plain)}
-    if change.difference <= 0:
-        return said | {"search": "unlikely"}
-    return said | {"search": "likely" if change.p < LEVEL else "uncertain"}
-
-
-def _text(found: Diagnosis, said: dict[str, Any]) -> str:
+def _text(said: dict[str, Any], folder: Path) -> str:
     model = said["model"]
     parts = [f"{model['name']}: {model['layers']} layers, a window of {model['window']:,} tokens"]
-    for task in found.args.tasks:
+    for task in _tasks(said):
         lengths = [one for one in said["lengths"] if one["task"] == task]
         if lengths:
             parts.append(_table(task, lengths) + "\n" + _bias(lengths, model["window"]))
@@ -100,7 +24,7 @@ def _text(found: Diagnosis, said: dict[str, Any]) -> str:
     parts += [_verdict(scan) for scan in said["scans"]]
     if said["cut"]:
         parts.append("The budget ended this before all was measured: the same command goes on.")
-    parts.append(f"More: {found.args.output}/diagnosis.json and positions.png")
+    parts.append(f"More: {folder}/diagnosis.json and positions.png")
     return "\n\n".join(parts)
 
 
@@ -137,8 +61,6 @@ def _bias(lengths: Sequence[dict[str, Any]], window: int) -> str:
 
 
 def _verdict(scan: dict[str, Any]) -> str:
-    from search.diagnose import POSITIONS
-
     best, tried = scan["best"], f"{scan['task']}: {scan['bands_tried']} of {scan['bands']} bands of layers tried"
     if best is None:
         lines = [f"{tried}; none is better than the plain model." if scan["bands_tried"] else f"{tried}."]
@@ -147,7 +69,7 @@ def _verdict(scan: dict[str, Any]) -> str:
         band = f"{f'layer {first}' if first == last else f'layers {first} to {last}'} by {best['factor']:g}"
         lines = [f"{tried}; the best is {band}."]
         if "gain" in best:
-            at = ", ".join(f"{position:g}" for position in POSITIONS) + " %"
+            at = ", ".join(f"{position:g}" for position in best["positions"]) + " %"
             lines.append(
                 f"On {best['questions']} other questions, at {at}, it changes the mean of {100 * best['plain']:.0f} by "
                 f"{100 * best['gain']:+.0f} points ({_span(best['interval'])}; p = {p_value(best['p'])})."
@@ -166,16 +88,19 @@ def _span(ends: Sequence[float]) -> str:
     return f"{low:.0f} to {high:.0f}"
 
 
-def write(found: Diagnosis) -> str:
-    """Write ``diagnosis.txt``, ``diagnosis.json`` and ``positions.png``; returns the text."""
-    folder, said = found.args.output, facts(found)
-    text = _text(found, said)
+def _tasks(said: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(one["task"] for one in said["scans"]))
+
+
+def write(said: dict[str, Any], folder: Path) -> str:
+    """Write ``diagnosis.txt``, ``diagnosis.json`` and ``positions.png`` of what a diagnosis says; returns the text."""
+    text, tasks = _text(said, folder), _tasks(said)
     write_atomically(folder / "diagnosis.txt", text + "\n")
     write_atomically(folder / "diagnosis.json", json.dumps(finite(said), indent=2, allow_nan=False) + "\n")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(found.args.tasks), 3.4), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(found.args.tasks), squeeze=False)[0], found.args.tasks, strict=True):
+    figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         for one in (one for one in said["lengths"] if one["task"] == task):
             at = [100 * point["score"] for point in one["positions"]]
             ends = [[100 * end for end in point["interval"]] for point in one["positions"]]

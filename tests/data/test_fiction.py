@@ -10,7 +10,7 @@ from functools import cache, partial
 import pytest
 
 from lpes_eval.data import fiction, mdqa
-from lpes_eval.data.mdqa import best_subspan_em
+from lpes_eval.data.documents import best_subspan_em
 
 example = partial(fiction.generate, num_documents=10)
 EXAMPLES = range(0, fiction.POOL, 9)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpes_eval.data import fiction, mdqa, splits
-from lpes_eval.data.mdqa import best_subspan_em
+from lpes_eval.data.documents import best_subspan_em
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import join
 from lpes_eval.harness.task import gold_index

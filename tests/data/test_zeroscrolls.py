@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unidecode import unidecode
 
-from lpes_eval.data import zeroscrolls, zeroscrolls_submission
+from lpes_eval.data import zeroscrolls
 from lpes_eval.data.source import Asked
+from lpes_eval.data.zeroscrolls import __main__ as submission
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
 from lpes_eval.harness.segments import join
@@ -302,7 +303,7 @@ def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, 
     arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output), "--partial"]
 
     def refused(*arguments) -> str:
-        assert zeroscrolls_submission.main(arguments) == 2
+        assert submission.main(arguments) == 2
         assert not output.exists()
         return capsys.readouterr().err
 
@@ -316,7 +317,7 @@ def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, 
     write(other, *samples, *samples)
     assert "sample 4: id qasper_0 stands there twice" in refused(str(other), *arguments[1:])
 
-    assert zeroscrolls_submission.main(arguments) == 0
+    assert submission.main(arguments) == 0
     with output.open(newline="") as file:
         rows = list(csv.reader(file))
     expected = [["qasper", f"qasper_{n}", sample["resps"][0][0]] for n, sample in enumerate(samples)]
@@ -328,16 +329,16 @@ def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys, write):
     common = ["--data_dir", str(tmp_path), "--output", str(tmp_path / "o.csv"), "--partial", "--predictions"]
     for content, status in (({"quality_1": "C"}, 0), ([1], 2)):
         write(tmp_path / "p.json", content)
-        assert zeroscrolls_submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
+        assert submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
     assert "id -> prediction" in capsys.readouterr().err
-    assert zeroscrolls_submission.main([*common, "quality.json"]) == 2
+    assert submission.main([*common, "quality.json"]) == 2
     assert "--predictions quality.json: expected TASK=FILE.json" in capsys.readouterr().err
 
 
 def test_a_complete_submission_passes_and_a_wrong_one_is_refused():
-    complete = {task: {"a": "x", "b": ""} for task in zeroscrolls_submission.LEADERBOARD}
+    complete = {task: {"a": "x", "b": ""} for task in submission.LEADERBOARD}
     expected = {task: ["a", "b"] for task in complete}
-    zeroscrolls_submission.check(complete, expected)
+    submission.check(complete, expected)
     for change, message in (
         ({"qasper": {"a": "x"}}, "submission, qasper: 1 predictions for 2 examples; 1 ids are missing, such as b"),
         ({"qasper": {"a": "x", "b": "", "c": ""}}, "1 ids are not in the test set, such as c"),
@@ -345,4 +346,4 @@ def test_a_complete_submission_passes_and_a_wrong_one_is_refused():
         ({"trivia": {}}, "trivia: no such task"),
     ):
         with pytest.raises(DataError, match=message):
-            zeroscrolls_submission.check({**complete, **change}, expected)
+            submission.check({**complete, **change}, expected)

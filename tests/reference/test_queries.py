@@ -18,7 +18,7 @@ from benchmarks.reference.recipe import SMOKE, build
 from benchmarks.reference.train import STREAM
 from lpes_eval import rng
 from lpes_eval.data import fiction, kv
-from lpes_eval.data.mdqa import TEMPLATE
+from lpes_eval.data.documents import TEMPLATE
 
 TOKENIZER = vocabulary.build()
 

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from lpes_eval.compare import results
+from lpes_eval.compare.statistics import interval
 from lpes_eval.data import kv
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
-from lpes_eval.report import figures, page, sources
+from lpes_eval.report import figures, page, plot, sources
 from runs import write_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
@@ -160,7 +160,7 @@ def test_names_that_occur_twice_are_told_apart(tmp_path):
 
 
 def test_intervals_of_accuracies_are_wilsons():
-    assert figures.interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+    assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
 
 
 def write_mdqa(folder, scores, documents, **more):
@@ -259,15 +259,15 @@ def test_one_position_alone_has_a_row_of_what_changed(tmp_path, report):
 
 
 def test_a_notebook_has_the_figures_of_the_page(tmp_path):
-    runs = [results.read(write_run(tmp_path / n, s)) for n, s in (("a", BEFORE), ("b", AFTER))]
-    figure = runs[0].plot(runs[1], task="toy")
+    a, b = (write_run(tmp_path / n, s) for n, s in (("a", BEFORE), ("b", AFTER)))
+    figure = plot(a, b, task="toy")
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "b"]
     write_run(tmp_path / "c/model", AFTER)  # as lm_eval --output_path c does
-    figure = runs[0].plot(results.read(tmp_path / "c"), runs[0])
+    figure = plot(a, tmp_path / "c", a)
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["a", "c", "a (2)"]
     assert figure._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="no scores by position of other"):
-        runs[0].plot(task="other")
+        plot(a, task="other")
     curve = Factors.from_curve("bezier", [(0, 1.0), (3, 1.6)], num_layers=4).plot()
     assert next(list(line.get_ydata()) for line in curve.axes[0].get_lines()) == [1.0, 1.6]
 

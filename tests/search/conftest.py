@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lpes_eval import rope
-from search import ga, run
+from search import ga, model
 
 LAYERS = 3
 
@@ -192,7 +192,7 @@ def disk(monkeypatch):
 @pytest.fixture
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     """Runs the command on the toy model and returns its exit status and what it printed."""
-    monkeypatch.setattr(run, "load_model", lambda args, whole: toy_lm)
+    monkeypatch.setattr(model, "load_model", lambda args, whole: toy_lm)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*flags, output=tmp_path / "out"):

@@ -13,8 +13,7 @@ from scipy.stats import chi2
 from lpes_eval import reference
 from lpes_eval.data import kv
 from search import config, diagnose
-from search.diagnose import bands_of
-from search.report.diagnosis import position_bias
+from search.diagnose import bands_of, position_bias
 from test_ga import journal
 
 

@@ -18,9 +18,10 @@ from benchmarks.reference import tokenizer
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
-from search.engines import exact, layer_outputs, reason_against, vllm
+from search.engines import exact, layer_outputs, vllm
 from search.engines.exact import ExactEngine
 from search.engines.kv_buffer import Buffer
+from search.engines.limits import reason_against
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 

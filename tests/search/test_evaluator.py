@@ -15,8 +15,8 @@ from lpes_eval.data import splits
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search.cache import FitnessCache
-from search.engines import reason_against
 from search.engines.exact import ExactEngine
+from search.engines.limits import reason_against
 from search.evaluator import Cutoff, Evaluator
 from search.tasks import load_tasks
 

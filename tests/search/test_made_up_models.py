@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lpes_eval.methods.lpes import LPES
-from search import engines, ga, run, tasks
+from search import engines, ga, model, run, tasks
 from search.engines.harness import HarnessEngine
 from test_ga import found, journal, report
 
@@ -68,7 +68,7 @@ def search(lm, tmp_path, monkeypatch):
         return objective
 
     monkeypatch.setattr(tasks, "_build", remembered)
-    monkeypatch.setattr(run, "load_model", lambda args, whole: lm)
+    monkeypatch.setattr(model, "load_model", lambda args, whole: lm)
     monkeypatch.setattr(engines, "choose", lambda lm, requests, **speed: (Answers(lm, requests), None))
 
     def call(right, *flags, folder="out", status=0):

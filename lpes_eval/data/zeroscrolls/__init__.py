@@ -283,9 +283,3 @@ class Task(ExamTask):
         if self.config.metadata.get("chat_prompt"):
             example = for_chat(example, self.subset)
         return render(join(fit(example, self.budget(), render)))
-
-
-if __name__ == "__main__":  # the command of the submission file, by the name that it has had
-    from lpes_eval.data.zeroscrolls_submission import main
-
-    raise SystemExit(main())

@@ -126,3 +126,7 @@ def check(answers: Mapping[str, Predictions], expected: Mapping[str, Collection[
                     f"submission, {task}: {len(found)} predictions for {len(wanted)} examples; {len(ids)} ids are "
                     f"{problem}, such as {min(ids)}"
                 )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
