@@ -5,8 +5,9 @@
 The published search runs on a model of 32 layers whose answers are simulated (``benchmarks.landscapes``). A chunk of so
 many questions takes as long as ``benchmarks.chunk_costs`` measured (between two measured sizes in proportion; more
 questions than were measured as many times longer). Chunks of a generation are handed in their order to whoever is free,
-those that are late a second time. Whoever is free then begins with what the next generation will probably be. How much
-times differ, how often a worker takes longer or is lost, and how long it then is away are assumptions, given as flags.
+those that are late a second time. Whoever is free then begins with what the next generation will probably be, by the
+answers so far. How much times differ, how often a worker takes longer or is lost, and how long it then is away are
+assumptions, given as flags.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
     answers = simulation(landscape, args.questions, args.landscape, LAYERS, args.seed)
     sizes: dict[Points, list[int]] = {}  # of the chunks of an individual
     unanswered: dict[Points, set[int]] = {}  # which of them
+    scores: dict[Points, list[np.ndarray]] = {}  # of the questions of each chunk
     fitness: dict[Points, float] = {}
     under_way = Counter[Chunk]()
     now, free = 0.0, workers
@@ -68,7 +70,16 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
             if points not in sizes:
                 sizes[points] = chunk_sizes(args.questions, args.questions * (len(new) - done), workers)
                 unanswered[points] = set(range(len(sizes[points])))
+                of_all = answers(factors_of(points, "bezier", LAYERS))
+                scores[points] = np.split(of_all, np.cumsum(sizes[points])[:-1])
         return deque((points, k) for points in new for k in unanswered[points])
+
+    def guessed_fitness(points: Points) -> float:
+        """By the answers so far, as ``search.evaluator.Evaluator.peek`` has it."""
+        there = [k for k in range(len(sizes[points])) if k not in unanswered[points]]
+        if 2 * sum(sizes[points][k] for k in there) < args.questions:
+            return -math.inf
+        return float(np.concatenate([scores[points][k] for k in there]).mean())
 
     while not ga.done:
         generation = ga.ask()
@@ -77,8 +88,9 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
         while any(individual.points not in fitness for individual in generation):
             while free:
                 if not (waiting or late or args.no_guess) and now - guessed_at > GUESS:
+                    guessed = chunks_of(ga.foresee([guessed_fitness(one.points) for one in generation]))
+                    now += args.guessing
                     guessed_at = now
-                    guessed = chunks_of(ga.foresee([fitness.get(one.points, -math.inf) for one in generation]))
                 if not (queue := waiting or late or guessed):
                     break
                 points, k = chunk = queue.popleft()
@@ -93,7 +105,8 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
                 later(took * rng.random() if lost else took, "lost" if lost else "answered", chunk)
                 under_way[chunk] += 1
                 free -= 1
-            now, _, what, (points, k) = heapq.heappop(events)
+            at, _, what, (points, k) = heapq.heappop(events)
+            now = max(now, at)  # the driver may have been busy
             chunk = points, k
             free += what in ("answered", "back")
             under_way[chunk] -= what in ("answered", "lost")
@@ -102,7 +115,7 @@ def search(workers: int, seconds: Seconds, args: argparse.Namespace) -> float:
             if what == "answered":
                 unanswered[points].discard(k)
                 if not unanswered[points] and points not in fitness:
-                    fitness[points] = answers(factors_of(points, "bezier", LAYERS)).mean()
+                    fitness[points] = float(np.concatenate(scores[points]).mean())
             elif what == "lost" and k in unanswered[points] and chunk in needed:
                 waiting.append(chunk)
             elif what == "late" and k in unanswered[points] and chunk in needed:
@@ -127,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--generations", type=at_least(0), default=20, help="after the first")
     add("--landscape", choices=[each.name for each in landscapes(LAYERS)], default="smooth")
     add("--no_guess", action="store_true", help="let workers wait for the end of a generation")
+    add("--guessing", type=amount, default=0.2, help="seconds of the driver's time that a guess takes")
     add("--overhead", type=amount, default=0.002, help="seconds a chunk, of Ray")
     add("--spread", type=amount, default=0.1, help="standard deviation of a chunk's time, as a share of it")
     add("--stragglers", type=amount, default=0.01, help="share of chunks that take longer")

@@ -45,6 +45,8 @@ CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
 Examples = Mapping[str, Sequence[Any]]
 """Each column's metric for every example, by the column's name."""
+Scored = dict[tuple[str, int], Mapping[str, Any]]
+"""What ``process_results`` said of an example, by its task and number."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Evaluator:
             column.name: (objective, column) for objective in objectives for column in objective.columns
         }
         self._refuse_cut()
+        self._scored: dict[str, Scored] = {}  # of factors that are measured, or expected
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
         numbers = count()
         found: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
@@ -186,8 +189,9 @@ class Evaluator:
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
         some = race is not None or part is not None or isinstance(self.engine, ClusterEngine)  # it hands out questions
-        answers = self._answers(order if some else None, race)
-        examples = self._examples(answers)
+        answers = self._answers(order if some else None, race, scored := self._scored.setdefault(kept, {}))
+        examples = self._examples(answers, scored)
+        del self._scored[kept]
         seconds = time.perf_counter() - start
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
         whole = all(answers[i] for together in order for i in together)
@@ -217,17 +221,22 @@ class Evaluator:
                     found.append((factors.per_layer(self.num_layers), order, race is not None))
             return found
 
+        self._scored.clear()
         if isinstance(self.engine, ClusterEngine):
             self.engine.expect(asked(coming), guess and (lambda: asked(guess())))
 
-    def peek(self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None) -> float | None:
-        """The fitness of factors that are expected, where all answers are there already."""
-        if isinstance(self.engine, ClusterEngine):
-            _, _, order = self._to_ask(factors, cutoff, part)
-            if (found := self.engine.found(factors.per_layer(self.num_layers), order)) is not None:
-                answers = [found.get(i, []) for i in range(len(self._requests))]
-                return self.score(self._examples(answers)).fitness
-        return None
+    def peek(self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None) -> float:
+        """The fitness of factors that are expected, by the answers so far; -inf until half of them are there."""
+        assert isinstance(self.engine, ClusterEngine)  # no other one guesses
+        kept, _, order = self._to_ask(factors, cutoff, part)
+        found = self.engine.found(factors.per_layer(self.num_layers), order)
+        if 2 * len(found) < sum(map(len, order)):
+            return -math.inf
+        answers = [found.get(i, []) for i in range(len(self._requests))]
+        examples = self._examples(answers, self._scored.setdefault(kept, {}))
+        if not all(any(value is not None for value in values) for values in examples.values()):
+            return -math.inf
+        return self.score(examples).fitness
 
     def _to_ask(
         self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None
@@ -241,7 +250,7 @@ class Evaluator:
     def _known(self, kept: str) -> dict[str, Any] | None:
         return self.cache.get(self._context, kept) if self.cache is not None else None
 
-    def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None) -> list[Any]:
+    def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None, scored: Scored) -> list[Any]:
         """The responses to every request; none to what is not in the order, or was not asked before the race was lost.
 
         Without an order all are asked.
@@ -257,7 +266,9 @@ class Evaluator:
             if race is None or (answered - checked < total / CHECKS and answered < total):
                 continue
             checked = answered
-            if race.lost(self._examples(answers)):  # it looks at question after question: batches decide nothing
+            if race.lost(
+                self._examples(answers, scored)
+            ):  # it looks at question after question: batches decide nothing
                 break
         return answers
 
@@ -279,8 +290,11 @@ class Evaluator:
                 return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
         return None
 
-    def _examples(self, answers: Sequence[Any]) -> dict[str, list[Any]]:
-        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
+    def _examples(self, answers: Sequence[Any], scored: Scored) -> dict[str, list[Any]]:
+        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing.
+
+        ``scored`` has the examples that are scored already, and is given the others.
+        """
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
         found: dict[str, list[Any]] = {name: [] for name in self.columns}
@@ -288,11 +302,12 @@ class Evaluator:
             objective.task.apply_filters()
             for number, doc in enumerate(objective.docs):
                 numbers = self._numbers[objective.name, number]
-                metrics: Mapping[str, Any] | None = None
-                if all(answers[i] for i in numbers):
+                metrics = scored.get((objective.name, number))
+                if metrics is None and all(answers[i] for i in numbers):
                     requests = sorted((self._requests[i] for i in numbers), key=lambda request: request.idx)
                     filtered = [request.filtered_resps[objective.filter] for request in requests]
                     metrics = objective.task.process_results(copy.deepcopy(doc), filtered)
+                    scored[objective.name, number] = metrics
                 for column in objective.columns:
                     if metrics is not None and column.metric not in metrics:
                         has = ", ".join(metrics)

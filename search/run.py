@@ -86,7 +86,7 @@ class Search:
             asking = time.perf_counter() - began if optimizer.also else 0.0
             least = cutoff[1] if (cutoff := optimizer.cutoff) else -math.inf
             coming = [individual for individual in generation if self.name(individual) not in journal.entries]
-            guess = functools.partial(self._foreseen, generation, {}) if optimizer.foresees else None
+            guess = functools.partial(self._foreseen, generation) if optimizer.foresees else None
             self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part, guess)
             for individual in generation:
                 name = self.name(individual)
@@ -120,17 +120,15 @@ class Search:
         best = fittest[0] if self.cut and fittest is not None else optimizer.best[0]
         return best, self.measure("best", self.factors(best))
 
-    def _foreseen(self, generation: Sequence[Individual], peeked: dict[str, float]) -> list[Factors]:
-        """What will be measured after this generation, if those whose answers are not all there are unfit."""
+    def _foreseen(self, generation: Sequence[Individual]) -> list[Factors]:
+        """What will be measured after this generation, by the answers so far."""
         if self.args.early_stopping and self.cutoff is None:  # by then there is one, so questions have another order
             return []
-        fitness = []
-        for individual in generation:
-            entry = self.journal.entries.get(name := self.name(individual))
-            if entry is None and name not in peeked:
-                value = self.evaluator.peek(self.factors(individual), self.cutoff, self.part)
-                peeked |= {} if value is None else {name: value}
-            fitness.append(peeked.get(name, -math.inf) if entry is None else rank(entry))
+        entries = ((individual, self.journal.entries.get(self.name(individual))) for individual in generation)
+        fitness = [
+            rank(entry) if entry else self.evaluator.peek(self.factors(individual), self.cutoff, self.part)
+            for individual, entry in entries
+        ]
         following = self.optimizer.foresee(fitness)
         return [self.factors(one) for one in following if self.name(one) not in self.journal.entries]
 

@@ -158,7 +158,7 @@ class Pool:
         self._guess: Callable[[], Sequence[Chunk]] | None = None
         self._guessed, self._guessed_next = 0.0, deque[Chunk]()
         self._found: dict[Chunk, Any] = {}
-        self._taken, self._needed = set[Chunk](), set[Chunk]()
+        self._needed = set[Chunk]()
         self._deaths = Counter[Chunk]()
 
     @property
@@ -181,11 +181,9 @@ class Pool:
         self._again = deque(chunk for chunk in self._again if chunk in self._needed)
         self._found = {chunk: self._found[chunk] for chunk in chunks if chunk in self._found}
 
-    def found(self, chunks: Sequence[Chunk]) -> dict[int, list[Any]] | None:
-        """The answers to chunks that were expected, once all are there."""
+    def found(self, chunks: Sequence[Chunk]) -> dict[int, list[Any]]:
+        """The answers to these chunks that are there."""
         found = [one for chunk in chunks if isinstance(one := self._found.get(chunk), tuple)]
-        if len(found) < len(chunks):
-            return None
         return {i: responses for answers, _ in found for i, responses in answers.items()}
 
     def forget(self, requests: int, factors: tuple[float, ...]) -> None:
@@ -207,15 +205,12 @@ class Pool:
             WorkerKilled: a chunk that no worker survives.
         """
         waiting = deque(chunks)
-        self._taken.clear()
         self._needed.update(chunks)
         for chunk in chunks:
             while chunk not in self._found:
                 self._hand_out(waiting)
                 self._collect()
-            found = self._found.pop(chunk)
-            self._taken.add(chunk)
-            if isinstance(found, Exception):
+            if isinstance(found := self._found[chunk], Exception):
                 raise found
             yield found
 
@@ -233,7 +228,7 @@ class Pool:
         for most, queue_of in ((QUEUED, needed), (1, useful)):
             while (worker := self._free(most)) and (queue := queue_of()):
                 chunk = queue.popleft()
-                if queue is late or not (chunk in self._found or chunk in under_way or chunk in self._taken):
+                if queue is late or not (chunk in self._found or chunk in under_way):
                     self._run(chunk, worker)
                     under_way[chunk] += 1
 
@@ -355,9 +350,9 @@ class ClusterEngine(HarnessEngine):
 
         self._pool.expect(planned(asked), guess and (lambda: planned(guess())))
 
-    def found(self, factors: Sequence[float], order: Order) -> dict[int, list[Any]] | None:
-        """All answers under factors that were expected, once they are there."""
-        return self._pool.found(chunks) if (chunks := self._expected.get((tuple(factors), order))) else None
+    def found(self, factors: Sequence[float], order: Order) -> dict[int, list[Any]]:
+        """The answers under factors that were expected, as far as they are there."""
+        return self._pool.found(self._expected.get((tuple(factors), order), ()))
 
     def answer(self, order: Order, may_stop: bool = False) -> Iterator[dict[int, list[Any]]]:  # type: ignore[override]
         """The responses of each request by its number, chunk by chunk."""

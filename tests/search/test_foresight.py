@@ -5,9 +5,13 @@ import math
 import pytest
 
 import test_optimizers
+from lpes_eval.factors import Factors
+from lpes_eval.methods.lpes import LPES
 from search import engines, ga
 from search.engines import cluster
+from search.evaluator import Evaluator
 from search.space import Space
+from search.tasks import load_tasks
 from small_searches import GA, journal
 
 
@@ -67,7 +71,7 @@ class AtOnce:
             for other in self._guess() if self._guess else ():
                 self._answer(other)
                 self.ahead.add(other)
-            yield self._found.pop(chunk)
+            yield self._found[chunk]
 
 
 SMALL = [*GA, "--population", "5", "--parents", "3", "--generations", "2", "--mutations", "4", "--crossovers", "1"]
@@ -84,10 +88,22 @@ SMALL += [
 ]
 
 
+def test_factors_are_guessed_to_be_as_fit_as_on_half_of_their_questions_once_these_are_answered():
+    lm = LPES(pretrained="reference-kv", device="cpu")
+    tasks = load_tasks(lm, ["kv_retrieval"], examples=16, metadata={"num_keys": 12})
+    pool, factors = AtOnce(lm), Factors.from_uniform(1.1, num_layers=4)
+    evaluator, whole = Evaluator(lm, tasks, pool=pool), Evaluator(lm, tasks)(factors)
+    evaluator.expect([factors], None, None)
+    assert evaluator.peek(factors, None, None) == -math.inf
+    expected = [evaluator.only(whole.examples, range(8)).fitness, whole.fitness]
+    assert expected[0] != expected[1]
+    for chunk, fitness in zip(pool._expected, expected, strict=True):
+        pool._answer(chunk)
+        assert evaluator.peek(factors, None, None) == fitness
+
+
 @pytest.mark.parametrize("stopping", ["off", "probable"])
 def test_a_search_measures_the_same_where_workers_begin_with_the_next_generation(tmp_path, monkeypatch, stopping):
-    from lpes_eval.methods.lpes import LPES
-
     flags = [*SMALL, "--early_stopping", stopping]
     ga.main([*flags, "--output", str(tmp_path / "alone")])
     pool = AtOnce(LPES(pretrained="reference-kv", device="cpu"))
