@@ -50,7 +50,7 @@ def simulated(tmp_path, capsys):
     return hours
 
 
-CALM = ["--spread", "0", "--stragglers", "0", "--overhead", "0", "--hours_between_failures", "1e9"]
+CALM = ["--spread", "0", "--stragglers", "0", "--overhead", "0", "--guessing", "0", "--hours_between_failures", "1e9"]
 
 
 def test_workers_share_a_generation_and_wait_for_its_last_chunk(simulated):
@@ -61,9 +61,9 @@ def test_workers_share_a_generation_and_wait_for_its_last_chunk(simulated):
     assert took[2] == pytest.approx(took[1] / 2, abs=0.01)
     assert took[32] == pytest.approx(10 * 2 * 9 / 3600, abs=0.005)
     assert took[64] == took[1000] == pytest.approx(10 * 9 / 3600, abs=0.005)
-    guessing = simulated(*flags, "--generations", "9")
-    assert guessing[1] == took[1]
-    assert 10 * 36 * 9 / 32 / 3600 - 0.005 < guessing[32] < 0.8 * took[32]
+    waiting, guessing = (simulated(*flags, "--generations", "39", *more) for more in (["--no_guess"], []))
+    assert guessing[1] == waiting[1]
+    assert 40 * 36 * 9 / 32 / 3600 - 0.005 < guessing[32] < 0.8 * waiting[32]
 
 
 def test_with_many_workers_a_search_takes_less_time_where_they_begin_with_the_next_generation(simulated):
