@@ -152,7 +152,7 @@ def tradeoff(search: Search) -> Picture | None:
         return None
     harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
     plain = [one for one in search.baselines if one["prompts"] == most]
-    fine = [entry for entry in full if entry not in harmful]
+    fine = [entry for entry in full if entry not in (*harmful, *plain)]
     drawing = Drawing("mean over tasks and positions", "worst of them")
     for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
         points = [(fmean(entry["scores"].values()), min(entry["scores"].values())) for entry in entries]
