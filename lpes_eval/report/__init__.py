@@ -8,11 +8,12 @@ from typing import Any
 from lpes_eval.errors import UserError
 
 
-def plot(*paths: str | Path, task: str | None = None) -> Any:
+def plot(path: str | Path, *others: str | Path, task: str | None = None) -> Any:
     """The score at each position of runs on the same examples, as a matplotlib figure.
 
     Args:
-        *paths: of each run its results JSON, or a folder, whose newest results count.
+        path: a run's results JSON, or a folder, whose newest results count.
+        *others: runs to stand beside it.
         task: which one, where there are several; the first by default.
 
     Raises:
@@ -20,8 +21,8 @@ def plot(*paths: str | Path, task: str | None = None) -> Any:
     """
     from lpes_eval.report import figures, sources
 
-    runs, _, _ = sources.read(paths)
+    runs, _, _ = sources.read((path, *others))
     for panel in sources.panels(runs):
         if panel.by_position and runs[0] in panel.runs and task in (None, panel.title.partition(",")[0]):
             return figures.positions(panel).in_notebook()
-    raise UserError(f"{paths[0]}: no scores by position{f' of {task}' if task else ''} to plot")
+    raise UserError(f"{path}: no scores by position{f' of {task}' if task else ''} to plot")
