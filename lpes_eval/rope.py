@@ -125,22 +125,22 @@ def remove(model: nn.Module) -> None:
 
 def applied(model: nn.Module) -> list[float] | None:
     """The factors now in force, one a layer, or None."""
-    return list(found.factors) if (found := _layer_factors_in(model)) is not None else None
+    return list(found.factors) if (found := _found(_ATTRIBUTE, model)) is not None else None
 
 
 def in_force(model: nn.Module) -> Factors | None:
     """The factors now in force with their origin, or None."""
-    found = _layer_factors_in(model)
+    found = _found(_ATTRIBUTE, model)
     return Factors(factors=found.factors, origin=found.origin) if found is not None else None
-
-
-def _layer_factors_in(model: nn.Module) -> _LayerFactors | None:
-    return next((module.__dict__[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in module.__dict__), None)
 
 
 def method_in(model: nn.Module) -> str | None:
     """The name of the other method (``lpes_eval.methods``) that is in the model, or None."""
-    return next((module.__dict__[METHOD] for module in model.modules() if METHOD in module.__dict__), None)
+    return _found(METHOD, model)
+
+
+def _found(attribute: str, model: nn.Module) -> Any:
+    return next((vars(module)[attribute] for module in model.modules() if attribute in vars(module)), None)
 
 
 class _LayerFactors:
