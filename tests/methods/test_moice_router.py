@@ -1,6 +1,7 @@
 """MoICE's router: its weights, its balance loss and its file."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -89,8 +90,8 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors,
     if tensors is None:
         file.write_bytes(b"not one")
     else:
-        metadata = {routers.METADATA: json.dumps(json.loads(config().to_json()) | notes)} if notes is not None else None
-        save_file(tensors, file, metadata=metadata)
+        described = {routers.METADATA: json.dumps({"version": 1, **asdict(config())} | (notes or {}))}
+        save_file(tensors, file, metadata=None if notes is None else described)
     with pytest.raises(UserError, match=words) as caught:
         routers.read(file)
     assert "\n" not in str(caught.value)

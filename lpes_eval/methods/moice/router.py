@@ -85,10 +85,6 @@ class RouterConfig:
         seen = self.layers, self.head_dim, count
         return {"w1": seen, "w2": (self.layers, count, count), "w3": seen}
 
-    def to_json(self) -> str:
-        """As it stands in the file."""
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
-
 
 class Router(nn.Module):
     """The routers of all layers of one model; ``seed`` is that of the initial, normal weights.
@@ -146,7 +142,8 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
 def write(router: Router, file: str | Path) -> None:
     """Save ``router``, whole or not at all; the same router gives the same bytes."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in router.named_parameters()}
-    write_atomically(file, save(tensors, metadata={METADATA: router.config.to_json()}))
+    described = json.dumps({"version": VERSION, **asdict(router.config)}, sort_keys=True)
+    write_atomically(file, save(tensors, metadata={METADATA: described}))
 
 
 def read(path: str | Path) -> Router:
