@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ class NewAlone:
 class Call:
     """One layer's attention in one forward, of a ``method`` (its name).
 
-    ``partial`` says by layer whether it rotates the leading entries of a head alone, as many as its table has.
+    ``partial`` says whether it rotates the leading entries of a head alone, as many as its table has.
     ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
     alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
     (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
@@ -54,7 +54,7 @@ class Call:
     """
 
     method: str
-    partial: Mapping[int, bool]
+    partial: bool
     layer: int
     module: nn.Module
     given: dict[str, Any]
@@ -73,15 +73,10 @@ class Call:
         """What scores are multiplied by."""
         return self.options.get("scaling") or self.query.shape[-1] ** -0.5
 
-    @property
-    def held(self) -> int:
-        """How many positions the layer's cache holds already."""
-        return int(self.cache.get_seq_length(self.layer)) if self.cache is not None else 0
-
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, any number of heads, T, D) rotated as the family does, by tables (B or 1, T, d)."""
         rotate = sys.modules[type(self.module).__module__].apply_rotary_pos_emb
-        if not self.partial[self.layer]:
+        if not self.partial:
             return rotate(query, key, cos, sin)
         width = cos.shape[-1]
         turned = rotate(query[..., :width], key[..., :width], cos, sin)

@@ -61,11 +61,11 @@ class Buckets(InModel):
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without a base of its own."""
-        own_base(model, NAME)
+        self._theta = own_base(model, NAME)
 
     def put(self, model: Any) -> None:
         """Put the method into the model, in place of its forward."""
-        self._theta = own_base(model, NAME)
+        self.check(model)
         self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
         self.bases = self.bases or published_bases(self._theta)

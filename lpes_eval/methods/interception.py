@@ -119,8 +119,9 @@ class Interception(InModel):
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model whose attention cannot be reached, or that has no such layers."""
-        find_attention(model, self.name)
-        self.chosen_layers(len(rope.find_decoder(model).layers))
+        found = find_attention(model, self.name)
+        chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
+        self._attentions = {h: module for h, module in found.items() if h in chosen}
 
     def prepare(self, model: nn.Module) -> None:
         """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""
@@ -130,8 +131,6 @@ class Interception(InModel):
         self.check(model)
         claim(model, self.name)
         self._model = model
-        chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
-        self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
         self._stamp = rope.Stamp(rotated=f"by {self.name}, which is not in this model")
@@ -237,7 +236,7 @@ class Interception(InModel):
             return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
-        layer = (self.name, self.partial, h, module, given, table, cache, state)
+        layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, state)
         call = Call(*layer, query, key, value, attention_mask, options, function)
         return self._attend(call), None
 
@@ -289,12 +288,12 @@ class Interception(InModel):
     def _learn(self, call: Call) -> Tensor:
         """The attention of the model as it is; finds out whether the layer rotates whole heads, a part, or nothing."""
         own = self.project(call, position_embeddings=tuple(call.table))
-        for self.partial[call.layer] in (False, True):
+        for call.partial in (False, True):
             with suppress(RuntimeError, AttributeError, TypeError):  # other widths, another name, other arguments
                 if all(map(_close, call.rotate(call.query, call.key, *call.table), own)):
+                    self.partial[call.layer] = call.partial
                     break
         else:
-            del self.partial[call.layer]
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
                 reason = "its attention rotates queries and keys in a way that could not be reproduced"
                 raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
