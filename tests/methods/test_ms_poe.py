@@ -7,7 +7,7 @@ import torch
 
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
-from checks import LENGTH, PADDING, apart, generated, inputs, logits
+from checks import LENGTH, PADDING, apart, inputs, logits
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
 from slow import causal, slow_llama, turn
@@ -90,21 +90,12 @@ def test_one_factor_for_all_heads_is_position_interpolation_in_these_layers(fami
 
 
 def test_a_row_that_is_padded_at_the_right_is_ranked_as_the_row_alone(llama):
-    method, (ids, mask) = MsPoE.apply(llama, **SETTINGS), inputs().values()
+    method, (ids, mask) = MsPoE.apply(llama, skip=0, **SETTINGS), inputs().values()
+    assert method.layers == (0, 1, 2, 3)
     both = logits(llama, input_ids=ids, attention_mask=mask.flip(1))
     first = [ranks[0] for ranks in method.ranks.values()]
     assert apart(both[0, :-PADDING], logits(llama, input_ids=ids[:1, :-PADDING])[0]) < 1e-4
     assert all(torch.equal(a, b[0]) for a, b in zip(first, method.ranks.values(), strict=True))
-
-
-def test_a_prompt_in_pieces_is_refused_where_its_end_is_known(llama):
-    method = MsPoE.apply(llama, skip=0)
-    assert method.layers == (0, 1, 2, 3)
-    ends = torch.tensor([11, LENGTH - 1])
-    with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
-        generated(llama, prefill_chunk_size=7)
-    with method.prompt_ends_at(LENGTH - 1):
-        generated(llama, prefill_chunk_size=LENGTH)
 
 
 def test_the_model_type_says_where_the_prompt_ends():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from checks import LENGTH, apart, generated, inputs, logits
+from checks import LENGTH, apart, inputs, logits
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import positional_channel
@@ -40,13 +40,6 @@ def test_logits_are_those_of_a_slow_implementation(llama, end):
     assert apart(found, expected) < 1e-4
     assert torch.equal(found[:end], plain[:end])  # nothing before the prompt's last token is changed
     assert apart(found[end:], plain[end:]) > 1e-2
-
-
-def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama):
-    method = PositionalChannel.apply(llama, channel=5)
-    ends = torch.tensor([6, LENGTH - 1])
-    with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
-        generated(llama, prefill_chunk_size=7)
 
 
 def test_the_search_finds_the_channels_that_rise_or_fall_smoothly_in_most_layers():

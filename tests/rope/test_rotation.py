@@ -49,14 +49,6 @@ def test_other_factors_replace_the_first(model, ids):
         assert rope.applied(model) is None
 
 
-def test_factors_for_another_depth_are_refused_with_their_file(model, tmp_path):
-    path = tmp_path / "f.json"
-    Factors.from_list([1.5] * 5).save(path)
-    for given, named in ((path, f"{path}: "), (str(path), f"{path}: "), (np.ones(5), "")):
-        with pytest.raises(FactorsError, match=rf"^{named}the factors are for 5 layers, the model has 4"):
-            lpes_eval.apply(model, given)
-
-
 def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     batched = logits(model, ids)
@@ -236,19 +228,26 @@ def test_a_tensor_gives_what_its_numbers_give_and_counts_as_it_is_now(model, ids
     assert rope.applied(model) == pytest.approx([1.9] * 4)
     lpes_eval.apply(model, 1.9)
     assert torch.allclose(moved, logits(model, ids), atol=1e-5)
-    for wrong in (torch.ones(3), torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.ones(4, 1), torch.tensor(1.5)):
-        with pytest.raises(FactorsError):
-            lpes_eval.apply(model, wrong)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_wrong_factors_leave_the_model_as_it_was(model, ids):
+def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was(model, ids, tmp_path):
+    path = tmp_path / "f.json"
+    Factors.from_list([1.5] * 5).save(path)
+    other_depth, zero = "the factors are for {} layers, the model has 4", [1.0, 1.0, 0.0, 1.0]
     lpes_eval.apply(model, FACTORS)
     before = logits(model, ids)
-    for wrong in ([1.0] * 3, [1.0, 1.0, 0.0, 1.0], "no-such-file.json", True):
-        with pytest.raises(FactorsError):
+    for wrong, reason in (
+        *((given, f"{path}: {other_depth.format(5)}") for given in (path, str(path))),
+        *((given, other_depth.format(3)) for given in ([1.0] * 3, np.ones(3), torch.ones(3))),
+        *((given, r"factors: factors\[2\]: found 0.0") for given in (zero, torch.tensor(zero))),
+        *((given, "factors: a tensor of shape") for given in (torch.ones(4, 1), torch.tensor(1.5))),
+        ("no-such-file.json", "no-such-file.json: no such file"),
+        (True, "factors=True: expected"),
+    ):
+        with pytest.raises(FactorsError, match=f"^{reason}"):
             lpes_eval.apply(model, wrong)
     assert torch.equal(logits(model, ids), before)
 
