@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,6 @@ def restore(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW | N
                     key: stored.get_tensor(f"{key}.{name}").to("cpu" if key == "step" else weight.device)
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is set otherwise than when the checkpoint was made, each as ``name before -> now``."""
-    return [f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
 
 
 @contextmanager

@@ -151,11 +151,10 @@ class LPES(MethodLM):
     def recorded(self) -> dict[str, Any]:
         """The factors, their hash and their origin."""
         parsed, values = self.method.parsed, self.layer_factors
-        info: dict[str, Any] | None = None
-        if parsed is not None:
-            info = {"given": str(self.method.factors), "per_layer": values}
-            info |= {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}
-        return {"factors": info}
+        if parsed is None:
+            return {"factors": None}
+        info = {"given": str(self.method.factors), "per_layer": values}
+        return {"factors": info | {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""

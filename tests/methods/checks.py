@@ -98,19 +98,6 @@ def answers(results):
     return [(sample["doc_id"], sample["arguments"], sample["resps"]) for sample in results["samples"][TASK]]
 
 
-def likelihoods(lm, requests):
-    """Log-likelihoods as the harness asks for them: of (context, continuation), in batches."""
-    pairs = [(("", ""), context, continuation) for context, continuation in requests]
-    return [score for score, _ in lm._loglikelihood_tokens(pairs, disable_tqdm=True)]
-
-
-def likelihood_alone(lm, context, continuation):
-    """The same of one request, without a batch."""
-    with torch.no_grad(), prompt_ends_at(lm.method, len(context) - 1):
-        found = lm.model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]
-    return found.log_softmax(-1)[range(len(continuation)), continuation].sum().item()
-
-
 def spread(router):
     """MoICE's router with weights so large that those of the bases are far from equal."""
     with torch.no_grad():

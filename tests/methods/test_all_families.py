@@ -14,19 +14,7 @@ from transformers import DynamicCache
 
 import lpes_eval
 from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
-from checks import (
-    FAMILIES,
-    LENGTH,
-    PADDING,
-    apart,
-    generated,
-    inputs,
-    likelihood_alone,
-    likelihoods,
-    logits,
-    prompt_ends_at,
-    put,
-)  # fmt: skip
+from checks import FAMILIES, LENGTH, PADDING, apart, generated, inputs, logits, prompt_ends_at, put
 from lpes_eval import methods, rope
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 
@@ -220,18 +208,26 @@ def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece
 )
 def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name, settings):
     lm = methods.load(name)(batch_size=3, max_length=100, **settings)
+
+    def alone(context, continuation):
+        """The log-likelihood of one request, without a batch."""
+        context = context[-101 + len(continuation) :]
+        with torch.no_grad(), lm.method.prompt_ends_at(len(context) - 1):
+            found = lm.model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]
+        return found.log_softmax(-1)[range(len(continuation)), continuation].sum().item()
+
     texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
     cuts = zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
     requests = [(text[:cut], text[cut:end]) for text, cut, end in cuts]
     requests.append(([*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
     requests.append((texts[1] + texts[2], texts[3][:20]))  # only its last 100 tokens are run
     requests.append((texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
-    found = likelihoods(lm, requests)
-    requests = [(context[-101 + len(continuation) :], continuation) for context, continuation in requests]
-    assert found == pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-3)
+    scored = lm._loglikelihood_tokens([(("", ""), *request) for request in requests], disable_tqdm=True)
+    found = [score for score, _ in scored]
+    assert found == pytest.approx([alone(*request) for request in requests], abs=1e-3)
     assert abs(found[0] - found[-1]) > 1e-3
     lm.method.detach()
-    assert found != pytest.approx([likelihood_alone(lm, *request) for request in requests], abs=1e-2)
+    assert found != pytest.approx([alone(*request) for request in requests], abs=1e-2)
 
 
 REFUSED = {

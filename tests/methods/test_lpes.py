@@ -182,12 +182,7 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: no config.json in this folder"),
         (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
         (LPES, {"pretrained": str(tmp_path / "new")}, UserError, "new: .*model type `of 2040` but Transformers"),
-        (
-            LPES,
-            {"pretrained": str(tmp_path / "wrong")},
-            UserError,
-            "wrong: its configuration .*hidden_size",
-        ),
+        (LPES, {"pretrained": str(tmp_path / "wrong")}, UserError, "wrong: its configuration .*hidden_size"),
     ):
         with pytest.raises(error, match=words):
             kind(**arguments)

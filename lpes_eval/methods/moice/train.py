@@ -233,7 +233,8 @@ def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict
     if not (file := out / CHECKPOINT).exists():
         return []
     before, log = checkpoint.notes(file, "settings", "log")
-    if changed := checkpoint.changes(before, _fixed(config, settings)):
+    pairs = ((name, before.get(name), value) for name, value in _fixed(config, settings).items())
+    if changed := [f"{name} {then} -> {now}" for name, then, now in pairs if then != now]:
         found = f"was made with other settings ({', '.join(changed)})"
         raise UserError(f"{file}: {found}; go on with those, or choose another --out")
     return log
