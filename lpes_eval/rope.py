@@ -277,10 +277,7 @@ class _Tables:
 
 def _take_own_table(h: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of layer ``h`` with its own tables in them."""
-    for name, value in kwargs.items():
-        if type(value) in (_Tables, tuple, dict):
-            kwargs[name] = _own(value, h)
-    return _own(args, h), kwargs
+    return _own(args, h), _own(kwargs, h)
 
 
 def _own(value: Any, h: int) -> Any:
@@ -289,8 +286,10 @@ def _own(value: Any, h: int) -> Any:
         return value.of(h)
     if type(value) is tuple and any(type(v) is _Tables for v in value):
         return tuple(_own(v, h) for v in value)
-    if type(value) is dict and any(_own(v, h) is not v for v in value.values()):
-        return {name: _own(v, h) for name, v in value.items()}
+    if type(value) is dict:
+        own = {name: _own(v, h) for name, v in value.items()}
+        if any(own[name] is not v for name, v in value.items()):  # a dict that layers write to stays the same one
+            return own
     return value
 
 
