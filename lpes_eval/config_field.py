@@ -76,9 +76,6 @@ def warn_of_other_weights(model: nn.Module, factors: Factors) -> None:
         return
     here = weights(model)
     if here is not None and here["dtype"] == found_on.get("dtype") and here != found_on:
-        name = factors.origin.get("model", "another model")
-        if isinstance(name, Mapping):
-            name = name["name"] + (f", revision {name['revision']}" if name.get("revision") else "")
-        logger.warning(
-            "the factors were found on other weights (of %s); measure what they do to this model", plain(name)
-        )
+        name, revision = factors.model
+        of = plain((name or "another model") + (f", revision {revision}" if revision else ""))
+        logger.warning("the factors were found on other weights (of %s); measure what they do to this model", of)

@@ -119,6 +119,12 @@ class Factors:
         except FactorsError as error:
             raise FactorsError(f"{source}: {error}") from None
 
+    @property
+    def model(self) -> tuple[str | None, str | None]:
+        """Name and revision of the model that they were found on, as far as the origin says them."""
+        model = self.origin.get("model")
+        return (model["name"], model.get("revision")) if isinstance(model, Mapping) else (model, None)
+
     # -- using it ----------------------------------------------------------------------------------------------------
 
     def per_layer(self, num_layers: int | None = None) -> list[float]:
@@ -167,8 +173,7 @@ class Factors:
             return self
         at = [h * (len(own) - 1) / max(1, num_layers - 1) for h in range(num_layers)]
         values = [own[int(x)] + (x - int(x)) * (own[min(int(x) + 1, len(own) - 1)] - own[int(x)]) for x in at]
-        model = self.origin.get("model")
-        of = f" of {model['name'] if isinstance(model, Mapping) else model}" if model else ""
+        of = f" of {self.model[0]}" if self.model[0] else ""
         note = f"fitted by relative depth from {len(own)} layers{of} to {num_layers}; not measured there"
         notes = [*filter(None, [self.origin.get("note")]), note]
         kept = {name: value for name, value in self.origin.items() if name not in _OF_THE_MODEL}

@@ -70,10 +70,9 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     Raises:
         FactorsError: they name no model, so nobody could use them.
     """
-    origin, model = factors.origin, factors.origin.get("model")
-    if model is None:
+    origin, (name, revision) = factors.origin, factors.model
+    if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
-    name, revision = (model, None) if isinstance(model, str) else (model["name"], model.get("revision"))
     on_the_hub = name.count("/") == 1 and not name.startswith((".", "/", "~", "lpes-")) and not Path(name).exists()
     base = [f"base_model: {json.dumps(name)}"] if on_the_hub else []
     yield from ("---", *base, "library_name: lpes-eval", "tags: [lpes, rope, long-context]", "---", "")

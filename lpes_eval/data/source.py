@@ -76,8 +76,7 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
 
     name = metadata.get("pretrained") or metadata.get("model")
     if name is None and metadata.get("factors") is not None:
-        origin = factors.parse(metadata["factors"]).origin.get("model")
-        name = origin.get("name") if isinstance(origin, Mapping) else origin
+        name, _ = factors.parse(metadata["factors"]).model
     if name is None:
         return False
     name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)

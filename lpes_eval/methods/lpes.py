@@ -158,15 +158,14 @@ class LPES(MethodLM):
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""
-        origin = self.method.parsed.origin if self.method.parsed is not None else {}
-        _load_as_then(origin, kwargs)
-        model = origin.get("model")
-        self._by_default = model is None
-        if isinstance(model, dict):
-            if model.get("revision") is not None:
-                kwargs.setdefault("revision", model["revision"])
-            return model["name"]
-        return model or super().default_model(kwargs)
+        name, revision = None, None
+        if self.method.parsed is not None:
+            _load_as_then(self.method.parsed.origin, kwargs)
+            name, revision = self.method.parsed.model
+        if revision is not None:
+            kwargs.setdefault("revision", revision)
+        self._by_default = name is None
+        return name or super().default_model(kwargs)
 
     def check(self, skeleton: nn.Module) -> None:
         """Check the factors against the model's layers."""

@@ -5,7 +5,7 @@ lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import nn
@@ -36,8 +36,8 @@ class OneFactor(LayerFactors):
     def __post_init__(self) -> None:
         """Read both; ``UserError`` for what is no number, ``FactorsError`` for a factor out of range."""
         self.factors, self.skip = self.factor, count("skip", self.skip)
-        uniform = Factors.from_dict({"uniform": real("factor", self.factor)}, source=f"factor={self.factor}")
-        self.parsed = replace(uniform, unscaled_layers=tuple(range(min(self.skip, MAX_LAYERS))))
+        given = {"uniform": real("factor", self.factor), "unscaled_layers": range(min(self.skip, MAX_LAYERS))}
+        self.parsed = Factors.from_dict(given, source=f"factor={self.factor}")
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without rotary position embeddings, and one with no more layers than are skipped."""

@@ -74,10 +74,8 @@ class Mixture(Interception):
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
-        file = self.file
-        source = {"router": str(file) if file else None, "sha256": self.sha256}
-        config = self.router.config
-        return source | {name: getattr(config, name) for name in ("bases", "top_k", "model", "training")}
+        source = {"router": str(self.file) if self.file else None, "sha256": self.sha256}
+        return source | {name: getattr(self.router.config, name) for name in ("bases", "top_k", "model", "training")}
 
     def attend(self, call: Call) -> Tensor:
         """The weighted sum of the attention's outputs under all bases."""
