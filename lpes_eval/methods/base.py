@@ -26,6 +26,12 @@ class InModel:
     Its ``__post_init__`` reads the settings as a user may write them and raises ``UserError`` for what makes no sense.
     """
 
+    plain = False
+    """Whether it leaves every model as it is, so that any model will do."""
+
+    def read(self, config: Any) -> None:
+        """Take over what the model's configuration says of the method, before anything is loaded."""
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the method cannot run in (``UserError``), as far as that is seen without weights."""
 
@@ -134,7 +140,8 @@ class MethodLM(HFLM):
                 found = "no such folder, and not on the Hub"
             said = f"{found} ({' '.join(str(error).split())})"
             raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
-        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file"):
+        self.method.read(self._config)
+        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
             return
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight

@@ -52,17 +52,20 @@ class LayerFactors(InModel):
             one_of("fit", self.fit, ("relative_depth",))
         self.parsed: Factors | None = factors_file.parse(self.factors) if self.factors is not None else None
 
-    def check(self, model: nn.Module) -> None:
-        """Refuse a model without rotary position embeddings, and one with another number of layers.
+    @property
+    def plain(self) -> bool:  # type: ignore[override]
+        """Whether there are no factors."""
+        return self.parsed is None
 
-        Without factors of its own it takes those that the model's folder carries; without those any model will do.
-        """
-        if self.parsed is None:
-            self.parsed = carried(getattr(model, "config", None), self.fit is None)
-            if self.parsed is None:
-                return
-            self.factors = f"{FIELD} in config.json"
+    def read(self, config: Any) -> None:
+        """Without factors of its own, take those that the model's folder carries."""
+        if self.parsed is None and (found := carried(config, self.fit is None)) is not None:
+            self.factors, self.parsed = f"{FIELD} in config.json", found
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without rotary position embeddings, and one with another number of layers."""
         depth = len(rope.find_decoder(model).layers)
+        assert self.parsed is not None
         if self.fit is not None:
             self.parsed = self.parsed.fitted(depth)
         try:
@@ -75,8 +78,9 @@ class LayerFactors(InModel):
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
         self._carried, self._before = getattr(holder(config), FIELD, None), rope.in_force(model)
-        self.check(model)
+        self.read(config)
         if self.parsed is not None:
+            self.check(model)
             rope.apply(model, self.parsed)
         elif rope.applied(model) is not None:
             way_out = "take them back for the plain model (lpes_eval.remove), or give factors="
@@ -127,7 +131,7 @@ class LPES(MethodLM):
     def set_factors(self, factors: Any) -> None:
         """Put other factors in force, without loading anything anew; None for the plain model."""
         method = LayerFactors(factors)
-        if method.parsed is None:
+        if method.plain:
             rope.remove(self.model)
         method.put(self.model)
         self.method = method
