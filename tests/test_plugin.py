@@ -152,10 +152,10 @@ def test_what_other_tasks_are_told_is_their_business():
 
 
 def test_without_the_extension_a_benchmark_refuses_to_send_what_it_cannot_measure(tmp_path):
-    code = f"""
+    code = """
 import lm_eval
-from lm_eval.tasks import TaskManager
-manager = TaskManager(include_path={str(plugin.tasks_folder())!r}, include_defaults=False)
+from lpes_eval.harness.plugin import own_tasks
+manager = own_tasks({})
 task = manager.load(['kv_retrieval'])['tasks']['kv_retrieval']
 task.build_all_requests(limit=1)
 print(len(task.instances))
