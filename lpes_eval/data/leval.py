@@ -22,6 +22,7 @@ from lpes_eval import files
 from lpes_eval.data import splits, squad
 from lpes_eval.data.source import Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
+from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import ExamTask
 
 NAMES = ("coursera", "quality", "tpo", "sci_fi")
@@ -80,29 +81,36 @@ STYLES = {
     "vicuna": (
         "A chat between a curious user and an artificial intelligence assistant."  # no space between the sentences
         "The assistant gives helpful, detailed, and polite answers to the user's questions. "
-        "USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:",
+        "USER: {system}Document is as follows. ",
+        " \nQuestion: {question}  \nAnswer:",
         "{question}\nAnswer:",
     ),
     "llama2": (
-        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {question}.  "
-        "Please directly give the answer without any additional output or explanation [/INST]\nAnswer:",
+        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. ",
+        " \nQuestion: {question}.  Please directly give the answer without any additional output or explanation [/INST]"
+        "\nAnswer:",
         "{question}Please directly answer without any additional output or explanation. \nAnswer:",
     ),
     "chat": (
-        "Document is as follows. {document} Question: {question} \n"
-        "Please directly give answer without any additional output or explanation\n Answer: ",
+        "Document is as follows. ",
+        " Question: {question} \nPlease directly give answer without any additional output or explanation\n Answer: ",
         "{question}\nPlease directly give answer without any additional output or explanation \nAnswer:",
     ),
 }
-"""The prompt with a document, and the question that is asked without it."""
+"""What stands before the document, what behind it, and the question that is asked without it."""
 _IN_THE_STORY = "based on the world described in the document."
 _IN_THE_WORLD = "based on the real-world knowledge and facts up until your last training"
 
 
-def prompt(name: str, style: str, document: str, instruction: str) -> tuple[str, str]:
+def prompt(name: str, style: str, document: str, instruction: str) -> tuple[list[Segment], str]:
     """The exam prompt for one question of subset ``name``: the user's message, and, in ``chat`` style, the system's."""
-    text = STYLES[style][0].format(system=SYSTEM[name], document=document, question=instruction)
-    return text, SYSTEM[name] if style == "chat" else ""
+    opening, question, _ = STYLES[style]
+    segments = [
+        Segment("instruction", opening.format(system=SYSTEM[name])),
+        Segment("document", document),
+        Segment("question", question.format(question=instruction)),
+    ]
+    return segments, SYSTEM[name] if style == "chat" else ""
 
 
 def fact_prompt(style: str, instruction: str) -> str:
@@ -111,7 +119,7 @@ def fact_prompt(style: str, instruction: str) -> str:
     In every style it is asked by itself, as the benchmark's scripts for open models ask it; the one for OpenAI's models
     puts it behind the first question as a second user message, which chat templates refuse.
     """
-    return STYLES[style][1].format(question=instruction.replace(_IN_THE_STORY, _IN_THE_WORLD))
+    return STYLES[style][2].format(question=instruction.replace(_IN_THE_STORY, _IN_THE_WORLD))
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
@@ -260,14 +268,15 @@ class Task(ExamTask):
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The prompt with the whole document."""
         style = self.config.metadata.get("prompt_style") or "vicuna"
-        return prompt(self.subset, style, self.documents[doc["document"]]["input"], doc["instruction"])[0]
+        return join(prompt(self.subset, style, self.documents[doc["document"]]["input"], doc["instruction"])[0])
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
         style = self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
 
         def sent(document: str, instruction: str) -> str:
-            return render(*prompt(self.subset, style, document, instruction))
+            segments, system = prompt(self.subset, style, document, instruction)
+            return render(join(segments), system)
 
         context = sent(self._fitted(doc["document"], sent), doc["instruction"])
         if self.subset != "sci_fi":

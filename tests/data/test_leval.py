@@ -6,6 +6,7 @@ import pytest
 
 from lpes_eval.data import leval
 from lpes_eval.errors import PromptTooLong
+from lpes_eval.harness.segments import join
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -45,9 +46,11 @@ def test_the_benchmarks_system_messages_are_kept_to_the_byte():
 @pytest.mark.parametrize("name", leval.NAMES)
 @pytest.mark.parametrize("style", leval.STYLES)
 def test_prompts_to_the_byte(name, style):
-    text, system = leval.prompt(name, style, DOC, QUESTION)
+    segments, system = leval.prompt(name, style, DOC, QUESTION)
     inserted = {"system": leval.SYSTEM[name], "document": DOC, "question": QUESTION}
-    assert [system, text] == [part.format(**inserted) for part in SENT[style][:2]]
+    assert [system, join(segments)] == [part.format(**inserted) for part in SENT[style][:2]]
+    assert [part.label for part in segments] == ["instruction", "document", "question"]
+    assert segments[1].text == DOC
 
 
 @pytest.mark.parametrize("style", leval.STYLES)

@@ -17,6 +17,7 @@ from lpes_eval.data.source import Asked
 from lpes_eval.data.zeroscrolls import __main__ as submission
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
+from lpes_eval.harness.segments import join
 
 # -- files and prompts -------------------------------------------------------------------------------------------------
 
@@ -120,14 +121,16 @@ def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
 
 def fit(tokenizer, example, window, render=str, new_tokens=8):
     limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
-    return zeroscrolls.fit(example, limits, render)
+    return join(zeroscrolls.fit(example, limits, render))
 
 
 def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
     text, example = read_one(tmp_path, "qasper", "A dööcument.\n")
     assert fit(tokenizer, example, 4000) == text
-    assert example.document == "A dööcument.\n"
-    assert example.question + example.header == "Question:\nWho is it?\n\nAnswer:\n"
+    parts = {segment.label: segment.text for segment in example.segments()}
+    assert list(parts) == ["instruction", "document", "separator", "question"]
+    assert parts["document"] == "A dööcument.\n"
+    assert parts["question"] == "Question:\nWho is it?\n\nAnswer:\n"
 
 
 def cut_by_their_tokens(tokenizer, text, query, max_tokens):
@@ -169,7 +172,7 @@ def test_chat_models_get_the_published_prompt_without_header(tmp_path):
     for name, published in (("qasper", QASPER), ("gov_report", GOV_REPORT)):
         chat = zeroscrolls.for_chat(read_one(tmp_path, name, "Some text.")[1], name)
         expected = published.format(document="Some text.", header="", chat=" Do not provide any explanation.")
-        assert chat.prompt() == expected
+        assert join(chat.segments()) == expected
 
 
 # -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------

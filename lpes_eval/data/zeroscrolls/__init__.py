@@ -24,6 +24,7 @@ from lpes_eval.data import squad
 from lpes_eval.data.source import Asked, Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
+from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import ExamTask
 
 SUMMARIES = ("gov_report", "summ_screen_fd", "qmsum", "squality")
@@ -56,10 +57,11 @@ class Example:
     separator: str
     references: tuple[str, ...]
 
-    def prompt(self, beginning: str | None = None) -> str:
-        """The prompt, whole, or with a beginning of the document in its place."""
-        body = self.document + self.gap if beginning is None else beginning + self.separator
-        return self.instruction + body + self.question + self.header
+    def segments(self, document: str | None = None) -> tuple[Segment, ...]:
+        """The prompt, whole, or with ``document``, a beginning of the document, in its place."""
+        body, gap = (self.document, self.gap) if document is None else (document, self.separator)
+        question = Segment("question", self.question + self.header)
+        return Segment("instruction", self.instruction), Segment("document", body), Segment("separator", gap), question
 
 
 def locate(request: Asked, name: str, split: str) -> Path:
@@ -136,7 +138,7 @@ def for_chat(example: Example, name: str) -> Example:
     return replace(example, instruction=instruction, header="")
 
 
-def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
+def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple[Segment, ...]:
     """The prompt, whole if it fits; else with its document cut at the end, as the benchmark cuts it.
 
     Then come the instruction, as much of the document as there is room for, the separator (a sentence that says that
@@ -147,11 +149,11 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
     """
 
     def compose(beginning: str | None = None) -> str:
-        return render(example.prompt(beginning))
+        return render(join(example.segments(beginning)))
 
     if budget.fits(compose()):
-        return example.prompt()
-    return example.prompt(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
+        return example.segments()
+    return example.segments(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -273,11 +275,11 @@ class Task(ExamTask):
 
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The whole input."""
-        return self.examples[doc["question_id"]].prompt()
+        return join(self.examples[doc["question_id"]].segments())
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it."""
         example = self.examples[doc["question_id"]]
         if self.config.metadata.get("chat_prompt"):
             example = for_chat(example, self.subset)
-        return render(fit(example, self.budget(), render))
+        return render(join(fit(example, self.budget(), render)))
