@@ -29,14 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import lm_eval.evaluator
 import torch
-from lm_eval.tasks import TaskManager
 
 from benchmarks.experiments import store
 from benchmarks.experiments.figures import ALL_LAYERS, speed_of
 from lpes_eval import files
 from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least
-from lpes_eval.harness.plugin import tasks_folder
+from lpes_eval.harness.plugin import own_tasks
 from lpes_eval.methods.lpes import LPES
 from search.evaluator import Evaluator
 from search.identity import packages
@@ -89,8 +88,7 @@ def main() -> None:
     def by_the_harness(factors, limit):
         """Every example's score, by column; None of those that are not asked."""
         lm.set_factors(factors)
-        manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
-        options = {"limit": limit, "task_manager": manager, "metadata": metadata}
+        options = {"limit": limit, "task_manager": own_tasks(metadata), "metadata": metadata}
         found = lm_eval.simple_evaluate(model=lm, tasks=[args.task], **options)["samples"]
         scores = {}
         for name, (objective, column) in evaluator.columns.items():

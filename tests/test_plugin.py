@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from lpes_eval import methods
-from lpes_eval.errors import DataError
 from lpes_eval.harness import plugin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,16 +93,22 @@ def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_e
     assert "LPES_EVAL_PLUGIN=0" in caplog.text
 
 
-def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(capsys):
-    ran = []
-    module = SimpleNamespace(HarnessCLI=type("HarnessCLI", (), {"execute": lambda self, args: ran.append(args)}))
-    plugin.extend_command(module)
-    with pytest.raises(SystemExit) as ended:
-        module.HarnessCLI().execute(SimpleNamespace(model="lpes", model_args={"factors": "nowhere.json"}))
-    assert (ended.value.code, ran) == (2, [])
-    assert capsys.readouterr().err.startswith("lm_eval: error: ")
-    module.HarnessCLI().execute(SimpleNamespace(model=["no", "name"], model_args={}))  # not hashable
-    assert len(ran) == 1
+@pytest.fixture
+def command(capsys):
+    """Begins ``lm_eval`` with these arguments: what it says where it ends at once, nothing where it goes on."""
+    from lm_eval._cli.harness import HarnessCLI
+
+    def begun(**given) -> str:
+        given = {"model": "hf", "model_args": {}, "metadata": {}, "func": (went_on := []).append, **given}
+        try:
+            HarnessCLI.execute(None, SimpleNamespace(**given))
+        except SystemExit as ended:
+            assert ended.code == 2
+        said = capsys.readouterr().err
+        assert bool(went_on) != said.startswith("lm_eval: error: ")
+        return "" if went_on else said.removeprefix("lm_eval: error: ")
+
+    return begun
 
 
 @pytest.mark.parametrize(
@@ -117,44 +122,28 @@ def test_only_errors_that_the_user_can_fix_end_the_command_before_it_begins(caps
         ("leval", {}, "L-Eval has no generated set"),
     ],
 )
-def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(capsys, tasks, metadata, message):
-    from lm_eval._cli.harness import HarnessCLI
-
-    given = SimpleNamespace(
-        model="hf", model_args={}, tasks=tasks, metadata=metadata, func=lambda _: pytest.fail("it went on")
-    )
-    with pytest.raises(SystemExit) as ended:
-        HarnessCLI.execute(None, given)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"lm_eval: error: {message}")
+def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(command, tasks, metadata, message):
+    assert command(tasks=tasks, metadata=metadata).startswith(message)
 
 
-def test_examples_are_those_of_the_model_and_not_looked_for_where_tasks_may_be_other_peoples(tmp_path, monkeypatch):
-    from lm_eval._cli.harness import HarnessCLI
-
+def test_only_what_the_user_can_fix_ends_the_command_and_no_examples_of_other_peoples_tasks(
+    command, tmp_path, monkeypatch
+):
+    assert "nowhere.json" in command(model="lpes", model_args={"factors": "nowhere.json"})
+    assert not command(model=["no", "name"])  # not hashable
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
-    with pytest.raises(DataError, match="is not in the cache"):
-        plugin.check_examples(["mdqa_pos"], {"pretrained": "org/model"}, {})
-    options = {"model_args": {"pretrained": "org/model"}, "metadata": None, "include_path": "mine"}
-    HarnessCLI.execute(None, SimpleNamespace(model="hf", tasks="mdqa_pos", func=(ran := []).append, **options))
-    assert len(ran) == 1
+    named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}, "metadata": None}
+    assert "is not in the cache" in command(**named)
+    assert not command(**named, include_path="mine")
 
 
 @pytest.mark.parametrize(
     ("typed", "number"), [("factors=1_5", True), ("factor=.1_5", True), ("factors=26_1.json", False)]
 )
-def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, number, monkeypatch, capsys):
-    from lm_eval._cli.harness import HarnessCLI
-
+def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, number, monkeypatch, command):
     monkeypatch.setattr("sys.argv", ["lm_eval", "--model_args", f"pretrained=x,{typed},dtype=float16"])
-    given = SimpleNamespace(model="hf", model_args={}, func=(ran := []).append)
-    if number:
-        with pytest.raises(SystemExit):
-            HarnessCLI.execute(None, given)
-        assert f"{typed}: lm_eval reads this without the _" in capsys.readouterr().err
-    else:
-        HarnessCLI.execute(None, given)
-    assert len(ran) == (not number)
+    said = command()
+    assert said.startswith(f"{typed}: lm_eval reads this without the _") if number else not said
 
 
 def test_what_other_tasks_are_told_is_their_business():
@@ -163,10 +152,10 @@ def test_what_other_tasks_are_told_is_their_business():
 
 
 def test_without_the_extension_a_benchmark_refuses_to_send_what_it_cannot_measure(tmp_path):
-    code = f"""
+    code = """
 import lm_eval
-from lm_eval.tasks import TaskManager
-manager = TaskManager(include_path={str(plugin.tasks_folder())!r}, include_defaults=False)
+from lpes_eval.harness.plugin import own_tasks
+manager = own_tasks({})
 task = manager.load(['kv_retrieval'])['tasks']['kv_retrieval']
 task.build_all_requests(limit=1)
 print(len(task.instances))

@@ -192,12 +192,10 @@ def _evaluator(pretrained: str, task: str, metadata: Row, examples: int, split: 
 def _samples(model: Any, model_args: Row, task: str, metadata: Row, **options: Any) -> tuple[list[Row], str]:
     """One sample a question, as ``lm_eval --log_samples`` has them, and the task's metric."""
     import lm_eval
-    from lm_eval.tasks import TaskManager
 
-    from lpes_eval.harness.plugin import tasks_folder
+    from lpes_eval.harness.plugin import own_tasks
 
-    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
-    options |= {"model": model, "model_args": model_args, "metadata": metadata, "task_manager": manager}
+    options |= {"model": model, "model_args": model_args, "metadata": metadata, "task_manager": own_tasks(metadata)}
     results = lm_eval.simple_evaluate(tasks=[task], bootstrap_iters=0, log_samples=True, **options)
     return results["samples"][task], results["configs"][task]["metric_list"][0]["metric"]
 

@@ -43,13 +43,11 @@ class Prompt:
 
 def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
     """A task by position; ``UserError`` where there is none of this name."""
-    from lm_eval.tasks import TaskManager
-
-    from lpes_eval.harness.plugin import tasks_folder
+    from lpes_eval.harness.plugin import own_tasks
     from lpes_eval.harness.task import PositionTask
 
     expected = "expected one by position, such as kv_retrieval or mdqa_pos"
-    manager = TaskManager(include_defaults=False, include_path=str(tasks_folder()), metadata=dict(metadata))
+    manager = own_tasks(metadata)
     if name not in manager.all_tasks:
         raise UserError(f"--task {name}: no such task; {expected}")
     tasks = list(manager.load([name])["tasks"].values())

@@ -175,7 +175,7 @@ def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     return Article(title, subject, text, values, (opening, *statements, *remarked))
 
 
-@lru_cache(maxsize=1024)  # a question is asked at several positions
+@lru_cache(maxsize=1024)  # a command loads its examples twice (``plugin.check_examples``)
 def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     """Example ``question_id`` of the generated set; its first distractors are the same for every ``num_documents``.
 

@@ -246,7 +246,7 @@ class Task(BenchmarkTask):
         kept: list[int] = []
         short = 0
         for row, doc in enumerate(self._all):
-            if limit is not None and len(kept) >= limit:
+            if len(kept) == limit:
                 break
             self._windows[doc["question_id"]] = found = self._cut(doc)
             kept += [row] if found else []

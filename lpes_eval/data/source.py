@@ -107,7 +107,8 @@ class Files:
         """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
 
         Raises:
-            DataError: it is not there, with the ways to get it; or it is there twice; or a size that is not published.
+            DataError: it is not there, with the ways to get it; or it is there twice, with ``.gz`` and without; or a
+                size that is not published.
         """
         way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
         way_out += ", or ask for --metadata source=generated" if self.size else ""
@@ -124,8 +125,12 @@ class Files:
         names = [name.format(which) for name in (self.name, *self.others)]
         for name in names:
             for place in ("", *self.places):
-                if path := _either(request.folder / place.format(which) / name.removesuffix(".gz")):
-                    return path
+                plain = request.folder / place.format(which) / name.removesuffix(".gz")
+                there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
+                if len(there) == 2:
+                    raise DataError(f"{plain}: there is {there[1].name} too; expected one of the two, remove the other")
+                if there:
+                    return there[0]
         missing = f"{request.folder}: {' or '.join(names)} is not there{self._other_sizes(request.folder)}"
         raise DataError(f"{missing}; {problem or f'get it from {address}'}; {way_out}")
 
@@ -135,18 +140,6 @@ class Files:
         places = ("", *(place.format("*") for place in self.places)) if self.size else ()
         names = sorted({path.name for p in places for name in patterns for path in folder.glob(str(PurePath(p, name)))})
         return f" (there: {', '.join(names)}; choose with {self.size}=N in --metadata)" if names else ""
-
-
-def _either(plain: Path) -> Path | None:
-    """The file of this name, or the one that ends with ``.gz``; None where neither is.
-
-    Raises:
-        DataError: it is there both ways, and nobody can tell which is meant.
-    """
-    there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
-    if len(there) == 2:
-        raise DataError(f"{there[0]}: there is {there[1].name} too; expected one of the two, remove the other")
-    return there[0] if there else None
 
 
 def download(url: str, way_out: str) -> Path:

@@ -55,6 +55,13 @@ def tasks_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "tasks"
 
 
+def own_tasks(metadata: Mapping[str, Any]) -> Any:
+    """lm-eval's manager of our tasks alone, which are told ``metadata``; an index of all tasks takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=dict(metadata))
+
+
 @contextmanager
 def _ours(part: str) -> Iterator[None]:
     """What we add to a call of lm-eval's: if it breaks, say so and go on. lm-eval's own part never stands here."""
@@ -212,12 +219,9 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     Raises:
         DataError: as the tasks do, or a setting that none of them takes where all tasks are ours.
     """
-    from lm_eval.tasks import TaskManager
-
     from lpes_eval.harness.settings import refuse_misspelt
 
-    told = {**arguments, **metadata}
-    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=told)
+    manager = own_tasks({**arguments, **metadata})
     found = {name: manager.match_tasks([name]) for name in tasks}
     if all(found.values()):
         refuse_misspelt(metadata, complete=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt, to the byte, and what it is (``instruction``, ``document``, ``question`` ...)."""
+    """A part of a prompt, to the byte, and what it is (``instruction``, ``gold``, ``document 2``, ``question`` ...)."""
 
     label: str
     text: str

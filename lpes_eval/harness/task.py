@@ -214,20 +214,16 @@ class ExamTask(BenchmarkTask):
     A subclass defines ``load``, ``prompts``, ``doc_to_text`` (the whole prompt, whatever fits) and ``scores``.
     """
 
+    prompts: Callable[[dict, Callable[..., str], bool], str | list[str]]
+    """Of a row: the prompt as the model gets it, or several, each a request of its own.
+
+    The second argument puts lm-eval's chat template and system instruction around the user's message and, if there is
+    one, the system's; the third says whether there is a chat template.
+    """
+
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         generation = {"until": [], "do_sample": False, "max_gen_toks": 512}
         super().__init__(config, metrics, output_type="generate_until", num_fewshot=0, generation_kwargs=generation)
-
-    def prompts(self, doc: dict, render: Callable[..., str], chat: bool) -> str | list[str]:
-        """The prompt as the model gets it, or several, each a request of its own.
-
-        Args:
-            doc: the row.
-            render: puts lm-eval's chat template and system instruction around the user's message and, if there is one,
-                the system's.
-            chat: whether there is a chat template.
-        """
-        raise NotImplementedError
 
     def fewshot_context(self, doc: dict, num_fewshot: int, **options: Any) -> str | list[str]:
         """The prompt as the model gets it, by lm-eval's ``options``: system instruction and chat template.

@@ -13,7 +13,7 @@ from typing import Any
 from lpes_eval import files
 from lpes_eval.data import zeroscrolls
 from lpes_eval.data.source import Asked, asked
-from lpes_eval.errors import DataError, UserError
+from lpes_eval.errors import DataError, UserError, program
 
 LEADERBOARD = (*zeroscrolls.NAMES, "quality", "musique", "book_sum_sort")
 """The leaderboard takes a submission of all ten tasks only."""
@@ -23,7 +23,8 @@ Predictions = dict[str, str]
 """Example id -> prediction."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@program("python -m lpes_eval.data.zeroscrolls")
+def main(arguments: Sequence[str] | None = None) -> None:
     """``python -m lpes_eval.data.zeroscrolls``: from logged samples to a checked submission file."""
     parser = argparse.ArgumentParser(
         prog="python -m lpes_eval.data.zeroscrolls",
@@ -40,24 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(default), metavar="FILE", help=f"default: {default}")
     parser.add_argument("--partial", action="store_true", help="accept fewer than the leaderboard's ten tasks")
     options = parser.parse_args(arguments)
+    answers = _collect(options.samples, options.predictions)
+    request = asked({"data_dir": options.data_dir})
+    request = request if request.folder else Asked("official")
     try:
-        answers = _collect(options.samples, options.predictions)
-        request = asked({"data_dir": options.data_dir})
-        request = request if request.folder else Asked("official")
         paths = {task: zeroscrolls.locate(request, task, "test") for task in answers if task in LEADERBOARD}
-        expected = {task: [e.id for e in zeroscrolls.read(path, task, "test")] for task, path in paths.items()}
-        check(answers, expected, options.partial)
-        rows = [(task, *row) for task in LEADERBOARD if task in answers for row in answers[task].items()]
-        written = io.StringIO(newline="")
-        csv.writer(written).writerows([COLUMNS, *rows])
-        files.write_atomically(options.output, written.getvalue())
-    except (UserError, OSError) as error:
-        said = f"{options.output}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        said = said.replace("--metadata data_dir=DIR", "--data_dir DIR")
-        sys.stderr.write(f"{parser.prog}: error: {said}\n")
-        return 2
-    sys.stdout.write(f"{options.output}: {', '.join(f'{task} {len(found)}' for task, found in answers.items())}\n")
-    return 0
+    except DataError as error:
+        raise DataError(str(error).replace("--metadata data_dir=DIR", "--data_dir DIR")) from None
+    expected = {task: [e.id for e in zeroscrolls.read(path, task, "test")] for task, path in paths.items()}
+    check(answers, expected, options.partial)
+    rows = [(task, *row) for task in LEADERBOARD if task in answers for row in answers[task].items()]
+    written = io.StringIO(newline="")
+    csv.writer(written).writerows([COLUMNS, *rows])
+    files.write_atomically(options.output, written.getvalue())
+    print(f"{options.output}: {', '.join(f'{task} {len(found)}' for task, found in answers.items())}")
 
 
 def _collect(samples: Sequence[Path], given: Sequence[str]) -> dict[str, Predictions]:
