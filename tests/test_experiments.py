@@ -50,7 +50,7 @@ def keep(made, name, scores, questions=None, **changed):
         "hardware": {"processor": "abacus", "cores": 2, "threads": 1, "device": "cpu"},
         **changed,
     }
-    made.results.keep(store.TABLES[made.listed[name].kind], result)
+    made.results.keep(made.listed[name].kind, result)
     return result
 
 

@@ -79,8 +79,8 @@ class Bench:
         Raises:
             UserError: there is no result from which the factors follow.
         """
-        _, settings, source, second = self.listed[name]
-        model = self.second if second else self.model
+        _, settings, source = self.listed[name]
+        model = self.second if name.startswith("second/") else self.model
         factors = layer_factors(source, model, self.found) if source else None
         return {"name": name, "settings": json.loads(json.dumps(settings)), "factors": factors, "model": model}
 
@@ -114,7 +114,7 @@ class Bench:
             """The whole row, or none where it is there already."""
             if self.shown(name)[0]:
                 return None
-            row, (kind, _, source, _) = self.wanted(name), self.listed[name]
+            row, (kind, _, source) = self.wanted(name), self.listed[name]
             return measure.in_its_own_process(kind, row, model_args(source, row))
 
         needing = [name for name in chosen if needs(self.listed[name].source)]
@@ -126,7 +126,7 @@ class Bench:
                     name, said = futures[future], "there already"
                     try:
                         if row := future.result():
-                            self.results.keep(store.TABLES[self.listed[name].kind], row)
+                            self.results.keep(self.listed[name].kind, row)
                             said = f"{row['seconds']:.0f} s"
                     except UserError as error:
                         failed, said = failed + 1, f"failed: {error}"
