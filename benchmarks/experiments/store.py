@@ -32,21 +32,9 @@ TABLES = {
 Row = dict[str, Any]
 
 
-class Results:
-    """The tables of a folder, which need not be there yet; ``DataError`` names a line that is no row."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._tables = {kind: {r["name"]: r for r in rows(folder / file, "name")} for kind, file in TABLES.items()}
-
-    def load(self, name: str) -> Row | None:
-        """An experiment's result, if it is there."""
-        return next((table[name] for table in self._tables.values() if name in table), None)
-
-    def keep(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Write the row of an experiment of this kind in place of an earlier one of its name."""
-        self._tables[kind][row["name"]] = json.loads(json.dumps(row))
-        write(self.folder / TABLES[kind], self._tables[kind].values())
+def tables(folder: Path) -> dict[str, dict[str, Row]]:
+    """A folder's rows by kind and name, where there are any; ``DataError`` names a line that is no row."""
+    return {kind: {row["name"]: row for row in rows(folder / file, "name")} for kind, file in TABLES.items()}
 
 
 def rows(path: Path, *fields: str) -> list[Row]:

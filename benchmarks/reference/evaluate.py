@@ -56,8 +56,7 @@ def right(
 ) -> np.ndarray:
     """(contexts, positions) booleans: is the answer right, with the gold record at each position of each context?
 
-    Context i is the same whatever else is asked. An answer is the value, its closing quote and the end of the text;
-    with ``values``, what follows the value does not count, as in the task.
+    Context i is the same whatever else is asked. With ``values``, what follows the value in an answer does not count.
     """
     golds, answered = np.array([[gold_index(position, pairs) for position in POSITIONS]]), []
     for index in range(contexts):
