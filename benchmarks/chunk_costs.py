@@ -11,7 +11,6 @@ the first, which warms up, and a row keeps all of them.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.efficiency_measure import SHAPES, build, free
 from benchmarks.experiments import store
-from lpes_eval import files, reference
+from lpes_eval import reference
 from lpes_eval.flags import at_least
 from lpes_eval.methods.lpes import LPES
 from search.evaluator import Evaluator
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for shape in args.shapes:
         made = measure(shape, args)
         rows = [row for row in rows if (row["shape"], row["machine"]) != (shape, made[0]["machine"])] + made
-        files.write_atomically(args.output, "".join(json.dumps(row) + "\n" for row in rows))
+        store.write(args.output, rows)
         free(args.device)
 
 

@@ -39,7 +39,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the other modules of this folder
 
 from benchmarks.efficiency_measure import SHAPES, build, free, measure, out_of_memory, peak, reset_peak, with_method
-from benchmarks.efficiency_report import plot, report
+from benchmarks.efficiency_report import named, plot, report
 from benchmarks.experiments.store import hardware, versions
 from lpes_eval import methods
 from lpes_eval.errors import UserError, program
@@ -163,8 +163,8 @@ def run(args: argparse.Namespace) -> dict:
         results["cells"] += [made] if made["rows"] else []
         results["left_out"] += left_out
         write_atomically(args.output, json.dumps(results) + "\n")
-        where, took = f"{shape}, batch {cell['batch']}, {cell['length']} tokens", time.monotonic() - start
-        print(f"{where}: {made['rounds']} rounds in {took:.0f} s", file=sys.stderr, flush=True)
+        took = time.monotonic() - start
+        print(f"{named(cell)}: {made['rounds']} rounds in {took:.0f} s", file=sys.stderr, flush=True)
     write_atomically(args.output, json.dumps(results) + "\n")
     return results
 
@@ -186,10 +186,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=at_least(1), help="of PyTorch on the CPU")
     add("--output", default="efficiency.json", help="file for the measurements; the table (.md) and plot go beside it")
     add("--report", metavar="FILE", help="measure nothing; tables and plot of this file")
+    parser.set_defaults(**PRESETS[parser.parse_known_args(argv)[0].preset])
     args = parser.parse_args(argv)
-    for name, value in PRESETS[args.preset].items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value)
     args.methods = list(dict.fromkeys(["plain", *args.methods]))
     if args.device.split(":")[0] not in ("cpu", "cuda"):
         parser.error(f"argument --device: expected cpu, cuda or cuda:N, not {args.device!r}")

@@ -72,15 +72,13 @@ def measure(
     With ``compiled`` the decoding steps are: on a GPU one CUDA graph each.
     """
     gc.collect()
-    steps, caches = list[Any](models), list[Any]()
+    steps, given = list[Any](models), list[dict[str, Any]]()
     for i, model in enumerate(models):
+        cache = DynamicCache(config=model.config)
         if compiled:
             steps[i], cache = _compiled(model, len(tokens), tokens.shape[1] + new_tokens)
             cache.reset()
-        else:
-            cache = DynamicCache(config=model.config)
-        caches.append(cache)
-    given = [rope.with_cache(model, cache) for model, cache in zip(models, caches, strict=True)]
+        given.append(rope.with_cache(model, cache))
     inputs, whose, marks = [tokens for _ in models], list[int](), list[Any]()
 
     def mark() -> None:

@@ -3,13 +3,20 @@
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pandas as pd
+from scipy.stats import quantile_test
 
 from lpes_eval import methods
 from lpes_eval.compare.tables import markdown_table
 
 TARGET = {"cpu": 1.02, "cuda": 1.01}
 """LPES may cost so many times the plain model, in prefill and in decode."""
+
+
+def named(cell: dict) -> str:
+    """What a cell measures, in words."""
+    return f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
 
 
 def samples(cell: dict, name: str) -> pd.DataFrame:
@@ -28,19 +35,13 @@ def samples(cell: dict, name: str) -> pd.DataFrame:
 def spread(values: pd.Series, digits: int = 2, unit: float = 1.0) -> str:
     """Median and quartiles."""
     low, middle, high = (unit * values).quantile([0.25, 0.5, 0.75])
-    return "–" if pd.isna(middle) else f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """A 95 % confidence interval of the median: the values that as many lie below as a fair coin may show heads.
-
-    Few values have none as narrow as the two at the ends, and get these.
-    """
-    from scipy.stats import binom
-
-    ordered, rank = sorted(values), int(binom.ppf(0.025, len(values), 0.5))
-    low = max(rank - 1, 0)
-    return ordered[low], ordered[len(values) - 1 - low]
+    """The sign test's 95 % confidence interval of the median; of few values, which have none, the two at the ends."""
+    found = quantile_test(values).confidence_interval()
+    return float(np.fmax(found.low, min(values))), float(np.fmin(found.high, max(values)))
 
 
 def report(results: dict) -> str:
@@ -74,8 +75,7 @@ def report(results: dict) -> str:
         ]
     for cell in results["left_out"]:
         what = f"{cell['method']} in " if "method" in cell else ""
-        at = f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
-        lines += ["", f"Left out: {what}{at} ({cell['error']})."]
+        lines += ["", f"Left out: {what}{named(cell)} ({cell['error']})."]
     if judged := verdict(results):
         lines += ["", judged]
     return "\n".join(lines) + "\n"
@@ -92,8 +92,7 @@ def verdict(results: dict) -> str:
         found = [list(samples(cell, "lpes")[phase]) for cell in cells]
         most, cell = max(zip(found, cells, strict=True), key=lambda each: median(each[0]))
         low, high = interval(most)
-        at = f"{cell['shape']}, batch {cell['batch']}, {cell['length']} tokens"
-        words.append(f"{phase} {median(most):.3f} ({low:.3f} to {high:.3f}) at {at}")
+        words.append(f"{phase} {median(most):.3f} ({low:.3f} to {high:.3f}) at {named(cell)}")
         every += found
     kept = all(median(found) <= limit for found in every)
     surely = sum(interval(found)[1] <= limit for found in every)

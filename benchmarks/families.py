@@ -12,7 +12,6 @@ what the model then did, not what its source promises: the row of a refused fami
 """
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -203,18 +202,16 @@ def document() -> str:
     return words.format(families=len(families), version=transformers.__version__, **counts) + table(families)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the document, or the rows of the families named; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the document, or the rows of the families named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="only these model types, such as llama")
     families = parser.parse_args(argv).families
     logging.set_verbosity_error()
     if unknown := [name for name in families if name not in model_types()]:
-        print(f"no causal-LM family of this transformers is called {', '.join(unknown)}", file=sys.stderr)
-        return 2
+        parser.error(f"no causal-LM family of this transformers is called {', '.join(unknown)}")
     print(table(map(examine, families)) if families else document(), end="")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,7 +19,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small, and ea
 
 import argparse
 import functools
-import json
 import math
 import multiprocessing
 import warnings
@@ -34,7 +33,7 @@ from scipy.special import expit, logit, ndtri
 from tqdm import tqdm
 
 from benchmarks import landscapes_page, recorded
-from benchmarks.experiments.store import KEPT, ROOT
+from benchmarks.experiments import store
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.curves import de_casteljau
 from lpes_eval.files import write_atomically
@@ -346,8 +345,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there, and not what the repository keeps")
     args = parser.parse_args()
     rows = run(args.seeds, args.processes)
-    results, docs = args.out or KEPT, args.out or ROOT / "docs"
-    write_atomically(results / "landscapes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    results, docs = args.out or store.KEPT, args.out or store.ROOT / "docs"
+    store.write(results / "landscapes.jsonl", rows)
     text = landscapes_page.page(rows, SEARCHES, all_landscapes().values())
     write_atomically(docs / "landscapes.md", text)
     landscapes_page.pictures(rows, SEARCHES, docs)

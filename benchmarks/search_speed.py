@@ -32,7 +32,6 @@ import torch
 
 from benchmarks.experiments import store
 from benchmarks.experiments.figures import ALL_LAYERS, speed_of
-from lpes_eval import files
 from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least
 from lpes_eval.harness.plugin import own_tasks
@@ -159,8 +158,7 @@ def main() -> None:
                     rows.append(row | measured(factors, len(rows), part))
                     known[asked] = rows[-1]["fitness"]
                     head["load_average"] = os.getloadavg()[0]
-                    written = (*others, head, *rows)
-                    files.write_atomically(args.out, "".join(json.dumps(one) + "\n" for one in written))
+                    store.write(args.out, [*others, head, *rows])
                     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in rows[-1]["seconds"].items())
                     print(f"{len(rows)}: {individual.origin}, fitness {known[asked]:.3f}; {seconds}", flush=True)
             fitness.append(known.get(asked, -1.0))  # -1: beyond the number asked for

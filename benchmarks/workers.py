@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--questions", type=some, default=200, help="of an individual")
     add("--population", type=some, default=32, help="individuals of the first generation")
     add("--mutations", type=at_least(0), default=16, help="offspring by mutation of each later one")
-    add(
-        "--crossovers", type=at_least(0), default=4, help="offspring by crossover, of which both children are asked for"
-    )
+    add("--crossovers", type=at_least(0), default=4, help="offspring by crossover; both children are asked for")
     add("--generations", type=at_least(0), default=20, help="after the first")
     add("--landscape", choices=[each.name for each in landscapes(LAYERS)], default="smooth")
     add("--no_guess", action="store_true", help="let workers wait for the end of a generation")

@@ -40,13 +40,7 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-ROPE, METHODS, SEARCH, DATA, COMPARE = (
-    "tests/rope",
-    "tests/methods",
-    "tests/search",
-    "tests/data",
-    "tests/compare",
-)
+ROPE, METHODS, SEARCH, DATA, COMPARE = (f"tests/{name}" for name in ("rope", "methods", "search", "data", "compare"))
 
 MUTANTS = (
     # -- the factors

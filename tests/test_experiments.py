@@ -6,6 +6,7 @@ import re
 import shlex
 import statistics
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -28,7 +29,7 @@ def made(tmp_path):
     """A bench on a made-up model that has shipped factors, without results."""
     Factors.from_list(SHIPPED).save(tmp_path / "model" / "factors.json")
     model = {"name": str(tmp_path / "model"), "sha256": "a" * 64, "layers": LAYERS}
-    return Bench(store.Results(tmp_path / "results"), model, {**model, "sha256": "c" * 64})
+    return Bench(tmp_path / "results", model, {**model, "sha256": "c" * 64})
 
 
 def answers(questions, positions, share, seed):
@@ -50,7 +51,7 @@ def keep(made, name, scores, questions=None, **changed):
         "hardware": {"processor": "abacus", "cores": 2, "threads": 1, "device": "cpu"},
         **changed,
     }
-    made.results.keep(store.TABLES[made.listed[name].kind], result)
+    made.keep(result)
     return result
 
 
@@ -79,21 +80,17 @@ def test_accuracy_is_the_share_of_right_answers_and_differences_are_paired_by_qu
     keep(made, "main/kv/lpes", lpes)
     text = results_page(made)
     row = cells(text, "LPES", "### kv_retrieval")
-    shares = [100 * statistics.fmean(values) for values in lpes.values()]
+    before, after = (100 * np.transpose([*scores.values()]) for scores in (plain, lpes))  # (questions, positions)
+    at, worst_plain, by_question, gains = after.mean(0), before.mean(0).min(), after.mean(1), (after - before).mean(1)
     assert row[1] == "40"
-    assert row[2:8] == [f"{share:.1f}" for share in shares]
-    per_question = [100 * statistics.fmean(column) for column in zip(*lpes.values(), strict=True)]
-    half = stats.t.ppf(0.975, 39) * statistics.stdev(per_question) / 40**0.5
-    assert row[8] == f"{statistics.fmean(shares):.1f} ± {half:.1f}"
-    assert row[9] == f"{min(shares):.1f}"
-    before = [100 * statistics.fmean(column) for column in zip(*plain.values(), strict=True)]
-    gains = [b - a for a, b in zip(before, per_question, strict=True)]
-    assert row[10].startswith(f"{statistics.fmean(gains):+.1f} [")
-    worst_plain = min(100 * statistics.fmean(values) for values in plain.values())
-    assert row[11].startswith(f"{min(shares) - worst_plain:+.1f} [")
+    assert row[2:8] == [f"{share:.1f}" for share in at]
+    assert row[8] == f"{at.mean():.1f} ± {stats.t.ppf(0.975, 39) * stats.sem(by_question):.1f}"
+    assert row[9] == f"{at.min():.1f}"
+    assert row[10].startswith(f"{gains.mean():+.1f} [")
+    assert row[11].startswith(f"{at.min() - worst_plain:+.1f} [")
     low, high = map(float, re.findall(r"[-+][\d.]+", row[10])[1:])
-    error = statistics.stdev(gains) / 40**0.5
-    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.15)  # the page resamples; this is the closed form
+    half = 1.96 * stats.sem(gains)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.15)  # the page resamples; this is the closed form
 
 
 def test_results_of_different_sizes_are_paired_on_the_questions_that_both_were_asked(made):
@@ -234,7 +231,7 @@ def test_perplexity_is_the_exponential_of_nats_a_token(made):
 
 
 def test_a_fresh_headline_is_held_against_the_kept_intervals(made, tmp_path):
-    kept = Bench(store.Results(tmp_path / "kept"), made.model, made.second)
+    kept = Bench(tmp_path / "kept", made.model, made.second)
     scores = answers(100, KV_POSITIONS, 0.5, 1)
     for bench, of_lpes in ((kept, scores), (made, answers(100, KV_POSITIONS, 0.9, 2))):
         keep(bench, "main/kv/plain", scores)
@@ -319,7 +316,7 @@ def test_nothing_is_measured_twice_and_what_is_needed_comes_first(made, run):
     assert run("searches/kv-1-held-out") == (["searches/kv-1", "searches/kv-1-held-out"], 0)
     both = ("searches/kv-1-held-out", "main/kv/uniform")
     assert run(*both) == (["main/kv/uniform-choice", "main/kv/uniform"], 0)
-    made.results = store.Results(made.results.folder)  # as another process finds them
+    made.results = store.tables(made.folder)  # as another process finds them
     assert run(*both) == ([], 0)
 
 
@@ -331,7 +328,7 @@ def test_a_failure_stops_what_needs_it_and_nothing_else_and_leaves_an_earlier_re
     said = capsys.readouterr().out
     assert "curves/linear: failed: out of paper" in said
     assert "curves/linear-held-out: failed: curves/linear has no result" in said
-    assert made.results.load("curves/linear") == json.loads(json.dumps(earlier))
+    assert made.results["search"]["curves/linear"] == json.loads(json.dumps(earlier))
 
 
 def test_what_is_measured_is_a_whole_row_and_a_failed_process_is_a_reason(made, monkeypatch):
@@ -381,7 +378,7 @@ def kept(monkeypatch, tmp_path):
 
 
 def test_every_result_that_is_kept_is_whole_and_of_today_s_plan(kept):
-    there = [result for name in kept.listed if (result := kept.results.load(name))]
+    there = [result for table in kept.results.values() for result in table.values()]
     assert len(there) > 160
     for result in there:
         assert kept.shown(result["name"]) == (result, "")
@@ -401,7 +398,7 @@ def test_a_document_that_says_another_number_is_found(kept, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("With it <!-- numbers: ms_poe -->0 %<!-- /numbers -->.\n")
     texts = page.documents(kept, tmp_path / "docs/results.md", tmp_path)
-    right = "".join(kept.results.load("main/kv/ms_poe")["scores"].values())
+    right = "".join(kept.results["evaluate"]["main/kv/ms_poe"]["scores"].values())
     percent = 100 * right.count("1") / len(right)
     assert f"`skip=2` has {percent:.1f} % and" in texts[readme]
     assert texts[readme].count("\n") == 1

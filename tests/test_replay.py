@@ -5,14 +5,13 @@ import contextlib
 import gzip
 import io
 import json
-import signal
 import subprocess
 import sys
-import time
 from xml.etree import ElementTree
 
 import pytest
 
+from fuzz import SECONDS, in_time
 from lpes_eval import cli
 from lpes_eval.errors import UserError
 from runs import write_run
@@ -20,22 +19,9 @@ from runs import write_run
 ESCAPES = "a\x1b[31m\n# heading ![](http://x) <img> |\x00 b"
 
 
-@contextlib.contextmanager
-def within(seconds=3.0):
-    """The answer comes within three times the second that is promised, on this process' own clock; a hang ends."""
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit("hangs"))
-    signal.alarm(30)
-    began = time.process_time()
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-    assert time.process_time() - began < seconds, "too late"
-
-
 def refused(call, *arguments, says="", **options):
-    """One line for the user, in time."""
-    with within(), pytest.raises(UserError) as error:
+    """One line for the user, within three times the second that is promised."""
+    with in_time(3 * SECONDS), pytest.raises(UserError) as error:
         call(*arguments, **options)
     message = str(error.value)
     assert says in message
@@ -98,7 +84,7 @@ def test_a_factors_file_of_few_kilobytes_is_answered_or_refused_in_time(tmp_path
         curve = {"kind": "bezier", "points": [[x, 1.0 + x % 2 / 2] for x in range(points)]}
         file = {"format": "lpes-factors", "version": 1, "num_layers": layers, "curve": curve}
         path = written(tmp_path / "f.json", json.dumps(file))
-        with within():
+        with in_time(3 * SECONDS):
             command("factors", path, status=0 if (points, layers) == (12, 1000) else 2)
 
 

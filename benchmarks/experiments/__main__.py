@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = open_bench(args.results or (Path("runs/headline") if headline else KEPT))
         names = [name for name in bench.listed if any(fnmatch(name, pattern) for pattern in args.only or "*")]
         if headline:
-            names = [name for name in names if fnmatch(name, "main/*") and name.endswith(("/plain", "/pi", "/lpes"))]
+            names = [name for name in names if name.startswith("main/") and name.endswith(("/plain", "/pi", "/lpes"))]
         if not names:
             raise UserError(f"--only {' '.join(args.only)}: no experiment is called so; --list shows their names")
         chosen = bench.with_needs(names)

@@ -70,8 +70,9 @@ def model_args(source: Source | None, row: Row) -> Row:
 class Bench:
     """The experiments, the models that they run on, and the results so far."""
 
-    def __init__(self, results: store.Results, model: Row, second: Row) -> None:
-        self.results, self.model, self.second, self.listed = results, model, second, plan.experiments()
+    def __init__(self, folder: Path, model: Row, second: Row) -> None:
+        self.folder, self.model, self.second = folder, model, second
+        self.listed, self.results = plan.experiments(), store.tables(folder)
 
     def wanted(self, name: str) -> Row:
         """What the result of an experiment has to say of itself: the beginning of its row.
@@ -79,14 +80,14 @@ class Bench:
         Raises:
             UserError: there is no result from which the factors follow.
         """
-        _, settings, source, second = self.listed[name]
-        model = self.second if second else self.model
+        _, settings, source = self.listed[name]
+        model = self.second if name.startswith("second/") else self.model
         factors = layer_factors(source, model, self.found) if source else None
         return {"name": name, "settings": json.loads(json.dumps(settings)), "factors": factors, "model": model}
 
     def shown(self, name: str) -> tuple[Row | None, str]:
         """An experiment's result, if it is of today's plan, models and factors; or why there is none."""
-        if (row := self.results.load(name)) is None:
+        if (row := self.results[self.listed[name].kind].get(name)) is None:
             return None, "not run"
         try:
             current = row | self.wanted(name) == row
@@ -101,6 +102,12 @@ class Bench:
             raise UserError(f"{name} has no result: {why}")
         return row
 
+    def keep(self, row: Row) -> None:
+        """Write a result in place of an earlier one of its name."""
+        kind = self.listed[row["name"]].kind
+        self.results[kind][row["name"]] = json.loads(json.dumps(row))
+        store.write(self.folder / store.TABLES[kind], self.results[kind].values())
+
     def with_needs(self, names: Sequence[str]) -> list[str]:
         """These experiments and those from whose results their factors follow, which come before them."""
         wanted = {*names, *(needs(self.listed[name].source) for name in names)}
@@ -114,7 +121,7 @@ class Bench:
             """The whole row, or none where it is there already."""
             if self.shown(name)[0]:
                 return None
-            row, (kind, _, source, _) = self.wanted(name), self.listed[name]
+            row, (kind, _, source) = self.wanted(name), self.listed[name]
             return measure.in_its_own_process(kind, row, model_args(source, row))
 
         needing = [name for name in chosen if needs(self.listed[name].source)]
@@ -126,7 +133,7 @@ class Bench:
                     name, said = futures[future], "there already"
                     try:
                         if row := future.result():
-                            self.results.keep(store.TABLES[self.listed[name].kind], row)
+                            self.keep(row)
                             said = f"{row['seconds']:.0f} s"
                     except UserError as error:
                         failed, said = failed + 1, f"failed: {error}"
@@ -145,4 +152,4 @@ def open_bench(results: Path = KEPT) -> Bench:
     if results.exists() and not results.is_dir():
         raise UserError(f"--results {results}: is a file; expected a folder, or a name that is free")
     smaller = store.spelled(reference.path("kv"))
-    return Bench(store.Results(results), shipped_model("reference"), shipped_model(smaller))
+    return Bench(results, shipped_model("reference"), shipped_model(smaller))

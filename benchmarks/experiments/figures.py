@@ -242,7 +242,7 @@ class Figures:
 
     def speeds(self) -> list[Row]:
         """The runs of ``benchmarks/search_speed.py``."""
-        rows = store.rows(self.bench.results.folder / "search_speed.jsonl")
+        rows = store.rows(self.bench.folder / "search_speed.jsonl")
         return [speed_of(row for row in rows if row["run"] == run) for run in dict.fromkeys(row["run"] for row in rows)]
 
 

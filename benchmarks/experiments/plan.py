@@ -90,24 +90,23 @@ DESCENT = {
 
 
 class Experiment(NamedTuple):
-    """What the function of ``measure`` named ``kind`` measures, on the reference model or the ``second`` one."""
+    """What the function of ``measure`` named ``kind`` measures: on the second model where its name begins so."""
 
     kind: str
     settings: dict[str, Any]
     source: Source | None
-    second: bool
 
 
 def experiments() -> dict[str, Experiment]:
     """All of them by name, in an order in which nothing waits for what comes later."""
     listed: dict[str, Experiment] = {}
 
-    def add(name: str, kind: str, source: Source | None = None, second: bool = False, **settings: Any) -> None:
-        listed[name] = Experiment(kind, settings, source, second)
+    def add(name: str, kind: str, source: Source | None = None, **settings: Any) -> None:
+        listed[name] = Experiment(kind, settings, source)
 
-    def evaluate(name: str, task: str, source: Source | None = None, second: bool = False, **changed: Any) -> None:
+    def evaluate(name: str, task: str, source: Source | None = None, **changed: Any) -> None:
         settings = {"task": task, "questions": QUESTIONS, "metadata": {}, "model": "lpes", "model_args": {}}
-        add(name, "evaluate", source, second, **settings | changed)
+        add(name, "evaluate", source, **settings | changed)
 
     def search(name: str, task: str, seed: int, **changed: Any) -> None:
         add(name, "search", flags=search_flags(task, seed, **changed))
@@ -151,7 +150,7 @@ def experiments() -> dict[str, Experiment]:
         for half in ("first", "last"):
             evaluate(f"ablation/{SHORT[task]}-{half}-half", task, ("half", half, ("shipped", task)), **other)
     for name, source in {"plain": None, "own": ("shipped", KV), "transferred": first[KV]}.items():
-        evaluate(f"second/{name}", KV, source, second=True)
+        evaluate(f"second/{name}", KV, source)
 
     tenths = {"positions": list(range(0, 101, 10))}  # Table 16
     curves: dict[str, Source] = {curve: ("found", f"steps/{curve}") for curve in ("linear", "bezier")}

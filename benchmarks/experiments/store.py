@@ -9,7 +9,7 @@ a task for every position, also keep what was typed then where that has another 
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,27 +32,20 @@ TABLES = {
 Row = dict[str, Any]
 
 
-class Results:
-    """The tables of a folder, which need not be there yet; ``DataError`` names a line that is no row."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._tables = {file: {row["name"]: row for row in rows(folder / file, "name")} for file in TABLES.values()}
-
-    def load(self, name: str) -> Row | None:
-        """An experiment's result, if it is there."""
-        return next((table[name] for table in self._tables.values() if name in table), None)
-
-    def keep(self, table: str, row: Mapping[str, Any]) -> None:
-        """Write a row in place of an earlier one of its name."""
-        self._tables[table][row["name"]] = json.loads(json.dumps(row))
-        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in self._tables[table].values())
-        files.write_atomically(self.folder / table, "".join(f"{line}\n" for line in lines))
+def tables(folder: Path) -> dict[str, dict[str, Row]]:
+    """A folder's rows by kind and name, where there are any; ``DataError`` names a line that is no row."""
+    return {kind: {row["name"]: row for row in rows(folder / file, "name")} for kind, file in TABLES.items()}
 
 
 def rows(path: Path, *fields: str) -> list[Row]:
     """The rows of a table, each of which must have these fields; none where it is not there."""
     return list(files.read_jsonl(path, required=fields)) if path.exists() else []
+
+
+def write(path: Path, table: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table, whole or not at all."""
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in table)
+    files.write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def pack(questions: Sequence[Any], scores: Mapping[str, Sequence[float]]) -> Row:

@@ -5,13 +5,12 @@ what is scored. The gold record stands near the end, inside the shortest window 
 holds what is needed and a longer one only has more before it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.experiments import store
 from lpes_eval.data import kv
 from lpes_eval.errors import UserError
-from lpes_eval.files import write_atomically
 from lpes_eval.rng import below, stream
 
 TASK = "lpes_ppl_001k"
@@ -46,5 +45,5 @@ def write(path: Path, tokenizer: Any, count: int, longest: int, nearest: int) ->
         sizes.add((size(text), longest - size(text[: -len(answer)])))
     if len(sizes) > 1 or {whole for whole, _ in sizes} != {longest}:
         raise UserError(f"expected texts of {longest} tokens with answers of one size; their sizes are {sorted(sizes)}")
-    write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    store.write(path, [{"text": text} for text in texts])
     return sizes.pop()[1]

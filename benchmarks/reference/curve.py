@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lpes_eval import files
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, program
 
 AVERAGED = 5
 """Log lines that one drawn point averages, because neighbouring batches differ in length."""
@@ -23,7 +23,7 @@ def draw(log: Path, out: Path) -> None:
     """Loss and share of right answers by step, with the levels of the recipe as bands.
 
     Raises:
-        UserError: no log, or one without a line.
+        UserError: no log, or one without a line; or ``out`` is of a kind that matplotlib does not write.
     """
     from matplotlib.figure import Figure
 
@@ -54,7 +54,10 @@ def draw(log: Path, out: Path) -> None:
     shares = {words: drawn[key] for key, words in SHARES.items() if key in drawn}
     figure.legend(shares.values(), shares.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=90)
+    try:
+        figure.savefig(out, dpi=90)
+    except ValueError as error:
+        raise UserError(f"{out}: {error}") from None
 
 
 def _name(level: str) -> str:
@@ -67,17 +70,13 @@ def _name(level: str) -> str:
     return f"up to {pairs} pairs{of}" + {"": "", "1": ", 1 article"}.get(articles, f", {articles} articles")
 
 
-def main(arguments: list[str] | None = None) -> int:
+@program("curve")
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference.curve", description="Draw a training log.")
     parser.add_argument("log", type=Path, help="a run's log.jsonl")
     parser.add_argument("out", type=Path, help="the picture to write, .png or .svg")
     given = parser.parse_args(arguments)
-    try:
-        draw(given.log, given.out)
-    except (UserError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    draw(given.log, given.out)
 
 
 if __name__ == "__main__":

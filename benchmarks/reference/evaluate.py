@@ -25,6 +25,7 @@ from benchmarks.reference.train import CHECKPOINT
 from lpes_eval import checkpoint, rng
 from lpes_eval.errors import UserError, program
 from lpes_eval.flags import at_least, positive
+from lpes_eval.harness.task import gold_index
 
 POSITIONS = (0, 20, 40, 60, 80, 100)
 DOCUMENT_POSITIONS = (0, 25, 50, 75, 100)
@@ -55,11 +56,9 @@ def right(
 ) -> np.ndarray:
     """(contexts, positions) booleans: is the answer right, with the gold record at each position of each context?
 
-    A position p means record floor(p * (pairs - 1) / 100). Context i is the same whatever else is asked. An answer is
-    the value, its closing quote and the end of the text; with ``values``, what follows the value does not count, as in
-    the task.
+    Context i is the same whatever else is asked. With ``values``, what follows the value in an answer does not count.
     """
-    golds, answered = np.array([[position * (pairs - 1) // 100 for position in POSITIONS]]), []
+    golds, answered = np.array([[gold_index(position, pairs) for position in POSITIONS]]), []
     for index in range(contexts):
         asked = draw(np.random.default_rng([HELD_OUT_STREAM, pairs, index]), 1, pairs, golds)
         if values:
@@ -72,7 +71,7 @@ def right_documents(
     model: LlamaForCausalLM, documents: int, contexts: int, factors: Sequence[float] | float | None = None
 ) -> np.ndarray:
     """As ``right`` for generated articles: each context is asked about the article at each position."""
-    golds = [position * (documents - 1) // 100 for position in DOCUMENT_POSITIONS]
+    golds = [gold_index(position, documents) for position in DOCUMENT_POSITIONS]
     streams = (rng.stream("reference", HELD_OUT_STREAM, documents, index) for index in range(contexts))
     return np.concatenate([_answered(model, draw_documents(one, documents, golds), factors) for one in streams])
 
@@ -113,10 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     flag("--leave-out", action="store_true", help="also measure the model without each of its layers")
     flag("--values", action="store_true", help="records: what follows the value need not be right, as in the task")
     given = parser.parse_args(arguments)
-    _measure(given, load(given.folder))
-
-
-def _measure(given: argparse.Namespace, model: LlamaForCausalLM) -> None:
+    model = load(given.folder)
     reads_articles = model.config.vocab_size >= vocabulary.VOCAB_SIZE
     if given.documents and not reads_articles:
         raise UserError(f"--documents: {given.folder} has no words for articles, it reads records alone; leave it out")

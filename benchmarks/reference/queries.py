@@ -39,8 +39,8 @@ class Asked:
     """(B, Q, W) the id that follows each, :data:`IGNORE` where the context does not determine it."""
     answers: np.ndarray
     """(B, Q, W) whether the target belongs to the answer, the end token included."""
-    context_targets: np.ndarray | None = None
-    """(B, C) the same within the context, where anything in it is determined."""
+    context_targets: np.ndarray
+    """(B, C) the same as ``targets`` within the context."""
 
 
 def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray 
     targets[:, :, 1:size][same[:, :, :-1] > 1] = IGNORE
     answers = np.zeros_like(targets, dtype=bool)
     answers[:, :, size + 1 :] = True
-    return Asked(context, queries, targets, answers)
+    return Asked(context, queries, targets, answers, np.full_like(context, IGNORE))
 
 
 _TOKENIZER = vocabulary.build()

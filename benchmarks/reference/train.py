@@ -112,16 +112,11 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
 
 def _loss(model: LlamaForCausalLM, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean cross-entropy of all targets, and (B, Q, W) whether each of the queries' is the likeliest token."""
-    context, queries, asked = (
-        torch.tensor(ids, device=model.device) for ids in (batch.context, batch.queries, batch.targets)
-    )
-    states, targets = hidden(model, context, queries), asked.flatten(1)
-    if batch.context_targets is None:
-        states = states[:, context.shape[1] :]
-    else:
-        targets = torch.cat([torch.tensor(batch.context_targets, device=model.device), targets], dim=1)
+    ids = (batch.context, batch.queries, batch.context_targets, batch.targets)
+    context, queries, before, asked = (torch.tensor(each, device=model.device) for each in ids)
+    targets = torch.cat([before, asked.flatten(1)], dim=1)
     known = targets != IGNORE
-    logits = model.lm_head(states[known]).float()
+    logits = model.lm_head(hidden(model, context, queries)[known]).float()
     correct = torch.zeros_like(known)
     correct[known] = logits.argmax(-1) == targets[known]
     return functional.cross_entropy(logits, targets[known]), correct[:, -asked[0].numel() :].reshape(queries.shape)
@@ -186,8 +181,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
     if file.exists():
         checkpoint.restore(file, model, optimizer)
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    whole = (line for line in lines if line.endswith("\n"))  # the last one may be torn off
-    write_atomically(log, "".join(line for line in whole if json.loads(line)["step"] <= state.step))
+    write_atomically(log, "".join(lines[: state.step // LOG_EVERY]))  # the others come again
 
     since_logged: dict[str, list[float]] = {}
     total = stages[-1].steps

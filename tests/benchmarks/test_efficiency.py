@@ -16,10 +16,19 @@ FLAGS = ["--shapes", "tiny", "--lengths", "16", "--batches", "1", "--rounds", "3
 FLAGS += ["--new_tokens", "2", "--threads", "1"]
 
 
-def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
-    file = tmp_path / "e.json"
-    efficiency.main([*FLAGS, "--lengths", "16", "24", "--output", str(file)])
-    results = json.loads(file.read_text())
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "e.json"
+
+
+def run(file, *flags):
+    """What the command writes to the file."""
+    efficiency.main([*FLAGS, *flags, "--output", str(file)])
+    return json.loads(file.read_text())
+
+
+def test_one_command_measures_all_methods_and_reports_them(file, capsys):
+    results = run(file, "--lengths", "16", "24")
     assert [(cell["shape"], cell["length"]) for cell in results["cells"]] == [("tiny", 16), ("tiny", 24)]
     for cell in results["cells"]:
         assert list(cell["settings"]) == ["plain", *methods.names()]
@@ -40,14 +49,14 @@ def test_one_command_measures_all_methods_and_reports_them(tmp_path, capsys):
     assert file.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_decoding_steps_are_compiled_and_prefills_are_not(tmp_path, capsys, monkeypatch):
+def test_decoding_steps_are_compiled_and_prefills_are_not(file, capsys, monkeypatch):
     tokens = []
 
     def without_waiting(forward, **options):
         return lambda ids, **given: tokens.append(ids.shape[1]) or forward(ids, **given)
 
     monkeypatch.setattr(torch, "compile", without_waiting)
-    efficiency.main([*FLAGS, "--methods", "lpes", "--compiled", "--output", str(tmp_path / "e.json")])
+    run(file, "--methods", "lpes", "--compiled")
     models = 2 + 2 * (3 + 15)  # each alone, then beside the plain one
     assert tokens == [1] * (2 * models)
     assert "the prefill and 2 compiled decoding steps." in capsys.readouterr().out
@@ -178,7 +187,7 @@ def failing(name, error):
     return type(name, (methods.load(name),), {"apply": apply})
 
 
-def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monkeypatch, tmp_path, capsys):
+def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monkeypatch, file, capsys):
     build, load = efficiency.build, methods.load
 
     def small_memory(shape, device, dtype):
@@ -194,8 +203,7 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
     broken = {name: failing(name, error) for name, error in errors.items()}
     monkeypatch.setattr(efficiency, "build", small_memory)
     monkeypatch.setattr(methods, "load", lambda name: broken.get(name) or load(name))
-    efficiency.main([*FLAGS, "--shapes", "tiny", "small", "--output", str(tmp_path / "e.json")])
-    results = json.loads((tmp_path / "e.json").read_text())
+    results = run(file, "--shapes", "tiny", "small")
     assert {out.get("method", out["shape"]) for out in results["left_out"]} == {*errors, "small"}
     (cell,) = results["cells"]
     assert {row["method"] for row in cell["rows"]} == {"plain", *methods.names()} - errors.keys()
@@ -206,12 +214,10 @@ def test_what_does_not_fit_or_refuses_is_left_out_and_the_rest_is_measured(monke
     assert f"Left out: moice in tiny, {at} (out of memory: CUDA out of memory)." in said
     broken["lpes"] = failing("lpes", RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        efficiency.main([*FLAGS, "--output", str(tmp_path / "e.json")])
+        run(file)
 
 
-def test_two_caches_that_do_not_fit_are_made_one_after_the_other_and_one_that_does_not_is_left_out(
-    monkeypatch, tmp_path
-):
+def test_two_caches_that_do_not_fit_are_made_one_after_the_other_and_one_that_does_not_is_left_out(monkeypatch, file):
     alone = efficiency.measure
 
     def full(models, tokens, **rest):
@@ -220,9 +226,7 @@ def test_two_caches_that_do_not_fit_are_made_one_after_the_other_and_one_that_do
         return alone(models, tokens, **rest)
 
     monkeypatch.setattr(efficiency, "measure", full)
-    file = tmp_path / "e.json"
-    efficiency.main([*FLAGS, "--lengths", "16", "24", "--methods", "lpes", "--output", str(file)])
-    results = json.loads(file.read_text())
+    results = run(file, "--lengths", "16", "24", "--methods", "lpes")
     (cell,) = results["cells"]
     assert {row["in_step"] for row in cell["rows"]} == {False}
     assert len(cell["rows"]) == 3 + 15

@@ -32,5 +32,5 @@ def test_what_cannot_be_drawn_is_named_in_one_line(log, out, words, tmp_path, ca
     assert curve.main([str(tmp_path / "log.jsonl"), str(tmp_path / out)]) == 2
     error = capsys.readouterr().err
     assert words in error
-    assert error.startswith("error: ")
+    assert error.startswith("curve: error: ")
     assert error.count("\n") == 1

@@ -23,25 +23,24 @@ from lpes_eval.data.documents import TEMPLATE
 TOKENIZER = vocabulary.build()
 
 
-@pytest.fixture(scope="module")
-def model():
-    return build(SMOKE[0]).eval()
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("factors", [[1.0, 1.0], [1.3, 1.7]], ids=["plain", "with factors"])
-def test_each_query_gives_what_its_own_prompt_gives(model, factors):
-    lpes_eval.apply(model, factors)
-    asked = draw(np.random.default_rng(0), 2, 5, 3)
+@pytest.mark.parametrize("stage", [0, -1], ids=["records", "articles"])
+@pytest.mark.parametrize("factors", [[1.0, 1.0, 1.0], [1.3, 1.7, 1.1]], ids=["plain", "with factors"])
+def test_each_query_gives_what_its_own_prompt_gives(stage, factors):
+    """Questions about articles differ in length, and shorter ones are padded."""
+    model = build(SMOKE[stage]).eval()
+    lpes_eval.apply(model, factors[: len(model.model.layers)])
+    asked = draw_documents(Random(1), 3, 6) if stage else draw(np.random.default_rng(0), 2, 5, 3)
+    size, questions = asked.context.shape[1], asked.queries.shape[1:]
     states = hidden(model, torch.tensor(asked.context), torch.tensor(asked.queries))
-    together = model.lm_head(states)[:, asked.context.shape[1] :].unflatten(1, (3, -1))
+    together = model.lm_head(states[:, size:].unflatten(1, questions))
+    lengths = (asked.queries != vocabulary.PAD_ID).sum(-1)
+    assert len(np.unique(lengths)) > 1 or not stage
     model.config._attn_implementation = "eager"
-    for b in range(2):
-        for q in range(3):
-            prompt = torch.tensor(np.concatenate([asked.context[b], asked.queries[b, q]]))[None]
-            alone = model(prompt).logits[0, asked.context.shape[1] :]
-            torch.testing.assert_close(together[b, q], alone, atol=1e-5, rtol=1e-4)
-    lpes_eval.remove(model)
+    for (b, q), length in np.ndenumerate(lengths):
+        prompt = torch.tensor(np.concatenate([asked.context[b], asked.queries[b, q, :length]]))[None]
+        alone = model(prompt).logits[0, size:]
+        torch.testing.assert_close(together[b, q, :length], alone, atol=1e-5, rtol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,19 +85,6 @@ def test_training_articles_are_not_those_of_the_task():
     asked = {document for i in range(100) for document in fiction.generate(i, 10).documents(0)}
     assert len(trained) == len(asked) == 1000
     assert not trained & asked
-
-
-@torch.no_grad()
-def test_padding_of_shorter_questions_changes_nothing():
-    model = build(SMOKE[-1]).eval()
-    asked = draw_documents(Random(1), 3, 6)
-    lengths = (asked.queries[0] != vocabulary.PAD_ID).sum(1)
-    assert len(set(lengths)) > 1
-    context = torch.tensor(asked.context)
-    together = hidden(model, context, torch.tensor(asked.queries))[0, context.shape[1] :].unflatten(0, (6, -1))
-    for query, length in enumerate(lengths):
-        alone = hidden(model, context, torch.tensor(asked.queries[:, query : query + 1, :length]))
-        torch.testing.assert_close(together[query, :length], alone[0, context.shape[1] :], atol=1e-5, rtol=1e-4)
 
 
 def test_a_target_is_the_next_token_or_left_out_and_a_key_s_bytes_are_once_they_name_one_record():
