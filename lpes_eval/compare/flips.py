@@ -15,12 +15,11 @@ SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
 
 
-def first_metrics(report: tables.Report, side: str = "") -> dict[str, str]:
-    """Of each task in a report of `compare`, the first metric; of more than two runs, of those that ``side`` has."""
-    found: dict[str, str] = {}
+def first_metrics(report: tables.Report) -> dict[tuple[str, str], str]:
+    """Of each run in a report of `compare` (by its letter) and each task, the first metric."""
+    found: dict[tuple[str, str], str] = {}
     for section in report.sections:
-        if not side or side in section.sides:
-            found.setdefault(section.task, section.metric)
+        found.setdefault((section.sides[1] if section.sides else "B", section.task), section.metric)
     return found
 
 

@@ -204,7 +204,7 @@ class _Score:
     @property
     def questions(self) -> int:
         """How many were asked, where there are tests."""
-        return len(self.old.scores(self.labels[0])) if self.tests else 0
+        return self.old.questions if self.tests else 0
 
     def sign(self, label: str) -> int:
         """The sign of a change for the worse."""

@@ -23,7 +23,7 @@ def packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
     flips = (
         {"pair": pair.title, "task": task, **sample}
         for pair in pairs
-        for task, key in first_metrics(pair.report).items()
+        for (_, task), key in first_metrics(pair.report).items()
         for sample in flipped(pair.a.results, pair.b.results, task, key)
     )
     samples: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Metric, position_of, well_formed
+from lpes_eval.compare.results import position_of
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def write(
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
-    from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
+    from lpes_eval.report import sources
     from lpes_eval.report.flips import packed
 
     if Path(output).is_dir():
@@ -66,12 +66,7 @@ def write(
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips, left_out = packed(pairs)
-    pictures = drawing.draw(runs, panels, pairs, searches)
-    pictures["attention"] = []
-    for one in attentions:
-        with well_formed(one.path, *sources.NO_ATTENTION):
-            pictures["attention"] += attention.pictures(one)
-    pictures = drawing.named_apart(pictures)
+    pictures = drawing.draw(runs, panels, pairs, searches, attentions)
     if figures:
         for picture in (one for section in pictures.values() for one in section):
             picture.save(Path(figures))
@@ -115,7 +110,8 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
         if not panel.by_position:
             having = [panel.runs.get(one) for one in runs]
             cells = [_cell(m.values["all"], m.scores("all")) if m else _cell() for m in having]
-            others.append({"run": None, "name": panel.title, "cells": cells, "questions": _asked(*panel.runs.values())})
+            asked = {m.questions for m in panel.runs.values()}
+            others.append({"run": None, "name": panel.title, "cells": cells, "questions": asked})
             continue
         labels = sorted({label for m in panel.runs.values() for label in m.values}, key=position_of)
         rows = []
@@ -124,17 +120,11 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
             averages = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else ()
             whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
             cells.append(_cell(fmean(metric.values.values()), averages) if whole else _cell())
-            rows.append({"run": one, "cells": cells, "questions": _asked(metric)})
+            rows.append({"run": one, "cells": cells, "questions": {metric.questions}})
         tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
     if others:
         tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
     return tables
-
-
-def _asked(*metrics: Metric) -> str:
-    """How many questions."""
-    counts = {len(scores) for metric in metrics for scores in (metric.by_question or {}).values()}
-    return ", ".join(map(str, sorted(counts)))
 
 
 def _cell(value: float | None = None, scores: Sequence[float] = ()) -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
-    drawn = figures.named_apart(figures.draw(runs, sources.panels(runs), pairs, []))
+    drawn = figures.draw(runs, sources.panels(runs), pairs, [], [])
     assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
     assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
         ["short a", "short b"],
@@ -247,7 +247,7 @@ def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(
     first_line, _ = page._scores(sources.panels(sources.read([few, csv])[0]), [])
     assert first_line["labels"] == ["0 %", "25 %", "50 %", "75 %", "100 %", "mean"]
     assert [row["cells"][-1]["value"] for row in first_line["rows"]] == ["", "1.000"]  # few has a mean over others
-    assert [row["questions"] for row in first_line["rows"]] == ["1", "3"]
+    assert [row["questions"] for row in first_line["rows"]] == [{1}, {3}]
 
 
 def test_one_position_alone_has_a_row_of_what_changed(tmp_path, report):
