@@ -141,13 +141,18 @@ def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compa
                 comparison(*two)
 
 
-def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
-    paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "abc"]
-    before = paths[0].read_text()
-    for options in (["compare", "--json", *paths], ["report", *paths, "-o", paths[0]]):
+def test_results_and_baselines_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
+    paths, committed = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "abc"], tmp_path / "baseline.json"
+    baseline.save(results.read(paths[0]), committed)
+    before = paths[0].read_text(), committed.read_text()
+    for options, target in (
+        (["compare", "--json", *paths], paths[0]),
+        (["report", *paths, "-o", paths[0]], paths[0]),
+        (["regress", paths[0], "--max-drop", "1", "--baseline", committed, "--json", committed], committed),
+    ):
         assert cli.main(list(map(str, options))) == 2
-        assert f"{paths[0]}: holds results of lm-eval" in capsys.readouterr().err
-        assert paths[0].read_text() == before
+        assert f"{target}: holds results of lm-eval" in capsys.readouterr().err
+    assert (paths[0].read_text(), committed.read_text()) == before
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):
@@ -201,13 +206,6 @@ def test_differences_are_those_of_the_paired_answers(two_runs, higher_is_better,
         assert row.cells[-2:] == tuple(tables.p_value(row.facts[name]) for name in ("p", "p_holm"))
 
 
-def test_task_without_positions_is_one_row(tmp_path):
-    paths = [write_run(tmp_path / n, {None: s}) for n, s in (("a", [0.2, 0.9, 0.4]), ("b", [0.3, 1.0, 0.5]))]
-    [row] = comparison(*paths).rows
-    assert (row.facts["row"], row.facts["method"]) == ("all", "exchange")
-    assert row.facts["difference"] == pytest.approx(0.1)
-
-
 def write_group(folder, scores, row=None, **other):
     """A run of two tasks in nested groups, as mmlu has 57 in four.
 
@@ -237,7 +235,7 @@ def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_o
     report = comparison(*paths)
     assert [section.task for section in report.sections] == ["outer"]
     [row] = report.rows
-    assert (row.facts["difference"], report.sections[0].questions) == (-5 / 8, 8)
+    assert (row.facts["row"], row.facts["difference"], report.sections[0].questions) == ("all", -5 / 8, 8)
     assert "outer: all samples of its 2 tasks together." in report.notes
     runs = [results.read(path) for path in paths]
     assert "--tasks outer --" in runs[0].provenance["command"]
@@ -329,16 +327,6 @@ def test_json_holds_every_number_and_no_nan(two_runs, tmp_path):
     assert (data["b"]["results"], data["b"]["model"]) == (str(path_b), "hf tiny, 1,000 parameters")
 
 
-def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
-    path_a, path_b, *_ = two_runs
-    assert cli.main(["compare", str(path_a), str(path_b), "--markdown"]) == 0
-    printed = capsys.readouterr().out
-    rows = [line for line in printed.splitlines() if line.startswith("|")]
-    assert len(rows) == 8
-    assert {row.count("|") for row in rows} == {8}
-    assert "------  ------" not in printed
-
-
 def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_runs, tmp_path, capsys):
     path_a, path_b, a, b = two_runs
     c = right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9})
@@ -405,9 +393,12 @@ def test_samples_in_another_form_are_an_error_that_names_their_run(tmp_path, cap
     assert re.fullmatch(rf"lpes-eval: error: {paths[1]}: its samples of toy, .*\n", capsys.readouterr().err)
 
 
-def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):
+def test_markdown_is_printed_alone_and_text_of_flips_stays_text_in_it(tmp_path, capsys):
     hostile = "a | b <img src=x> [x](y) `c`\n# d"
-    paths = [write_run(tmp_path / n, {None: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
+    paths = [write_run(tmp_path / n, {0: s, 100: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
     assert cli.main(["compare", *map(str, paths), "--flips", "--markdown"]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| better")]
-    assert "a \\| b &lt;img src=x> \\[x\\](y) \\`c\\` # d 0" in line
+    printed = capsys.readouterr().out
+    *rows, _, _, better, _ = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [row.count("|") for row in rows] == [8] * 7  # two positions and three numbers over them
+    assert "a \\| b &lt;img src=x> \\[x\\](y) \\`c\\` # d 0" in better
+    assert "------  ------" not in printed

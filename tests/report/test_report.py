@@ -41,13 +41,6 @@ def test_the_samples_that_flipped_are_those_whose_score_changed(tmp_path, report
     assert "▲ 2 / ▼ 1" in page.text
 
 
-def test_where_lower_is_better_a_rise_is_a_flip_to_the_worse(tmp_path, report):
-    runs = [
-        write_run(tmp_path / n, {None: s}, higher_is_better=False) for n, s in (("a", [3.0, 2.0]), ("b", [4.0, 1.0]))
-    ]
-    assert [one["better"] for one in report(*runs).data["samples"]] == [False, True]
-
-
 def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
     """A key-value question in a chat template: the gold record of each position, and all the text of the prompt."""
     question = kv.generate(7, 5)
@@ -152,11 +145,6 @@ def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
     assert "by position" in both.text.lower()
     unlogged = report(*(write_run(tmp_path / n, BEFORE, samples=False) for n in "bc"))
     assert "no samples were logged (lm_eval --log_samples)" in unlogged.text
-
-
-def test_names_that_occur_twice_are_told_apart(tmp_path):
-    paths = [write_run(tmp_path / folder / "run", BEFORE).parent for folder in "ab"]
-    assert [run.name for run in sources.read(paths)[0]] == ["run", "run (2)"]
 
 
 def test_intervals_of_accuracies_are_wilsons():
