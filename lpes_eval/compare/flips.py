@@ -23,18 +23,18 @@ def first_metrics(report: tables.Report) -> dict[tuple[str, str], str]:
     return found
 
 
-def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = False) -> Iterator[dict[str, Any]]:
+def flipped(a: Results, b: Results, task: str, metric: str) -> Iterator[dict[str, Any]]:
     """The samples of a task whose score in a metric differs between two runs on the same questions.
 
     Of each: its position, whether it got ``better``, both ``scores``, the question, what is ``expected``, both
-    ``answers``, and the prompt's ``segments``. Of a ``baseline`` there are scores and no answers.
+    ``answers``, and the prompt's ``segments``. Of a baseline there are scores and no answers.
     """
     metrics = [run.tasks[task].metrics for run in (a, b)]
     key = next(key for key in metrics[0] if key.removesuffix(",none") == metric)
     before, after = (of[key].by_question or {} for of in metrics)
     labels = [label for label in before if label in after]
     lines_b = b.samples(task, key.rpartition(",")[2])
-    lines_a = [None] * len(lines_b) if baseline else a.samples(task, key.rpartition(",")[2])
+    lines_a = a.samples(task, key.rpartition(",")[2]) if a.raw else [None] * len(lines_b)
     for label in labels:
         for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
             if scores[0] != scores[1]:
