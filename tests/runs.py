@@ -101,6 +101,17 @@ def write_run(
     return path
 
 
+def write_tasks(folder, **tasks):
+    """Write a run of several tasks, each with the options that `write_run` has; returns the path of the results."""
+    whole = {}
+    for name, options in tasks.items():
+        path = write_run(folder, group=name, **options)
+        for key, value in json.loads(path.read_text()).items():
+            whole[key] = whole.get(key, {}) | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(whole))
+    return path
+
+
 def put(path, place, value):
     """Put a value in a place of a JSON file."""
     data = json.loads(path.read_text())

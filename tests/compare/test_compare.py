@@ -14,7 +14,7 @@ from lpes_eval.compare import baseline, flips, results, tables
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
-from runs import DATE, put, write_run
+from runs import DATE, put, write_run, write_tasks
 
 
 def right_or_wrong(seed, accuracies, questions=60):
@@ -211,19 +211,12 @@ def write_group(folder, scores, row=None, **other):
 
     ``row`` is what lm-eval says of the outer group, by default the mean of all samples; ``other``: a task's options.
     """
-    parts = [
-        json.loads(write_run(folder, {None: of}, group=name, **{"text": name, **other.get(name, {})}).read_text())
-        for name, of in scores.items()
-    ]
-    merged = {
-        key: {**parts[0][key], **parts[1][key]} for key in ("results", "configs", "higher_is_better", "n-samples")
-    }
+    tasks = {name: {"scores": {None: of}, "text": name} | other.get(name, {}) for name, of in scores.items()}
+    path = write_tasks(folder, **tasks)
     pooled = [score for of in scores.values() for score in of]
-    mean = {"acc,none": sum(pooled) / len(pooled)}
-    merged["results"] |= {"outer": mean if row is None else row, "inner": {"acc,none": sum(scores["one"]) / 2}}
-    merged["group_subtasks"] = {"inner": ["one"], "outer": ["inner", "two"]}
-    path = folder / f"results_{DATE}.json"
-    path.write_text(json.dumps(parts[0] | merged))
+    put(path, ("results", "outer"), {"acc,none": sum(pooled) / len(pooled)} if row is None else row)
+    put(path, ("results", "inner"), {"acc,none": sum(scores["one"]) / 2})
+    put(path, ("group_subtasks",), {"inner": ["one"], "outer": ["inner", "two"]})
     return path
 
 

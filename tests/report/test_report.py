@@ -11,7 +11,7 @@ from lpes_eval.data import kv
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.report import figures, page, plot, sources
-from runs import write_run
+from runs import write_run, write_tasks
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
 BEFORE = {0: [0.0, 0.0, 1.0, 1.0], 100: [1.0, 1.0, 1.0, 0.0]}
@@ -117,17 +117,9 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
 
 
 def test_tasks_that_are_spread_over_several_runs_are_all_compared(tmp_path):
-    for name, groups in (("one", "x"), ("other", "y"), ("both", "xy")):
-        for group in groups:
-            write_run(tmp_path / name / group, BEFORE, group=group)
-    x, y = (json.loads(next((tmp_path / "both" / group).glob("results_*")).read_text()) for group in "xy")
-    for key, value in x.items():
-        y[key] = value | y[key] if isinstance(value, dict) else value
-    [path] = (tmp_path / "both/y").glob("results_*")
-    path.write_text(json.dumps(y))
-    [samples] = (tmp_path / "both/x").glob("samples_*")
-    shutil.copy(samples, path.parent)
-    pairs, notes = sources.pairs(sources.read([tmp_path / "one", tmp_path / "other", path])[0])
+    groups = {"one": "x", "other": "y", "both": "xy"}
+    paths = [write_tasks(tmp_path / name, **{one: {"scores": BEFORE} for one in of}) for name, of in groups.items()]
+    pairs, notes = sources.pairs(sources.read(paths)[0])
     assert [(pair.a.name, [one.task for one in pair.report.sections]) for pair in pairs] == [
         ("one", ["x"]),
         ("other", ["y"]),
