@@ -175,43 +175,34 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
             sources.read([csv])
 
 
-CHOICES, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("first",), ("second",)]
-LIKELIER = [[["-1.0", "False"], ["-2.0", "False"]], [["-2.0", "False"], ["-1.0", "False"]]]
+CHOICES, LONG, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("Q", " a"), ("Q", " long one")], [("first",), ("second",)]
+WINDOW = ["-9.5", "False"]
+
+
+def likelihoods(*values):
+    return [[str(value), "False"] for value in values]
 
 
 @pytest.mark.parametrize(
-    ("requests", "answers", "target", "question", "shown", "expected"),
+    ("metric", "requests", "answers", "target", "question", "shown", "expected"),
     [
-        (CHOICES, LIKELIER, "1", "Q", ["cat", "dog"], "dog"),
-        (CHOICES, LIKELIER, "7", "Q", ["cat", "dog"], "7"),
-        (SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
-        (
-            SEVERAL,
-            [[["-9.5", "False"]] * 2] * 2,
-            "1",
-            "first second",
-            ["['-9.5', 'False'] | ['-9.5', 'False']"] * 2,
-            "1",
-        ),
-        ([(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
+        ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "1", "Q", ["cat", "dog"], "dog"),
+        ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "7", "Q", ["cat", "dog"], "7"),
+        ("acc_norm", LONG, [likelihoods(-1, -6), likelihoods(-1, -9)], "0", "Q", [" long one", " a"], " a"),
+        ("acc", SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
+        ("nll", SEVERAL, [[WINDOW] * 2] * 2, "1", "first second", [f"{WINDOW} | {WINDOW}"] * 2, "1"),
+        ("acc", [(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
     ],
-    ids=["multiple choice", "no number of a choice", "sci_fi of L-Eval", "windows of lpes_ppl", "an API of chats"],
+    ids=["multiple choice", "no number of a choice", "by length", "sci_fi of L-Eval", "lpes_ppl", "an API of chats"],
 )
 def test_a_sample_is_shown_with_all_its_prompts_and_answers(
-    tmp_path, report, requests, answers, target, question, shown, expected
+    tmp_path, report, metric, requests, answers, target, question, shown, expected
 ):
-    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    paths = [write_run(tmp_path / n, {None: [s]}, metric=metric) for n, s in (("a", 0.0), ("b", 1.0))]
     for path, given in zip(paths, answers, strict=True):
         log(path, requests, given, target=target)
     [sample] = report(*paths).data["samples"]
     assert (sample["question"], sample["answers"], sample["expected"]) == (question, shown, expected)
-
-
-def test_the_answer_of_acc_norm_is_the_likeliest_by_its_length(tmp_path, report):
-    paths = [write_run(tmp_path / n, {None: [s]}, metric="acc_norm") for n, s in (("a", 0.0), ("b", 1.0))]
-    for path, likelihoods in zip(paths, ((-1, -6), (-1, -9)), strict=True):
-        log(path, [("Q", " a"), ("Q", " long one")], [[str(one), "False"] for one in likelihoods], target="0")
-    assert report(*paths).data["samples"][0]["answers"] == [" long one", " a"]
 
 
 def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path, report):
