@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,12 @@ from lpes_eval.compare.results import position_of
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Panel, Run
+    from lpes_eval.report.sources import Pair, Panel, Run
+
+CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
+"""So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
+
+KINDS = ("instruction", "context", "gold", "question", "prompt")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,14 +63,13 @@ def write(
     """
     from lpes_eval.report import figures as drawing
     from lpes_eval.report import sources
-    from lpes_eval.report.flips import packed
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
     runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
-    flips, left_out = packed(pairs)
+    flips, left_out = _packed(pairs)
     pictures = drawing.draw(runs, panels, pairs, searches, attentions)
     if figures:
         for picture in (one for section in pictures.values() for one in section):
@@ -101,6 +105,44 @@ def render(**values: Any) -> str:
     environment.filters["svg"] = lambda picture: Markup(picture.inline())
     text: str = environment.get_template("report.html.j2").render(version=version("lpes-eval"), **values)
     return text
+
+
+def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
+    """The samples that flipped from each pair's first run to its second, in the first metric of each task, for JSON.
+
+    ``texts`` has every piece of a prompt once. A sample's prompt is a list of [kind, first text, number of texts], the
+    kind one of ``KINDS``; it is empty where there was no more room. How many such there are comes with the data.
+    """
+    from lpes_eval.compare.flips import first_metrics, flipped
+
+    flips = (
+        {"pair": pair.title, "task": task, **sample}
+        for pair in pairs
+        for (_, task), key in first_metrics(pair.report).items()
+        for sample in flipped(pair.a.results, pair.b.results, task, key)
+    )
+    samples: list[dict[str, Any]] = []
+    known: dict[str, int] = {}  # text -> its number
+    context_spent = spent = left_out = 0
+    for sample in flips:
+        segments = [segment for segment in sample.pop("segments") if segment.text]
+        spans: list[list[int]] = []
+        samples.append({**sample, "prompt": spans})
+        new = [segment for segment in segments if segment.text not in known]
+        size = sum(len(one.text) for one in new)
+        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
+        if spent + size > ROOM or context_spent + context > CONTEXT_ROOM:
+            left_out += 1
+            continue
+        spent, context_spent = spent + size, context_spent + context
+        for segment in segments:
+            kind = KINDS.index(segment.label if segment.label in KINDS else "context")
+            at = known.setdefault(segment.text, len(known))
+            if spans and spans[-1][0] == kind and sum(spans[-1][1:]) == at:
+                spans[-1][2] += 1
+            else:
+                spans.append([kind, at, 1])
+    return {"samples": samples, "texts": [*known], "kinds": KINDS}, left_out
 
 
 def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:

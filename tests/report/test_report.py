@@ -79,7 +79,7 @@ def test_text_of_samples_and_names_stays_text(tmp_path, report):
 
 
 def test_what_does_not_fit_into_the_page_is_left_out_and_said(tmp_path, report, monkeypatch):
-    monkeypatch.setattr("lpes_eval.report.flips.CONTEXT_ROOM", 25)
+    monkeypatch.setattr("lpes_eval.report.page.CONTEXT_ROOM", 25)
     page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
     assert [bool(one["prompt"]) for one in page.data["samples"]] == [True, True, False]
     assert "1 prompts were left out" in page.text
