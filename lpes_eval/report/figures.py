@@ -10,7 +10,6 @@ from typing import Any
 
 from lpes_eval.compare.results import position_of
 from lpes_eval.drawing import COLORS, INK, Drawing, Line, Picture, factors, short
-from lpes_eval.report import attention
 from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search, numbered
 
 
@@ -22,6 +21,8 @@ def draw(
     attentions: Sequence[Attention],
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by section of the page; those of one name are numbered."""
+    from lpes_eval.report import attention
+
     found: dict[str, list[Picture | None]] = {
         "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
