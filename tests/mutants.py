@@ -166,7 +166,7 @@ MUTANTS = (
         "lpes_eval/compare/gate.py",
         "report = regress(committed, now, ",
         "report = regress(committed, committed, ",
-        (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1",),
+        (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1_and_every_report_has_its_table",),
     ),
     # -- the search
     Mutant(

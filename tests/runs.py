@@ -38,16 +38,14 @@ def write_run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind, arguments, parameters = model
-    alone = None in scores
-    metrics = [metric] if alone else [metric, *(f"{metric}@{position:g}" for position in scores)]
-    columns = dict(zip(metrics[not alone :], scores.values(), strict=True))
-    n = len(next(iter(scores.values())))
-    if not alone:
-        columns = {metric: [sum(row) / len(row) for row in zip(*scores.values(), strict=True)], **columns}
+    columns = {metric: [sum(row) / len(row) for row in zip(*scores.values(), strict=True)]}
+    if None not in scores:
+        columns |= {f"{metric}@{position:g}": line for position, line in scores.items()}
+    n = len(columns[metric])
     row = {"name": group, "alias": group, "sample_len": n}
     for name, line in columns.items():
         row |= {f"{name},none": sum(line) / n, f"{name}_stderr,none": 0.02}
-    if not alone:
+    if len(columns) > 1:
         row |= {f"{metric}_spread,none": 0.1, f"{metric}_spread_stderr,none": "N/A"}
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
@@ -61,7 +59,7 @@ def write_run(
                     "resps": [["yes"]] * len(scores),
                     "filtered_resps": ["yes"] * len(scores),
                     "filter": "none",
-                    "metrics": metrics,
+                    "metrics": [*columns],
                     "doc_hash": hash_string(asked),
                     "prompt_hash": hash_string(chat + asked),
                     "target_hash": hash_string(target),
@@ -78,7 +76,7 @@ def write_run(
                 "configs": {group: {"task": group, "metadata": own}},
                 "versions": {group: version},
                 "n-shot": {group: 0},
-                "higher_is_better": {group: dict.fromkeys(metrics, higher_is_better)},
+                "higher_is_better": {group: dict.fromkeys(columns, higher_is_better)},
                 "n-samples": {group: {"original": n, "effective": n}},
                 "config": {
                     "lpes_eval": "0.0.9",
@@ -98,6 +96,17 @@ def write_run(
         ),
         encoding="utf-8",
     )
+    return path
+
+
+def write_tasks(folder, **tasks):
+    """Write a run of several tasks, each with the options that `write_run` has; returns the path of the results."""
+    whole = {}
+    for name, options in tasks.items():
+        path = write_run(folder, group=name, **options)
+        for key, value in json.loads(path.read_text()).items():
+            whole[key] = whole.get(key, {}) | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(whole))
     return path
 
 

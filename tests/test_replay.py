@@ -14,7 +14,7 @@ import pytest
 from fuzz import SECONDS, in_time
 from lpes_eval import cli
 from lpes_eval.errors import UserError
-from runs import write_run
+from runs import write_run, write_tasks
 
 ESCAPES = "a\x1b[31m\n# heading ![](http://x) <img> |\x00 b"
 
@@ -46,10 +46,8 @@ def written(path, content):
 
 def test_regress_fails_where_a_small_task_fell_to_0_beside_a_large_one(tmp_path):
     for name, small in (("old", 1.0), ("new", 0.0)):
-        few = json.loads(write_run(tmp_path / name, {None: [small] * 8}, group="small").read_text())
-        path = write_run(tmp_path / name, {0: [1.0] * 24, 50: [1.0] * 24}, group="large")
-        both = {k: few[k] | v if isinstance(v, dict) else v for k, v in json.loads(path.read_text()).items()}
-        path.write_text(json.dumps(both))
+        large = {"scores": {0: [1.0] * 24, 50: [1.0] * 24}}
+        write_tasks(tmp_path / name, small={"scores": {None: [small] * 8}}, large=large)
     command("regress", tmp_path / "old", "--baseline", tmp_path / "b.json", "--update", status=0)
     printed = command("regress", tmp_path / "new", "--baseline", tmp_path / "b.json", "--strict", status=1)
     [row] = [line for line in printed.splitlines() if line.startswith("all")]

@@ -1,18 +1,26 @@
-"""The attention of answers under several sets of factors, averaged over prompts, and the decay that a set makes."""
+"""The attention of answers under several sets of factors, averaged over prompts, and the decay that a set makes.
+
+A prompt is read with the attention that the model was loaded with, and the answer then token by token from the cache
+with the eager one, which hands its weights out. So they are exactly those of these queries, and nothing of the size of
+the prompt squared is ever made: 32k tokens fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lpes_eval import rope
 from lpes_eval.attention.prompts import PARTS, Prompt
-from lpes_eval.attention.weights import weights
 from lpes_eval.decoder import device_of, find_decoder
+from lpes_eval.errors import UnsupportedModel
 from lpes_eval.factors import Factors
 
 POINTS = 160
@@ -106,3 +114,75 @@ def decay(model: Any, furthest: int) -> dict[str, Any] | None:
 def _rounded(values: Tensor) -> Any:
     """Numbers for JSON, to five digits behind the point."""
     return values.cpu().double().round(decimals=5).tolist()
+
+
+@torch.no_grad()
+def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int, Tensor]]:
+    """The attention with which each token of an answer is chosen.
+
+    Args:
+        model: a transformers causal language model, with or without factors.
+        tokens: the prompt's and the answer's.
+        answer: how many of them are the answer's.
+
+    Yields:
+        For each token of the answer, by layer, what the token before it, from which it is predicted, pays to each token
+        up to itself, (heads, keys); layers without attention are not there. A layer whose window is shorter pays 0 to
+        what lies before it.
+
+    Raises:
+        UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
+    """
+    decoder = find_decoder(model)
+    start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=device_of(model))
+    few = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    cache = rope.cache_of(model(input_ids=ids[:, :start], use_cache=True, **few))
+    for last in range(start, len(tokens) - 1):
+        with _watched(decoder.layers) as seen, _eager(decoder.module):
+            given = {"use_cache": True, "output_attentions": True, **rope.with_cache(model, cache)}
+            output = model(input_ids=ids[:, last : last + 1], **given)
+        cache = rope.cache_of(output)
+        if not seen:
+            raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
+        found = {}
+        for h, parts in seen.items():
+            weight = torch.cat(parts, dim=1)[0, :, 0]
+            if weight.shape[-1] > last + 1:
+                reason = f"the keys of layer {h} are not those of single tokens"
+                raise UnsupportedModel(f"{model.config.model_type}: {reason}")
+            found[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
+        yield found
+
+
+@contextmanager
+def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
+    """By layer, the attention weights of one query, (1, heads, 1, keys), that modules in it hand out meanwhile."""
+    seen: dict[int, list[Tensor]] = {}
+
+    def note(h: int, module: nn.Module, args: Any, output: Any) -> None:
+        for x in output[1:] if isinstance(output, tuple) else ():
+            found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
+            if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
+                seen.setdefault(h, []).append(x)
+
+    attentions = re.compile("Attention|MLA")
+    with ExitStack() as hooks:
+        for h, layer in enumerate(layers):
+            for module in layer.modules():
+                if attentions.search(type(module).__name__):
+                    hooks.enter_context(module.register_forward_hook(partial(note, h)))
+        yield seen
+
+
+@contextmanager
+def _eager(decoder: nn.Module) -> Iterator[None]:
+    """The eager attention in all of a decoder while this lasts."""
+    configs = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]

@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     a, *others = [results.read(path) for path in (arguments.a, *arguments.others)]
     report = compare(a, *others, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
     if arguments.flips:
+        runs = dict(zip(LETTERS[1:], others, strict=False))
         found = tuple(
-            flips.section(flips.flipped(a, b, task, metric), task, f"{letter} − A, {metric}" if others[1:] else metric)
-            for letter, b in zip(LETTERS[1:], others, strict=False)
-            for task, metric in flips.first_metrics(report, letter if others[1:] else "").items()
+            flips.section(flips.flipped(a, runs[b], task, metric), task, f"{b} − A, {metric}" if others[1:] else metric)
+            for (b, task), metric in flips.first_metrics(report).items()
         )
         report = replace(report, flips=found)
     if arguments.html:

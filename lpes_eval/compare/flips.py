@@ -15,27 +15,26 @@ SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
 
 
-def first_metrics(report: tables.Report, side: str = "") -> dict[str, str]:
-    """Of each task in a report of `compare`, the first metric; of more than two runs, of those that ``side`` has."""
-    found: dict[str, str] = {}
+def first_metrics(report: tables.Report) -> dict[tuple[str, str], str]:
+    """Of each run in a report of `compare` (by its letter) and each task, the first metric."""
+    found: dict[tuple[str, str], str] = {}
     for section in report.sections:
-        if not side or side in section.sides:
-            found.setdefault(section.task, section.metric)
+        found.setdefault((section.sides[1] if section.sides else "B", section.task), section.metric)
     return found
 
 
-def flipped(a: Results, b: Results, task: str, metric: str, *, baseline: bool = False) -> Iterator[dict[str, Any]]:
+def flipped(a: Results, b: Results, task: str, metric: str) -> Iterator[dict[str, Any]]:
     """The samples of a task whose score in a metric differs between two runs on the same questions.
 
     Of each: its position, whether it got ``better``, both ``scores``, the question, what is ``expected``, both
-    ``answers``, and the prompt's ``segments``. Of a ``baseline`` there are scores and no answers.
+    ``answers``, and the prompt's ``segments``. Of a baseline there are scores and no answers.
     """
     metrics = [run.tasks[task].metrics for run in (a, b)]
     key = next(key for key in metrics[0] if key.removesuffix(",none") == metric)
     before, after = (of[key].by_question or {} for of in metrics)
     labels = [label for label in before if label in after]
     lines_b = b.samples(task, key.rpartition(",")[2])
-    lines_a = [None] * len(lines_b) if baseline else a.samples(task, key.rpartition(",")[2])
+    lines_a = a.samples(task, key.rpartition(",")[2]) if a.raw else [None] * len(lines_b)
     for label in labels:
         for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
             if scores[0] != scores[1]:

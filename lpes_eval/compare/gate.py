@@ -71,8 +71,8 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             nothing at all that could be tested, or too few questions for any test to fail.
     """
     scores = list(_comparable(baseline, now, options))
-    levels = _levels(scores, options.alpha)
-    if not any(levels) and options.max_drop is None:
+    _set_levels(scores, options.alpha)
+    if options.max_drop is None and not any(score.level for score in scores):
         tests = sum(score.tests for score in scores)
         if not tests:
             raise NotComparable(
@@ -84,10 +84,8 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> ta
             f"answer could be told from chance; evaluate at least {least}"
         )
     tested = {score.task for score in scores if score.tests}
-    sections = tuple(
-        _section(score, level, options, score.task in tested) for score, level in zip(scores, levels, strict=True)
-    )
-    notes = (*_least_losses(scores, levels), *_differences(baseline, now))
+    sections = tuple(_section(score, options, score.task in tested) for score in scores)
+    notes = (*_least_losses(scores), *_differences(baseline, now))
     sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
     return tables.Report(COMMAND, sides, sections, notes, _headline(sections, options))
 
@@ -162,7 +160,7 @@ def _flips(report: tables.Report, baseline: Results, now: Results) -> Iterator[t
         fell = [row.cells[0] for row in section.rows if row.facts["change"] * sign < 0]
         labels = {"" if label == "all" else label for label in fell if label not in ("mean", "spread")}
         if labels and section.questions:
-            found = flips.flipped(baseline, now, section.task, section.metric, baseline=True)
+            found = flips.flipped(baseline, now, section.task, section.metric)
             yield flips.section((one for one in found if one["position"] in labels), section.task, section.metric)
 
 
@@ -181,15 +179,16 @@ def _update(now: Results, path: Path, options: Options) -> int:
     return 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Score:
-    """One metric of one task in both runs; ``logged`` where both logged the task's samples."""
+    """One metric of one task in both runs, whether both ``logged`` its samples, and each test's level (0: no test)."""
 
     task: str
     key: str
     old: Metric
     new: Metric
     logged: bool
+    level: float = 0.0
 
     @property
     def labels(self) -> list[str]:
@@ -204,19 +203,19 @@ class _Score:
     @property
     def questions(self) -> int:
         """How many were asked, where there are tests."""
-        return len(self.old.scores(self.labels[0])) if self.tests else 0
+        return self.old.questions if self.tests else 0
 
     def sign(self, label: str) -> int:
         """The sign of a change for the worse."""
         return -1 if self.old.higher_is_better and label != "spread" else 1
 
-    def changes(self, level: float) -> Sequence[Change]:
-        """What moved, row by row, tested at ``level``; at 0 it is not tested."""
+    def changes(self) -> Sequence[Change]:
+        """What moved, row by row, tested or not."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
-        if level:
+        if self.level:
             old, new = self.old.matrix(self.old.values), self.new.matrix(self.old.values)
-            return rerun_changes(old, new, level, higher_is_better=self.old.higher_is_better)
+            return rerun_changes(old, new, self.level, higher_is_better=self.old.higher_is_better)
         was, is_now = ([metric.values[label] for label in self.old.values] for metric in (self.old, self.new))
         for values in (was, is_now):
             values += [math.fsum(values) / len(values), max(values) - min(values)]
@@ -253,36 +252,37 @@ def _fewest_lost(level: float) -> int:
     return math.ceil(math.log2(1 / level))
 
 
-def _levels(scores: Sequence[_Score], alpha: float) -> list[float]:
-    """The level of each score's tests: all of them add up to ``alpha``.
+def _set_levels(scores: Sequence[_Score], alpha: float) -> None:
+    """Set the level of each score's tests: all of them add up to ``alpha``.
 
     Half of ``alpha`` goes to all tests evenly. From the other half, scores with few questions get what more it takes to
     see the loss of all their answers, the largest first, as far as it goes; those left without get 0. What is left of
     ``alpha`` goes evenly to the tests that can fail.
     """
     even = alpha / 2 / max(sum(score.tests for score in scores), 1)
-    levels, reserve = [0.0] * len(scores), alpha / 2
-    for i, score in sorted(enumerate(scores), key=lambda one: -one[1].questions):
+    reserve = alpha / 2
+    for score in sorted(scores, key=lambda one: -one.questions):
         needed = 2.0**-score.questions * (1 + 1e-9)  # above 2^-n for all rounding
         top_up = score.tests * max(0.0, needed - even)
         if score.tests and top_up <= reserve:
-            levels[i], reserve = max(even, needed), reserve - top_up
-    spent = sum(score.tests * level for score, level in zip(scores, levels, strict=True))
-    able = sum(score.tests for score, level in zip(scores, levels, strict=True) if level)
-    return [level and level + max(0.0, alpha - spent) / able for level in levels]
+            score.level, reserve = max(even, needed), reserve - top_up
+    able = [score for score in scores if score.level]
+    left, tests = alpha - sum(score.tests * score.level for score in able), sum(score.tests for score in able)
+    for score in able:
+        score.level += max(0.0, left) / tests
 
 
-def _section(score: _Score, level: float, options: Options, has_parts: bool) -> tables.Section:
+def _section(score: _Score, options: Options, has_parts: bool) -> tables.Section:
     """The rows of one score; ``has_parts`` where other metrics of its task are tested on the same samples."""
     largest = math.inf if options.max_drop is None else max(options.max_drop, options.tolerance)
     excused = options.max_drop is not None or (has_parts and not score.old.by_question and not score.new.by_question)
     of_all = "mean" if len(score.labels) > 1 else score.labels[0]
     rows = []
-    for label, change in zip(score.labels, score.changes(level), strict=True):
+    for label, change in zip(score.labels, score.changes(), strict=True):
         drop = largest if label == of_all else math.inf
         if change.worsening > drop + 1e-9:  # averages of the same drop differ in their last bits
             verdict, outcome = "DROPPED", "failure"
-        elif change.p <= level and change.worsening > options.tolerance:
+        elif change.p <= score.level and change.worsening > options.tolerance:
             verdict, outcome = "WORSE", "failure"
         elif math.isnan(change.p) and drop == math.inf:
             verdict, outcome = NOT_TESTABLE, "failure" if options.strict and not excused else "skipped"
@@ -293,7 +293,7 @@ def _section(score: _Score, level: float, options: Options, has_parts: bool) -> 
         p = tables.p_value(change.p)
         message = "{} in the baseline, {} now: {}, allowed {}".format(*numbers) + f" (p = {p}): {verdict}"
         facts = {"row": label, "baseline": change.old, "now": change.new, "change": moved, "allowed": allowed}
-        facts |= {"p": change.p, "level": level, "verdict": verdict}
+        facts |= {"p": change.p, "level": score.level, "verdict": verdict}
         rows.append(tables.Row((label, *numbers, p, verdict), facts, outcome, message))
     return tables.Section(score.task, score.key.removesuffix(",none"), score.questions or None, HEADER, tuple(rows))
 
@@ -310,9 +310,8 @@ def _headline(sections: Sequence[tables.Section], options: Options) -> str:
     return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / options.alpha:.0f}{besides})"
 
 
-def _least_losses(scores: Sequence[_Score], levels: Sequence[float]) -> Iterator[str]:
-    found = {(score.task, score.questions, level) for score, level in zip(scores, levels, strict=True)}
-    for task, questions, level in sorted(found):
+def _least_losses(scores: Sequence[_Score]) -> Iterator[str]:
+    for task, questions, level in sorted({(score.task, score.questions, score.level) for score in scores}):
         if level:
             fewest = _fewest_lost(level)
             yield f"{task}, {questions} questions: a loss of fewer than {fewest} cannot be told from chance."

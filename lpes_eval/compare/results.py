@@ -69,6 +69,11 @@ class Metric:
     values: Mapping[str, float]
     by_question: Mapping[str, tuple[float, ...]] | None
 
+    @property
+    def questions(self) -> int:
+        """How many were asked; 0 where their scores are not known."""
+        return max(map(len, (self.by_question or {}).values()), default=0)
+
     def scores(self, label: str) -> tuple[float, ...]:
         """The questions' scores at a label; none where they are not known."""
         return (self.by_question or {}).get(label, ())
@@ -234,35 +239,34 @@ def _with_groups(raw: Mapping[str, Any], tasks: dict[str, Task]) -> tuple[dict[s
     for group in children:
         names = leaves(group)
         if group not in inner and names and tasks.keys() >= {*names}:
-            pooled = _pooled(raw["results"].get(group) or {}, [tasks[name] for name in names])
-            if pooled is not None:
+            parts = {name: tasks[name] for name in names}
+            if pooled := _pooled(raw["results"].get(group) or {}, [*parts.values()]):
                 members[group] = names
-                data = {name: tasks[name].data for name in names}
-                own = replace(pooled, version=str((raw.get("versions") or {}).get(group)), data=data)
-                tasks = {name: task for name, task in tasks.items() if name not in names} | {group: own}
+                own = Task(
+                    version=str((raw.get("versions") or {}).get(group)),
+                    data={name: part.data for name, part in parts.items()},
+                    examples=sum(part.examples or 0 for part in parts.values()) or None,
+                    documents=_digest(str(part.documents) for part in parts.values()),
+                    prompts=_digest(str(part.prompts) for part in parts.values()),
+                    metrics=pooled,
+                )
+                tasks = {name: task for name, task in tasks.items() if name not in parts} | {group: own}
     return tasks, members
 
 
-def _pooled(row: Mapping[str, Any], tasks: Sequence[Task]) -> Task | None:
-    """All samples of a group's tasks as one task; None where lm-eval's score of the group is not their mean."""
+def _pooled(row: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, Metric]:
+    """The metrics of a group's tasks over all their samples; none where lm-eval's score of one is not their mean."""
     metrics: dict[str, Metric] = {}
     for key, metric in tasks[0].metrics.items():
         columns = [task.metrics[key].scores("all") for task in tasks if key in task.metrics]
         pooled = tuple(score for column in columns for score in column)
         if len(columns) < len(tasks) or not all(columns) or key not in row:
-            return None
+            return {}
         mean = math.fsum(pooled) / len(pooled)
         if not math.isclose(mean, _number(row[key]), rel_tol=1e-6, abs_tol=1e-9):
-            return None
+            return {}
         metrics[key] = replace(metric, values={"all": mean}, by_question={"all": pooled})
-    return Task(
-        version="",
-        data={},
-        examples=sum(task.examples or 0 for task in tasks) or None,
-        documents=_digest(str(task.documents) for task in tasks),
-        prompts=_digest(str(task.prompts) for task in tasks),
-        metrics=metrics,
-    )
+    return metrics
 
 
 def _metrics(

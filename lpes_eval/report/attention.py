@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lpes_eval.compare.results import well_formed
 from lpes_eval.drawing import COLORS, INK, Drawing, Picture, short
-from lpes_eval.report.sources import Attention
+from lpes_eval.report.sources import NO_ATTENTION, Attention
 
 
 def pictures(one: Attention) -> list[Picture]:
-    """All that there are."""
-    found = [by_layer(one), by_head(one), by_item(one)]
-    return found + ([decay(one)] if all(data["decay"] for data in one.data["sets"].values()) else [])
+    """All that there are; ``DataError`` where the data are not what was measured."""
+    with well_formed(one.path, *NO_ATTENTION):
+        found = [by_layer(one), by_head(one), by_item(one)]
+        return found + ([decay(one)] if all(data["decay"] for data in one.data["sets"].values()) else [])
 
 
 def by_layer(one: Attention) -> Picture:

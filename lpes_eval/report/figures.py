@@ -10,13 +10,19 @@ from typing import Any
 
 from lpes_eval.compare.results import position_of
 from lpes_eval.drawing import COLORS, INK, Drawing, Line, Picture, factors, short
-from lpes_eval.report.sources import Pair, Panel, Run, Search, numbered
+from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search, numbered
 
 
 def draw(
-    runs: Sequence[Run], panels: Sequence[Panel], pairs: Sequence[Pair], searches: Sequence[Search]
+    runs: Sequence[Run],
+    panels: Sequence[Panel],
+    pairs: Sequence[Pair],
+    searches: Sequence[Search],
+    attentions: Sequence[Attention],
 ) -> dict[str, list[Picture]]:
-    """All figures that these have something to show in, by the section of the page they belong to."""
+    """All figures that these have something to show in, by section of the page; those of one name are numbered."""
+    from lpes_eval.report import attention
+
     found: dict[str, list[Picture | None]] = {
         "positions": [positions(panel) for panel in panels if panel.by_position],
         "differences": [differences(pair) for pair in pairs],
@@ -26,14 +32,10 @@ def draw(
             for search in searches
             for picture in (progress(search), progress(search, "seconds"), tradeoff(search))
         ],
+        "attention": [picture for one in attentions for picture in attention.pictures(one)],
     }
-    return {section: [picture for picture in pictures if picture is not None] for section, pictures in found.items()}
-
-
-def named_apart(drawn: Mapping[str, Sequence[Picture]]) -> dict[str, list[Picture]]:
-    """The same, but where several pictures have one name (two sets of examples, two folders) each has its own."""
-    names = iter(numbered([picture.name for pictures in drawn.values() for picture in pictures], "-{}"))
-    return {section: [replace(one, name=next(names)) for one in pictures] for section, pictures in drawn.items()}
+    names = iter(numbered([one.name for pictures in found.values() for one in pictures if one], "-{}"))
+    return {section: [replace(one, name=next(names)) for one in pictures if one] for section, pictures in found.items()}
 
 
 def positions(panel: Panel) -> Picture:
@@ -56,7 +58,7 @@ def positions(panel: Panel) -> Picture:
         if all(ends):
             low, high = zip(*filter(None, ends), strict=True)
             drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
-            counts.update(map(len, (metric.by_question or {}).values()))
+            counts.add(metric.questions)
         scores += values
         ticks.update(asked)
     drawing.axes.set_xticks(sorted(ticks))

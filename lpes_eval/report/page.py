@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Metric, position_of, well_formed
+from lpes_eval.compare.results import position_of
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Panel, Run
+    from lpes_eval.report.sources import Pair, Panel, Run
+
+CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
+"""So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
+
+KINDS = ("instruction", "context", "gold", "question", "prompt")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,22 +61,16 @@ def write(
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
-    from lpes_eval.report import attention, sources
     from lpes_eval.report import figures as drawing
-    from lpes_eval.report.flips import packed
+    from lpes_eval.report import sources
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
     runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
-    flips, left_out = packed(pairs)
-    pictures = drawing.draw(runs, panels, pairs, searches)
-    pictures["attention"] = []
-    for one in attentions:
-        with well_formed(one.path, *sources.NO_ATTENTION):
-            pictures["attention"] += attention.pictures(one)
-    pictures = drawing.named_apart(pictures)
+    flips, left_out = _packed(pairs)
+    pictures = drawing.draw(runs, panels, pairs, searches, attentions)
     if figures:
         for picture in (one for section in pictures.values() for one in section):
             picture.save(Path(figures))
@@ -108,6 +107,44 @@ def render(**values: Any) -> str:
     return text
 
 
+def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
+    """The samples that flipped from each pair's first run to its second, in the first metric of each task, for JSON.
+
+    ``texts`` has every piece of a prompt once. A sample's prompt is a list of [kind, first text, number of texts], the
+    kind one of ``KINDS``; it is empty where there was no more room. How many such there are comes with the data.
+    """
+    from lpes_eval.compare.flips import first_metrics, flipped
+
+    flips = (
+        {"pair": pair.title, "task": task, **sample}
+        for pair in pairs
+        for (_, task), key in first_metrics(pair.report).items()
+        for sample in flipped(pair.a.results, pair.b.results, task, key)
+    )
+    samples: list[dict[str, Any]] = []
+    known: dict[str, int] = {}  # text -> its number
+    context_spent = spent = left_out = 0
+    for sample in flips:
+        segments = [segment for segment in sample.pop("segments") if segment.text]
+        spans: list[list[int]] = []
+        samples.append({**sample, "prompt": spans})
+        new = [segment for segment in segments if segment.text not in known]
+        size = sum(len(one.text) for one in new)
+        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
+        if spent + size > ROOM or context_spent + context > CONTEXT_ROOM:
+            left_out += 1
+            continue
+        spent, context_spent = spent + size, context_spent + context
+        for segment in segments:
+            kind = KINDS.index(segment.label if segment.label in KINDS else "context")
+            at = known.setdefault(segment.text, len(known))
+            if spans and spans[-1][0] == kind and sum(spans[-1][1:]) == at:
+                spans[-1][2] += 1
+            else:
+                spans.append([kind, at, 1])
+    return {"samples": samples, "texts": [*known], "kinds": KINDS}, left_out
+
+
 def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
     tables, others = [], []
@@ -115,7 +152,8 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
         if not panel.by_position:
             having = [panel.runs.get(one) for one in runs]
             cells = [_cell(m.values["all"], m.scores("all")) if m else _cell() for m in having]
-            others.append({"run": None, "name": panel.title, "cells": cells, "questions": _asked(*panel.runs.values())})
+            asked = {m.questions for m in panel.runs.values()}
+            others.append({"run": None, "name": panel.title, "cells": cells, "questions": asked})
             continue
         labels = sorted({label for m in panel.runs.values() for label in m.values}, key=position_of)
         rows = []
@@ -124,17 +162,11 @@ def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]
             averages = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else ()
             whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
             cells.append(_cell(fmean(metric.values.values()), averages) if whole else _cell())
-            rows.append({"run": one, "cells": cells, "questions": _asked(metric)})
+            rows.append({"run": one, "cells": cells, "questions": {metric.questions}})
         tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
     if others:
         tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
     return tables
-
-
-def _asked(*metrics: Metric) -> str:
-    """How many questions."""
-    counts = {len(scores) for metric in metrics for scores in (metric.by_question or {}).values()}
-    return ", ".join(map(str, sorted(counts)))
 
 
 def _cell(value: float | None = None, scores: Sequence[float] = ()) -> dict[str, str]:

@@ -14,7 +14,7 @@ from lpes_eval.compare import baseline, flips, results, tables
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
-from runs import DATE, put, write_run
+from runs import DATE, put, write_run, write_tasks
 
 
 def right_or_wrong(seed, accuracies, questions=60):
@@ -141,13 +141,18 @@ def test_a_metric_that_is_no_average_or_overflowed_leaves_the_others_to_be_compa
                 comparison(*two)
 
 
-def test_results_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
-    paths = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "abc"]
-    before = paths[0].read_text()
-    for options in (["compare", "--json", *paths], ["report", *paths, "-o", paths[0]]):
+def test_results_and_baselines_are_not_overwritten_by_a_report_of_them(tmp_path, capsys):
+    paths, committed = [write_run(tmp_path / n, {None: [0.2, 0.9]}) for n in "abc"], tmp_path / "baseline.json"
+    baseline.save(results.read(paths[0]), committed)
+    before = paths[0].read_text(), committed.read_text()
+    for options, target in (
+        (["compare", "--json", *paths], paths[0]),
+        (["report", *paths, "-o", paths[0]], paths[0]),
+        (["regress", paths[0], "--max-drop", "1", "--baseline", committed, "--json", committed], committed),
+    ):
         assert cli.main(list(map(str, options))) == 2
-        assert f"{paths[0]}: holds results of lm-eval" in capsys.readouterr().err
-        assert paths[0].read_text() == before
+        assert f"{target}: holds results of lm-eval" in capsys.readouterr().err
+    assert (paths[0].read_text(), committed.read_text()) == before
 
 
 def test_command_says_how_to_make_such_a_run_again(tmp_path):
@@ -201,31 +206,17 @@ def test_differences_are_those_of_the_paired_answers(two_runs, higher_is_better,
         assert row.cells[-2:] == tuple(tables.p_value(row.facts[name]) for name in ("p", "p_holm"))
 
 
-def test_task_without_positions_is_one_row(tmp_path):
-    paths = [write_run(tmp_path / n, {None: s}) for n, s in (("a", [0.2, 0.9, 0.4]), ("b", [0.3, 1.0, 0.5]))]
-    [row] = comparison(*paths).rows
-    assert (row.facts["row"], row.facts["method"]) == ("all", "exchange")
-    assert row.facts["difference"] == pytest.approx(0.1)
-
-
 def write_group(folder, scores, row=None, **other):
     """A run of two tasks in nested groups, as mmlu has 57 in four.
 
     ``row`` is what lm-eval says of the outer group, by default the mean of all samples; ``other``: a task's options.
     """
-    parts = [
-        json.loads(write_run(folder, {None: of}, group=name, **{"text": name, **other.get(name, {})}).read_text())
-        for name, of in scores.items()
-    ]
-    merged = {
-        key: {**parts[0][key], **parts[1][key]} for key in ("results", "configs", "higher_is_better", "n-samples")
-    }
+    tasks = {name: {"scores": {None: of}, "text": name} | other.get(name, {}) for name, of in scores.items()}
+    path = write_tasks(folder, **tasks)
     pooled = [score for of in scores.values() for score in of]
-    mean = {"acc,none": sum(pooled) / len(pooled)}
-    merged["results"] |= {"outer": mean if row is None else row, "inner": {"acc,none": sum(scores["one"]) / 2}}
-    merged["group_subtasks"] = {"inner": ["one"], "outer": ["inner", "two"]}
-    path = folder / f"results_{DATE}.json"
-    path.write_text(json.dumps(parts[0] | merged))
+    put(path, ("results", "outer"), {"acc,none": sum(pooled) / len(pooled)} if row is None else row)
+    put(path, ("results", "inner"), {"acc,none": sum(scores["one"]) / 2})
+    put(path, ("group_subtasks",), {"inner": ["one"], "outer": ["inner", "two"]})
     return path
 
 
@@ -237,7 +228,7 @@ def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_o
     report = comparison(*paths)
     assert [section.task for section in report.sections] == ["outer"]
     [row] = report.rows
-    assert (row.facts["difference"], report.sections[0].questions) == (-5 / 8, 8)
+    assert (row.facts["row"], row.facts["difference"], report.sections[0].questions) == ("all", -5 / 8, 8)
     assert "outer: all samples of its 2 tasks together." in report.notes
     runs = [results.read(path) for path in paths]
     assert "--tasks outer --" in runs[0].provenance["command"]
@@ -329,16 +320,6 @@ def test_json_holds_every_number_and_no_nan(two_runs, tmp_path):
     assert (data["b"]["results"], data["b"]["model"]) == (str(path_b), "hf tiny, 1,000 parameters")
 
 
-def test_markdown_goes_to_standard_output_alone(two_runs, capsys):
-    path_a, path_b, *_ = two_runs
-    assert cli.main(["compare", str(path_a), str(path_b), "--markdown"]) == 0
-    printed = capsys.readouterr().out
-    rows = [line for line in printed.splitlines() if line.startswith("|")]
-    assert len(rows) == 8
-    assert {row.count("|") for row in rows} == {8}
-    assert "------  ------" not in printed
-
-
 def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_runs, tmp_path, capsys):
     path_a, path_b, a, b = two_runs
     c = right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9})
@@ -392,10 +373,9 @@ def test_flips_are_the_samples_that_changed_in_the_table_and_the_page(two_runs, 
 
 
 def test_flips_are_of_each_tasks_first_metric_in_the_tasks_order():
-    rows = (("b", "x", "B"), ("a", "y", "C"), ("b", "z", "C"))
-    report = SimpleNamespace(sections=[SimpleNamespace(task=t, metric=m, sides=s) for t, m, s in rows])
-    assert [*flips.first_metrics(report).items()] == [("b", "x"), ("a", "y")]
-    assert [*flips.first_metrics(report, "C").items()] == [("a", "y"), ("b", "z")]
+    rows = (("b", "x", "B"), ("b", "w", "B"), ("a", "y", "C"), ("b", "z", "C"))
+    report = SimpleNamespace(sections=[SimpleNamespace(task=t, metric=m, sides=("A", s)) for t, m, s in rows])
+    assert [*flips.first_metrics(report).items()] == [(("B", "b"), "x"), (("C", "a"), "y"), (("C", "b"), "z")]
 
 
 def test_samples_in_another_form_are_an_error_that_names_their_run(tmp_path, capsys):
@@ -406,9 +386,12 @@ def test_samples_in_another_form_are_an_error_that_names_their_run(tmp_path, cap
     assert re.fullmatch(rf"lpes-eval: error: {paths[1]}: its samples of toy, .*\n", capsys.readouterr().err)
 
 
-def test_text_of_flips_stays_text_in_markdown(tmp_path, capsys):
+def test_markdown_is_printed_alone_and_text_of_flips_stays_text_in_it(tmp_path, capsys):
     hostile = "a | b <img src=x> [x](y) `c`\n# d"
-    paths = [write_run(tmp_path / n, {None: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
+    paths = [write_run(tmp_path / n, {0: s, 100: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
     assert cli.main(["compare", *map(str, paths), "--flips", "--markdown"]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| better")]
-    assert "a \\| b &lt;img src=x> \\[x\\](y) \\`c\\` # d 0" in line
+    printed = capsys.readouterr().out
+    *rows, _, _, better, _ = [line for line in printed.splitlines() if line.startswith("|")]
+    assert [row.count("|") for row in rows] == [8] * 7  # two positions and three numbers over them
+    assert "a \\| b &lt;img src=x> \\[x\\](y) \\`c\\` # d 0" in better
+    assert "------  ------" not in printed

@@ -15,7 +15,7 @@ import pytest
 
 from lpes_eval import cli
 from lpes_eval.compare import baseline, results
-from runs import put, write_run
+from runs import put, write_run, write_tasks
 
 POSITIONS = (0, 25, 50, 75, 100)
 
@@ -25,24 +25,17 @@ def outside_of_ci(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
 
 
-def write_answers(folder, accuracy=0.8, seed=0, questions=100, **options):
-    rng = np.random.default_rng(seed)
-    answers = (rng.random((questions, len(POSITIONS))) < accuracy).astype(float)
-    return write_run(folder, {p: list(line) for p, line in zip(POSITIONS, answers.T, strict=True)}, **options)
+def answers(accuracy=0.8, questions=100):
+    drawn = np.random.default_rng(0).random((questions, len(POSITIONS))) < accuracy
+    return {p: list(line) for p, line in zip(POSITIONS, drawn.T.astype(float), strict=True)}
+
+
+def write_answers(folder, accuracy=0.8, questions=100, **options):
+    return write_run(folder, answers(accuracy, questions), **options)
 
 
 def call(*arguments):
     return cli.main(["regress", *map(str, arguments)])
-
-
-def add_task(path, name, *, samples=True):
-    """Give the run a copy of its task ``toy``, with or without its samples."""
-    data = json.loads(path.read_text())
-    for key in ("results", "configs", "versions", "n-samples"):
-        data[key][name] = data[key]["toy"]
-    path.write_text(json.dumps(data))
-    for logged in path.parent.glob("samples_toy_*") if samples else ():
-        logged.with_name(logged.name.replace("toy", name)).write_text(logged.read_text())
 
 
 @pytest.fixture
@@ -99,11 +92,6 @@ def test_a_model_is_named_by_what_an_api_calls_it_and_by_the_factors_that_brough
         assert [results.read(path).model.name for path in (api, by_factors)] == ["org/large"] * 2
     put(api, ("config", "model_args"), "model=org/large,base_url=http://localhost/?a=b")  # as a program gives them
     assert results.read(api).model.name == "org/large"
-
-
-def test_a_worse_run_fails_with_1(tmp_path, committed, capsys):
-    assert call(write_answers(tmp_path / "worse", accuracy=0.3), "--baseline", committed) == 1
-    assert re.search(r"^mean .* WORSE$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_path, committed, capsys, monkeypatch):
@@ -169,8 +157,7 @@ def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed
 
 
 def test_what_differs_without_harm_is_named_and_passes(tmp_path, committed, capsys):
-    path = write_answers(tmp_path / "run")
-    add_task(path, "new_task")
+    path = write_tasks(tmp_path / "run", toy={"scores": answers()}, new_task={"scores": answers()})
     path.write_text(path.read_text().replace('"5.23.0"', '"5.24.0"'))
     assert call(path, "--baseline", committed) == 0
     printed = capsys.readouterr().out
@@ -229,8 +216,8 @@ def test_a_damaged_baseline_is_an_error_of_use_and_replaced_on_request(tmp_path,
 
 def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkeypatch, capsys):
     path = tmp_path / "b.json"
-    run = write_answers(tmp_path / "a")
-    add_task(run, "unlogged", samples=False)
+    unlogged = {"scores": answers(), "samples": False}
+    run = write_tasks(tmp_path / "a", toy={"scores": answers()}, unlogged=unlogged)
     call(run, "--baseline", path, "--update")
     assert "7 of its scores and spreads are not testable" in capsys.readouterr().out
     assert call(run, "--baseline", path) == 0
@@ -266,7 +253,7 @@ def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_p
     os.close(write)
 
 
-def test_markdown_and_junit_hold_the_table_of_the_terminal(tmp_path, committed, capsys):
+def test_a_worse_run_fails_with_1_and_every_report_has_its_table(tmp_path, committed, capsys):
     target, junit = tmp_path / "summary.md", tmp_path / "junit.xml"
     bad = write_answers(tmp_path / "bad", accuracy=0.3)
     assert call(bad, "--baseline", committed, "--markdown", target, "--junit", junit) == 1
@@ -280,41 +267,24 @@ def test_markdown_and_junit_hold_the_table_of_the_terminal(tmp_path, committed, 
     assert written == printed
     [suite] = ElementTree.parse(junit).getroot()
     failed = [line for line in printed if line[-1] == "WORSE"]
+    assert "mean" in [line[0] for line in failed]
     assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
     assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
-def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_path, committed):
-    target = tmp_path / "summary.json"
-    before = json.loads(committed.read_text())["tasks"]["toy"]["metrics"]["acc,none"]["by_question"]
-    scores = {p: [float(x) for x in before[f"{p:g} %"]] for p in POSITIONS}
-    first, last = POSITIONS[0], POSITIONS[-1]
-    lost = [n for n in range(100) if scores[first][n]][:3]
-    gained = [n for n in range(100) if not scores[last][n]][:1]
-    scores[first] = [0.0 if n in lost else x for n, x in enumerate(scores[first])]
-    scores[last] = [1.0 if n in gained else x for n, x in enumerate(scores[last])]
-    call(write_run(tmp_path / "now", scores), "--baseline", committed, "--flips", "--json", target)
-    [flips] = json.loads(target.read_text())["flips"]
-    assert [(row["better"], row["position"], row["question"]) for row in flips["rows"]] == [
-        (False, f"{first:g} %", f"question {n}") for n in lost
-    ]
-    assert {tuple(row["answers"]) for row in flips["rows"]} == {("", "yes")}  # a baseline keeps no answers
-
-
-def test_where_lower_is_better_the_flips_are_of_the_scores_that_rose(tmp_path):
-    old, new = {0: [0.0] * 20, 100: [1.0] * 20}, {0: [1.0] * 3 + [0.0] * 17, 100: [1.0] * 19 + [0.0]}
-    before, now = (write_run(tmp_path / name, of, higher_is_better=False) for name, of in (("old", old), ("new", new)))
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_path, higher_is_better):
+    """Three get worse at 0 %, and one gets better at 100 %."""
+    good, bad = float(higher_is_better), float(not higher_is_better)
+    old, new = {0: [good] * 20, 100: [bad] * 20}, {0: [bad] * 3 + [good] * 17, 100: [bad] * 19 + [good]}
+    before, now = (write_run(tmp_path / n, of, higher_is_better=bool(good)) for n, of in (("old", old), ("new", new)))
     call(before, "--baseline", tmp_path / "baseline.json", "--update")
     call(now, "--baseline", tmp_path / "baseline.json", "--flips", "--json", tmp_path / "summary.json")
     [flips] = json.loads((tmp_path / "summary.json").read_text())["flips"]
-    assert [(row["better"], row["position"]) for row in flips["rows"]] == [(False, "0 %")] * 3
-
-
-def test_a_report_does_not_replace_the_baseline(tmp_path, committed, capsys):
-    before = committed.read_text()
-    assert call(write_answers(tmp_path / "run"), "--baseline", committed, "--json", committed) == 2
-    assert f"{committed}: holds results" in capsys.readouterr().err
-    assert committed.read_text() == before
+    assert [(row["better"], row["position"], row["question"], row["answers"]) for row in flips["rows"]] == [
+        (False, "0 %", f"question {n}", ["", "yes"])
+        for n in range(3)  # a baseline keeps no answers
+    ]
 
 
 def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypatch):

@@ -8,9 +8,8 @@ import torch
 
 import lpes_eval
 from lpes_eval import cli, methods
-from lpes_eval.attention.measure import decay, shares
+from lpes_eval.attention.measure import decay, shares, weights
 from lpes_eval.attention.prompts import PARTS, load, prompts
-from lpes_eval.attention.weights import weights
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from runs import put

@@ -11,7 +11,7 @@ from lpes_eval.data import kv
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.report import figures, page, plot, sources
-from runs import write_run
+from runs import write_run, write_tasks
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
 BEFORE = {0: [0.0, 0.0, 1.0, 1.0], 100: [1.0, 1.0, 1.0, 0.0]}
@@ -39,13 +39,6 @@ def test_the_samples_that_flipped_are_those_whose_score_changed(tmp_path, report
         ("0 %", "question 2", False, [1.0, 0.0]),
     ]
     assert "▲ 2 / ▼ 1" in page.text
-
-
-def test_where_lower_is_better_a_rise_is_a_flip_to_the_worse(tmp_path, report):
-    runs = [
-        write_run(tmp_path / n, {None: s}, higher_is_better=False) for n, s in (("a", [3.0, 2.0]), ("b", [4.0, 1.0]))
-    ]
-    assert [one["better"] for one in report(*runs).data["samples"]] == [False, True]
 
 
 def test_a_prompt_is_shown_in_its_segments_to_the_byte(tmp_path, report):
@@ -86,7 +79,7 @@ def test_text_of_samples_and_names_stays_text(tmp_path, report):
 
 
 def test_what_does_not_fit_into_the_page_is_left_out_and_said(tmp_path, report, monkeypatch):
-    monkeypatch.setattr("lpes_eval.report.flips.CONTEXT_ROOM", 25)
+    monkeypatch.setattr("lpes_eval.report.page.CONTEXT_ROOM", 25)
     page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
     assert [bool(one["prompt"]) for one in page.data["samples"]] == [True, True, False]
     assert "1 prompts were left out" in page.text
@@ -114,7 +107,7 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     pairs, notes = sources.pairs(runs)
     assert [(pair.a.name, pair.b.name) for pair in pairs] == [("short a", "short b"), ("long a", "long b")]
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
-    drawn = figures.named_apart(figures.draw(runs, sources.panels(runs), pairs, []))
+    drawn = figures.draw(runs, sources.panels(runs), pairs, [], [])
     assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
     assert [[run.name for run in panel.runs] for panel in sources.panels(runs)] == [
         ["short a", "short b"],
@@ -124,17 +117,9 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
 
 
 def test_tasks_that_are_spread_over_several_runs_are_all_compared(tmp_path):
-    for name, groups in (("one", "x"), ("other", "y"), ("both", "xy")):
-        for group in groups:
-            write_run(tmp_path / name / group, BEFORE, group=group)
-    x, y = (json.loads(next((tmp_path / "both" / group).glob("results_*")).read_text()) for group in "xy")
-    for key, value in x.items():
-        y[key] = value | y[key] if isinstance(value, dict) else value
-    [path] = (tmp_path / "both/y").glob("results_*")
-    path.write_text(json.dumps(y))
-    [samples] = (tmp_path / "both/x").glob("samples_*")
-    shutil.copy(samples, path.parent)
-    pairs, notes = sources.pairs(sources.read([tmp_path / "one", tmp_path / "other", path])[0])
+    groups = {"one": "x", "other": "y", "both": "xy"}
+    paths = [write_tasks(tmp_path / name, **{one: {"scores": BEFORE} for one in of}) for name, of in groups.items()]
+    pairs, notes = sources.pairs(sources.read(paths)[0])
     assert [(pair.a.name, [one.task for one in pair.report.sections]) for pair in pairs] == [
         ("one", ["x"]),
         ("other", ["y"]),
@@ -152,11 +137,6 @@ def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
     assert "by position" in both.text.lower()
     unlogged = report(*(write_run(tmp_path / n, BEFORE, samples=False) for n in "bc"))
     assert "no samples were logged (lm_eval --log_samples)" in unlogged.text
-
-
-def test_names_that_occur_twice_are_told_apart(tmp_path):
-    paths = [write_run(tmp_path / folder / "run", BEFORE).parent for folder in "ab"]
-    assert [run.name for run in sources.read(paths)[0]] == ["run", "run (2)"]
 
 
 def test_intervals_of_accuracies_are_wilsons():
@@ -195,43 +175,34 @@ def test_published_answers_stand_beside_a_run_of_the_same_length(tmp_path, repor
             sources.read([csv])
 
 
-CHOICES, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("first",), ("second",)]
-LIKELIER = [[["-1.0", "False"], ["-2.0", "False"]], [["-2.0", "False"], ["-1.0", "False"]]]
+CHOICES, LONG, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("Q", " a"), ("Q", " long one")], [("first",), ("second",)]
+WINDOW = ["-9.5", "False"]
+
+
+def likelihoods(*values):
+    return [[str(value), "False"] for value in values]
 
 
 @pytest.mark.parametrize(
-    ("requests", "answers", "target", "question", "shown", "expected"),
+    ("metric", "requests", "answers", "target", "question", "shown", "expected"),
     [
-        (CHOICES, LIKELIER, "1", "Q", ["cat", "dog"], "dog"),
-        (CHOICES, LIKELIER, "7", "Q", ["cat", "dog"], "7"),
-        (SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
-        (
-            SEVERAL,
-            [[["-9.5", "False"]] * 2] * 2,
-            "1",
-            "first second",
-            ["['-9.5', 'False'] | ['-9.5', 'False']"] * 2,
-            "1",
-        ),
-        ([(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
+        ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "1", "Q", ["cat", "dog"], "dog"),
+        ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "7", "Q", ["cat", "dog"], "7"),
+        ("acc_norm", LONG, [likelihoods(-1, -6), likelihoods(-1, -9)], "0", "Q", [" long one", " a"], " a"),
+        ("acc", SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
+        ("nll", SEVERAL, [[WINDOW] * 2] * 2, "1", "first second", [f"{WINDOW} | {WINDOW}"] * 2, "1"),
+        ("acc", [(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
     ],
-    ids=["multiple choice", "no number of a choice", "sci_fi of L-Eval", "windows of lpes_ppl", "an API of chats"],
+    ids=["multiple choice", "no number of a choice", "by length", "sci_fi of L-Eval", "lpes_ppl", "an API of chats"],
 )
 def test_a_sample_is_shown_with_all_its_prompts_and_answers(
-    tmp_path, report, requests, answers, target, question, shown, expected
+    tmp_path, report, metric, requests, answers, target, question, shown, expected
 ):
-    paths = [write_run(tmp_path / name, {None: [score]}) for name, score in (("a", 0.0), ("b", 1.0))]
+    paths = [write_run(tmp_path / n, {None: [s]}, metric=metric) for n, s in (("a", 0.0), ("b", 1.0))]
     for path, given in zip(paths, answers, strict=True):
         log(path, requests, given, target=target)
     [sample] = report(*paths).data["samples"]
     assert (sample["question"], sample["answers"], sample["expected"]) == (question, shown, expected)
-
-
-def test_the_answer_of_acc_norm_is_the_likeliest_by_its_length(tmp_path, report):
-    paths = [write_run(tmp_path / n, {None: [s]}, metric="acc_norm") for n, s in (("a", 0.0), ("b", 1.0))]
-    for path, likelihoods in zip(paths, ((-1, -6), (-1, -9)), strict=True):
-        log(path, [("Q", " a"), ("Q", " long one")], [[str(one), "False"] for one in likelihoods], target="0")
-    assert report(*paths).data["samples"][0]["answers"] == [" long one", " a"]
 
 
 def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path, report):
@@ -247,7 +218,7 @@ def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(
     first_line, _ = page._scores(sources.panels(sources.read([few, csv])[0]), [])
     assert first_line["labels"] == ["0 %", "25 %", "50 %", "75 %", "100 %", "mean"]
     assert [row["cells"][-1]["value"] for row in first_line["rows"]] == ["", "1.000"]  # few has a mean over others
-    assert [row["questions"] for row in first_line["rows"]] == ["1", "3"]
+    assert [row["questions"] for row in first_line["rows"]] == [{1}, {3}]
 
 
 def test_one_position_alone_has_a_row_of_what_changed(tmp_path, report):
