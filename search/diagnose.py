@@ -189,7 +189,6 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     found = Diagnosis(args, load_model(settings))
     for name in dict.fromkeys(args.tasks):
         _load(found, name)
-    args.tasks = [scan.name for scan in found.scans]
     asked = [length.objective for length in found.lengths] + [scan.evaluator.objectives[0] for scan in found.scans]
     kept = {
         "weights": weights(found.lm.model),
@@ -265,9 +264,7 @@ def _try_bands(found: Diagnosis) -> None:
         for band in ((first, last, step) for step in STEPS):
             for scan in (scan for scan in found.scans if found.left(0.85)):
                 best = to_beat[scan.name]
-                bounded = scan.evaluator.why_unbounded() is None
-                cutoff = Cutoff(best["fitness"], best["examples"]) if bounded else None
-                entry = ask(scan, band, parts[scan.name][:SCANNED], cutoff)
+                entry = ask(scan, band, parts[scan.name][:SCANNED], Cutoff(best["fitness"], best["examples"]))
                 scan.bands.append(band)
                 if entry["examples"] and entry["fitness"] > best["fitness"] + 1e-9:
                     scan.best, to_beat[scan.name] = band, entry
