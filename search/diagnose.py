@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.compare.statistics import compare_paired, holm, interval
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.data import mdqa, source
 from lpes_eval.errors import DataError, PromptTooLong, UserError, program
 from lpes_eval.flags import at_least, budget, mapping, model_args
 from lpes_eval.harness import plugin
 from search import config
-from search.held_out import as_lm_eval_reads_it
+from search.held_out import as_lm_eval_reads_it, every_ten_seconds
+from search.journal import Journal
 from search.optimizers.bands import levels_of
 from search.parser import batch_size, names
 
 if TYPE_CHECKING:
     from search.evaluator import Cutoff, Evaluator
-    from search.journal import Journal
-    from search.tasks import Objective
 
 Band = tuple[int, int, float]
 POSITIONS = [0.0, 50.0, 100.0]
@@ -54,16 +54,11 @@ LEVEL = 0.05
 class Length:
     """The plain model on one task at one length: ``rows`` has a question's scores at every position."""
 
-    objective: Objective
+    name: str
     evaluator: Evaluator
     title: str
     size: int | None
     rows: list[list[float]] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a prompt on average; NaN where they are not known."""
-        return (self.evaluator.prompt_tokens or float("nan")) / self.evaluator.prompts
 
 
 @dataclass
@@ -114,8 +109,6 @@ class Diagnosis:
         self, name: str, evaluator: Evaluator, factors: list[float], part: list[int], cutoff: Cutoff | None = None
     ) -> dict[str, Any]:
         """The journal's entry of this name; what it does not know is measured, and kept there."""
-        from search.held_out import every_ten_seconds
-
         if name not in self.journal.entries:
             print(f"  {name}", flush=True)
             evaluator.progress = every_ten_seconds()
@@ -173,7 +166,6 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     """Measure, and write the report: text, JSON and a picture."""
     from lpes_eval.config_field import weights
     from search import identity
-    from search.journal import Journal
     from search.model import load_model
     from search.report import diagnosis
     from search.tasks import check_names
@@ -189,11 +181,10 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
     found = Diagnosis(args, load_model(settings))
     for name in dict.fromkeys(args.tasks):
         _load(found, name)
-    args.tasks = [scan.name for scan in found.scans]
-    asked = [length.objective for length in found.lengths] + [scan.evaluator.objectives[0] for scan in found.scans]
+    asked = [length.evaluator for length in found.lengths] + [scan.evaluator for scan in found.scans]
     kept = {
         "weights": weights(found.lm.model),
-        "requests": [identity.sha256([request.args for request in one.task.instances]) for one in asked],
+        "requests": [identity.sha256([request.args for request in one.objectives[0].task.instances]) for one in asked],
         "packages": identity.packages(),
     }
     with Journal(args.output, kept) as found.journal:
@@ -210,28 +201,29 @@ def _load(found: Diagnosis, name: str) -> None:
 
     args, lm = found.args, found.lm
 
-    def build(examples: int, positions: list[float] | None, **size: int) -> tuple[Objective, Evaluator]:
+    def build(examples: int, positions: list[float] | None, **size: int) -> Evaluator:
         one = load_tasks(
             lm, [name], examples=examples, positions=positions, metadata={**settings, **size},
             lambdas=[1.0] * len(POSITIONS), apply_chat_template=args.apply_chat_template,
         )  # fmt: skip
         if len(one) > 1 or not one[0].by_position:
             raise UserError(f"--tasks {name}: is not one task by position, such as kv_retrieval or mdqa_pos")
-        return one[0], Evaluator(lm, one)
+        return Evaluator(lm, one)
 
     settings = {**args.model_args, **args.metadata}
-    objective, evaluator = build(args.questions, None)
+    evaluator = build(args.questions, None)
+    objective = evaluator.objectives[0]
     setting: Any = getattr(objective.task, "SIZE", None)
     size: Any = (objective.task.config.metadata or {}).get(setting)
     for number in (size // 2, size, 2 * size) if size and size >= 4 else (size,):
         title = f"{setting}={number}" if number else objective.name
         try:
             questions = args.questions if number != 2 * (size or 0) else SCANNED  # these take longest
-            one = (objective, evaluator) if number == size else build(questions, None, **{setting: number})
-            found.lengths.append(Length(*one, title, number))
+            one = evaluator if number == size else build(questions, None, **{setting: number})
+            found.lengths.append(Length(objective.name, one, title, number))
         except (PromptTooLong, DataError) as error:  # a file of one's own has one size
             found.refused.append(f"{name}, {title}: {error}")
-    found.scans.append(Scan(objective.name, name, build(SCANNED + args.questions, POSITIONS)[1]))
+    found.scans.append(Scan(objective.name, name, build(SCANNED + args.questions, POSITIONS)))
 
 
 def _ask_the_plain_model(found: Diagnosis) -> None:
@@ -241,7 +233,7 @@ def _ask_the_plain_model(found: Diagnosis) -> None:
             part = list(range(len(length.evaluator.questions)))[first : first + AT_ONCE]
             if not part or (first and not found.left(0.5)):
                 continue
-            name = f"{length.objective.name}, {length.title}: questions {part[0] + 1} to {part[-1] + 1}"
+            name = f"{length.name}, {length.title}: questions {part[0] + 1} to {part[-1] + 1}"
             entry = found.measure(name, length.evaluator, [1.0] * length.evaluator.num_layers, part)
             length.rows += _rows(length.evaluator, entry["examples"])
 
@@ -265,9 +257,7 @@ def _try_bands(found: Diagnosis) -> None:
         for band in ((first, last, step) for step in STEPS):
             for scan in (scan for scan in found.scans if found.left(0.85)):
                 best = to_beat[scan.name]
-                bounded = scan.evaluator.why_unbounded() is None
-                cutoff = Cutoff(best["fitness"], best["examples"]) if bounded else None
-                entry = ask(scan, band, parts[scan.name][:SCANNED], cutoff)
+                entry = ask(scan, band, parts[scan.name][:SCANNED], Cutoff(best["fitness"], best["examples"]))
                 scan.bands.append(band)
                 if entry["examples"] and entry["fitness"] > best["fitness"] + 1e-9:
                     scan.best, to_beat[scan.name] = band, entry
@@ -309,7 +299,7 @@ def search_seconds(found: Diagnosis, scan: Scan) -> float:
     settings = config.complete(config.defaults())
     optimizer = make_optimizer(settings, scan.evaluator)
     searched = (optimizer.expected_effort + 2) * settings.examples * len(settings.positions)
-    positions = next(len(length.rows[0]) for length in found.lengths if length.objective.name == scan.name)
+    positions = next(len(length.rows[0]) for length in found.lengths if length.name == scan.name)
     prompts = searched + 3 * settings.held_out_examples * positions
     return float(prompts * scan.seconds / max(scan.prompts, 1))
 
@@ -328,8 +318,6 @@ def position_bias(rows: Sequence[Sequence[float]]) -> float:
 
 def facts(found: Diagnosis) -> dict[str, Any]:
     """The report as data; scores are shares of 1."""
-    from lpes_eval.compare.statistics import holm
-
     adjusted = holm([position_bias(length.rows) for length in found.lengths])
     lengths = [_length(length, p) for length, p in zip(found.lengths, adjusted, strict=True)]
     layers = found.scans[0].evaluator.num_layers
@@ -343,20 +331,18 @@ def facts(found: Diagnosis) -> dict[str, Any]:
 
 
 def _length(length: Length, p: float) -> dict[str, Any]:
-    from lpes_eval.compare.statistics import interval
-
     n, columns = len(length.rows), list(zip(*length.rows, strict=True))
     means = [sum(column) / n for column in columns]
     mean = sum(means) / len(means)
     positions = [
         {"position": column.position, "score": score, "interval": interval(scores)}
-        for column, score, scores in zip(length.objective.columns, means, columns, strict=True)
+        for (_, column), score, scores in zip(length.evaluator.columns.values(), means, columns, strict=True)
     ]
     return {
-        "task": length.objective.name,
+        "task": length.name,
         "length": length.title,
         "size": length.size,
-        "prompt_tokens": length.tokens,
+        "prompt_tokens": (length.evaluator.prompt_tokens or math.nan) / length.evaluator.prompts,
         "questions": n,
         "positions": positions,
         "mean": mean,
@@ -369,8 +355,6 @@ def _length(length: Length, p: float) -> dict[str, Any]:
 
 def _scan(scan: Scan, planned: int) -> dict[str, Any]:
     """The best band, what it changes on questions that it was not chosen by, and what that says about a search."""
-    from lpes_eval.compare.statistics import compare_paired
-
     said: dict[str, Any] = {"task": scan.name, "bands_tried": len(scan.bands), "bands": planned, "best": None}
     if scan.best is None:
         return said | {"search": "unlikely" if len(scan.bands) == planned else "uncertain"}

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 from lm_eval.api.metrics import mean
@@ -126,11 +126,10 @@ class Evaluator:
         self._refuse_cut()
         self._scored: dict[str, Scored] = {}  # of factors that are measured, or expected
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
-        numbers = count()
+        for i, request in enumerate(self._requests):
+            self._numbers.setdefault((request.task_name, request.doc_id), []).append(i)
         found: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
         for objective in objectives:
-            for request in objective.task.instances:
-                self._numbers.setdefault((objective.name, request.doc_id), []).append(next(numbers))
             for number, question in enumerate(objective.questions):
                 found.setdefault((objective.name, question), []).append((objective, number))
         self.questions = list(found.values())
@@ -266,9 +265,7 @@ class Evaluator:
             if race is None or (answered - checked < total / CHECKS and answered < total):
                 continue
             checked = answered
-            if race.lost(
-                self._examples(answers, scored)
-            ):  # it looks at question after question: batches decide nothing
+            if race.lost(self._examples(answers, scored)):  # question after question: batches decide nothing
                 break
         return answers
 

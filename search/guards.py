@@ -157,15 +157,6 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
     return guards
 
 
-def with_late(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """A journal's entries of individuals, each with the guards that were measured late."""
-    return {
-        key: {**entry, **({"guards": entries[LATE.format(key)]["guards"]} if LATE.format(key) in entries else {})}
-        for key, entry in entries.items()
-        if entry.get("generation") is not None
-    }
-
-
 def over(entry: Mapping[str, Any]) -> float:
     """By how much an individual worsens its guards in all, beyond what is allowed; 0 where it worsens none."""
     return float(sum(guard["over"] for guard in entry.get("guards", {}).values()))

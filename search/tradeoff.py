@@ -7,8 +7,7 @@ that the search measured in full; nothing of these is measured again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from search.guards import over
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from search.tasks import Column, Objective
 
 
-@dataclass(frozen=True)
-class Trade:
+class Trade(NamedTuple):
     """An individual's scores, so that higher is better.
 
     Attributes:
@@ -33,11 +31,6 @@ class Trade:
     worst: float
     harm: float
 
-    def beats(self, other: Trade) -> bool:
-        """Whether it is nowhere worse and somewhere better (Pareto)."""
-        mine, theirs = ((t.mean, t.worst, -t.harm) for t in (self, other))
-        return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
-
 
 def trades(entries: Sequence[Mapping[str, Any]], evaluator: Evaluator) -> list[Trade]:
     """Those of ``entries`` that were measured in full, on all search examples."""
@@ -50,10 +43,14 @@ def trades(entries: Sequence[Mapping[str, Any]], evaluator: Evaluator) -> list[T
 
 
 def front(found: Sequence[Trade]) -> list[Trade]:
-    """What no other one beats, the best mean first; of equals the first that was measured."""
-    best = [trade for trade in found if not any(other.beats(trade) for other in found)]
-    distinct = {(trade.mean, trade.worst, trade.harm): trade for trade in reversed(best)}
-    return sorted(distinct.values(), key=lambda trade: (-trade.mean, -trade.worst))
+    """What no other one beats (Pareto), the best mean first; of equals the first that was measured."""
+    goals = {(trade.mean, trade.worst, -trade.harm): trade for trade in reversed(found)}
+
+    def beaten(mine: tuple[float, float, float]) -> bool:
+        """Whether another is nowhere worse and somewhere better."""
+        return any(theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True)) for theirs in goals)
+
+    return [goals[each] for each in sorted(goals, reverse=True) if not beaten(each)]
 
 
 def ranked(found: Sequence[Trade], choice: str | list[float], evaluator: Evaluator) -> list[Trade]:

@@ -19,9 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+
 from lpes_eval.errors import UserError
+from search import identity
 from search.engines.exact import local
 from search.engines.harness import HarnessEngine
+from search.model import load_model
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +70,6 @@ class Worker:
     """
 
     def __init__(self, args: dict[str, Any], packages: dict[str, str], threads: int) -> None:
-        import torch
-
-        from search import identity
-        from search.model import load_model
-
         own = identity.packages()
         if other := [
             f"{name} {own.get(name)}, not {version}" for name, version in packages.items() if own.get(name) != version
@@ -117,8 +116,6 @@ class Pool:
             import ray
         except ImportError:
             raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
-        from search import identity
-
         self._ray, self._speed, self.workers = ray, speed, args.workers
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -146,7 +143,6 @@ class Pool:
         loaded = {key: value for key, value in vars(args).items() if key in ("model_args", "device", "batch_size")}
         self._workers = [actor.remote(loaded, identity.packages(), cpus) for _ in range(args.workers)]
         self._requests: list[list[Any]] = []
-        self._load = Counter[Any]()
         self._model: tuple[dict[str, Any], dict[str, str] | None] | None = None
         self._starting = {worker.ready.remote(): worker for worker in self._workers}
         # Chunk (None: it is settled), worker, and when it began with it.
@@ -235,8 +231,9 @@ class Pool:
     def _free(self, most: int) -> Any:
         """The worker with the fewest chunks, if it has fewer than ``most``."""
         there = [worker for worker in self._workers if worker not in self._starting.values()]
-        worker = min(there, key=lambda each: self._load[each], default=None)
-        return worker if worker is not None and self._load[worker] < most else None
+        load = Counter(worker for _, worker, _ in self._running.values())
+        worker = min(there, key=lambda each: load[each], default=None)
+        return worker if worker is not None and load[worker] < most else None
 
     def _guesses(self) -> deque[Chunk]:
         """What may be asked after all that is expected."""
@@ -248,7 +245,6 @@ class Pool:
     def _run(self, chunk: Chunk, worker: Any) -> None:
         ref = worker.answer.remote(chunk, self._requests[chunk.requests], self._speed)
         self._running[ref] = chunk, worker, time.monotonic()
-        self._load[worker] += 1
 
     def _collect(self) -> None:
         """Wait for an answer or for a worker, and take what has come."""
@@ -277,7 +273,6 @@ class Pool:
                     self._starting[worker.ready.remote()] = worker
                 continue
             chunk, worker, since = self._running.pop(ref)
-            self._load[worker] -= 1
             try:
                 found = self._ray.get(ref)
             except RayTaskError as error:

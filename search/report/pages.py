@@ -172,7 +172,7 @@ def verdict(search: Search, outcome: Outcome) -> str:
 def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
     args, held_out = search.args, outcome.held_out
-    individuals = list(guards.with_late(search.journal.entries).values())
+    individuals = sources.search(args.output.name, args.output).individuals
     return _render(
         "summary.md.j2",
         search,

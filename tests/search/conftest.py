@@ -84,7 +84,7 @@ def task_folder(tmp_path_factory):
             def process_results(doc, results):
                 shared = len(set(results[0]) & set("0123456789abcdef")) / 16
                 luck = float(sum(map(ord, results[0])) % 2)
-                return {"hits": shared, "misses": 1 - shared, "luck": luck}
+                return {"hits": shared, "misses": 1 - shared, "em": luck}  # em alone is known to be from 0 to 1
 
             def words(doc, results):
                 return {"word_perplexity": (results[0], len(doc["words"]))}
@@ -109,7 +109,7 @@ def task_folder(tmp_path_factory):
                     return process_results(doc, [answer])[self.METRIC]
 
             class Lucky(Toy):
-                METRIC = "luck"
+                METRIC = "em"
             """
         )
     )
@@ -125,7 +125,7 @@ def task_folder(tmp_path_factory):
         metric_list:
           - {{metric: hits, aggregation: mean, higher_is_better: true}}
           - {{metric: misses, aggregation: mean, higher_is_better: false}}
-          - {{metric: luck, aggregation: mean, higher_is_better: true}}
+          - {{metric: em, aggregation: mean, higher_is_better: true}}
         generation_kwargs: {{until: ["b", "{stop}"], do_sample: false, max_gen_toks: {tokens}}}
         metadata: {metadata}
     """
@@ -140,7 +140,7 @@ def task_folder(tmp_path_factory):
         metadata: {{version: 1, positions: [0, 50, 100]}}
     """
     write("toy", by_position.format(name="toy", kind="Toy", metric="hits"))
-    write("toy_luck", by_position.format(name="toy_luck", kind="Lucky", metric="luck"))
+    write("toy_luck", by_position.format(name="toy_luck", kind="Lucky", metric="em"))
     write("toy_plain", text.format(name="toy_plain", stop="99", tokens=5, metadata="{version: 1}") + "    tag: toy_tag")
     write(
         "toy_choice",

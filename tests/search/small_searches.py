@@ -2,8 +2,8 @@
 
 import json
 
-GA = ["--optimizer", "ga", "--curve", "bezier", "--control_points", "3", "--early_stopping", "off"]
-SMALL = [*GA, "--population", "5", "--parents", "3", "--epochs", "2", "--mutations", "3", "--crossovers", "1"]
+FLAGS = "--optimizer ga --curve bezier --control_points 3 --early_stopping off --mutations 3 --crossovers 1"
+SMALL = [*FLAGS.split(), "--population", "5", "--parents", "3", "--epochs", "2"]
 SEARCH_ONLY = [*SMALL, "--held_out_examples", "0"]
 
 

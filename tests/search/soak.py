@@ -38,10 +38,9 @@ from search import answer_loss, config, ga, run  # before processes are forked, 
 
 OPTIMIZERS = tuple(toy_search.SETTINGS)
 ENGINES = ("exact", "harness")
-REAL = {"model_args": {"pretrained": "reference-kv"}, "metadata": {"num_keys": 10}, "examples": 2}
-REAL |= {"optimizer": "random", "curve": "free", "mutations": 3, "crossovers": 0, "generations": 2}
-REAL |= {"held_out_examples": 0, "no_cache": True, "guard": [{"task": "none", "metric": None, "max_drop": 0.0}]}
-ON_RAY = "--tasks kv_retrieval --model_args pretrained=reference-kv --metadata num_keys=20 --examples 16 --no_cache"
+REAL = "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --no_cache "
+HERE = f"{REAL} --metadata num_keys=10 --examples 2 --optimizer random --mutations 3 --crossovers 0 --generations 2"
+ON_RAY = f"{REAL} --metadata num_keys=20 --examples 16"
 LOADED = {}
 """Engine -> a search with its model and its prompts, which the processes share."""
 
@@ -113,7 +112,7 @@ def worker_kills(workers: int, number: int, tmp: Path) -> str:
     Two workers at most between two measured individuals: a third death on the same prompts is the prompts' own fault
     to a search, and ends it where they are the plain model's.
     """
-    search = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--held_out_examples", "0", "--output"]
+    search = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--output"]
     rng, killed, searches = random.Random(0), Counter[str](), 0
     subprocess.run([*search, str(tmp / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
     while killed.total() < number:
@@ -187,8 +186,8 @@ def main() -> None:
         return
     chosen = [name for name in (ENGINES if args.engines else OPTIMIZERS) if name in (args.names or name)]
     for name in chosen if args.engines else ():
-        flags = vars(config.defaults()) | REAL | {"lm_eval_loop": name == "harness", "output": Path("later")}
-        LOADED[name] = run.load(config.complete(argparse.Namespace(**flags)))
+        own = ["--lm_eval_loop"] * (name == "harness")
+        LOADED[name] = run.load(config.parse([*HERE.split(), "--guard", "none", *own]))
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
             tmp = Path(folder)

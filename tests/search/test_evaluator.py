@@ -256,8 +256,7 @@ def test_answers_drawn_at_random_are_not_dealt_out_to_workers(toy_lm, load):
         Evaluator(toy_lm, tasks, pool=object())
 
 
-def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_lm, load, tmp_path, monkeypatch):
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
+def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_lm, load, tmp_path):
     tasks = load("toy_luck")
     ways = [
         {},
@@ -288,9 +287,8 @@ def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_
     assert 0 in decided
 
 
-def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load, monkeypatch):
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
-    tasks = load("toy_luck", "toy_plain", metrics=["luck", "luck"], lambdas=[0.2, 0.3, 0.5], weights=[1, 9])
+def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load):
+    tasks = load("toy_luck", "toy_plain", metrics=["em", "em"], lambdas=[0.2, 0.3, 0.5], weights=[1, 9])
     evaluator = Evaluator(toy_lm, tasks)
     measured = [(factors, evaluator(factors)) for factors in individuals(8, seed=2)]
     best = max((full for _, full in measured), key=lambda full: full.fitness)
@@ -311,7 +309,6 @@ def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_
 
 def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(toy_lm, load, monkeypatch):
     """On the first ones it has 0.6 and the other 1; the cutoff is 0.5, as the other has none of the last ones."""
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
     monkeypatch.setattr("search.evaluator.rng.shuffled", lambda values, rng: list(values))
     evaluator = Evaluator(toy_lm, load("toy_luck", examples=4))
     own, other = (dict.fromkeys(evaluator.columns, values) for values in ([0.6] * 4, [1.0, 1.0, 0.0, 0.0]))
@@ -322,12 +319,14 @@ def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(
 
 
 def test_nothing_is_given_up_by_drawn_answers_or_by_a_metric_that_is_no_mean(toy_lm, load, monkeypatch):
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"hits"})
-    assert Evaluator(toy_lm, load("toy_plain")).why_unbounded() is None
-    drawn = Evaluator(toy_lm, load("toy_plain", gen_kwargs={"do_sample": True, "temperature": 1.5}))
-    assert drawn.why_unbounded() == "toy_plain draws its answers at random"
+    def reason(task="toy_luck", **options):
+        return Evaluator(toy_lm, load(task, **options)).why_unbounded()
+
+    assert reason() is None
+    assert reason("toy") == "hits@0 of toy is not known to be a mean of values from 0 to 1"
+    assert reason(gen_kwargs={"do_sample": True, "temperature": 1.5}) == "toy_luck draws its answers at random"
     monkeypatch.setattr("search.tasks.Objective.aggregation", lambda *_: max)
-    assert "is not known to be a mean" in Evaluator(toy_lm, load("toy_plain")).why_unbounded()
+    assert "is not known to be a mean" in reason()
 
 
 def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere(
@@ -402,7 +401,7 @@ def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_i
         (["toy"], {"lambdas": (1e308, 1e308, 1e308)}, "below infinity"),
         (["toy"], {"weights": (1, 2)}, "2 weights for 1 task"),
         (["toy_plain"], {"metrics": ["hits,strict"]}, "no filter 'strict'"),
-        (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, luck"),
+        (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, em"),
         (["toy_plain", "toy_plain"], {}, "asked for twice"),
         (["toy_plain"], {"apply_chat_template": True}, "has no chat template"),
         (["toy_choice"], {"num_fewshot": 3}, "toy_choice: the 3 examples .* --num_fewshot 0, or a copy of the task"),

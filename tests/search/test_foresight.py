@@ -12,7 +12,7 @@ from search.engines import cluster
 from search.evaluator import Evaluator
 from search.space import Space
 from search.tasks import load_tasks
-from small_searches import GA, journal
+from small_searches import SEARCH_ONLY, journal
 
 
 def test_the_next_generation_is_foreseen_but_for_the_children_of_those_not_known_yet():
@@ -74,18 +74,11 @@ class AtOnce:
             yield self._found[chunk]
 
 
-SMALL = [*GA, "--population", "5", "--parents", "3", "--generations", "2", "--mutations", "4", "--crossovers", "1"]
-SMALL += ["--model_args", "pretrained=reference-kv", "--tasks", "kv_retrieval", "--examples", "3", "--no_cache"]
-SMALL += [
-    "--metadata",
-    '{"num_keys":3}',
-    "--guard",
-    "none",
-    "--held_out_examples",
-    "0",
-    "--gen_kwargs",
-    "max_gen_toks=8",
-]
+FLAGS = (
+    "--mutations 4 --model_args pretrained=reference-kv --tasks kv_retrieval --examples 3 --no_cache "
+    "--metadata num_keys=3 --guard none --gen_kwargs max_gen_toks=8"
+)
+SMALL = [*SEARCH_ONLY, *FLAGS.split()]
 
 
 def test_factors_are_guessed_to_be_as_fit_as_on_half_of_their_questions_once_these_are_answered():

@@ -79,8 +79,7 @@ def test_a_search_that_is_over_can_be_proven_on_more_held_out_examples(command, 
     assert {entry["origin"] for entry in new} == {"held out"}
 
 
-def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})  # it is one, as conftest.py computes it
+def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path):
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--no_cache"]
     flags += ["--tasks", "toy_luck", "--batch_size", "1"]
     reports = {}
@@ -96,8 +95,7 @@ def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byt
     assert ["early_stopping" in each for each in settings] == [False, True]  # a scan may find others by it
 
 
-def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("search.evaluator.BOUNDED", {"luck"})
+def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path):
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--tasks", "toy_luck"]
     assert command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.5", "--no_cache")[0] == 0
     entries = journal(tmp_path / "out")

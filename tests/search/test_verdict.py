@@ -11,6 +11,7 @@ import pytest
 
 from lpes_eval import factors as factors_file
 from lpes_eval.compare.statistics import Difference
+from lpes_eval.report import sources
 from search import config, ga, guards, run, tradeoff
 from search.evaluator import Evaluator
 from search.guards import Guard, rank
@@ -101,6 +102,8 @@ def test_what_choose_takes_is_guarded_now_where_the_search_left_it_out(command, 
     assert late["key"] == f"guards of {best['key']}"
     assert best["guards"] == late["guards"]
     assert best["guards"].keys() == {"answers that end", "toy_plain:hits"}
+    in_the_tradeoff = sources.search("out", tmp_path / "out").individuals
+    assert [entry["guards"] for entry in in_the_tradeoff if entry["key"] == best["key"]] == [late["guards"]]
     monkeypatch.setattr(Guard, "check", lambda *_: late["guards"]["toy_plain:hits"] | {"over": 0.1})
     assert command("--resume", str(tmp_path / "harmed"), "--choose", "0,0,1")[0] == 0
     assert report(tmp_path / "harmed")["best"]["key"] != best["key"]
@@ -114,11 +117,6 @@ def test_where_choose_takes_the_plain_model_its_factors_are_1_whatever_a_curve_o
     args = SimpleNamespace(choose="mean")
     made = SimpleNamespace(journal=journal, uniform=lambda f: plain, evaluator=evaluator, args=args)
     assert run.Search.chosen(made, Individual(((0.0, 1.4),), "band"), entry) == (plain, entry)
-
-
-def test_guards_that_were_measured_late_stand_in_the_tradeoff():
-    entries = {"k": {"key": "k", "generation": 1}, "guards of k": {"generation": None, "guards": {"g": {"over": 0.3}}}}
-    assert guards.with_late(entries) == {"k": entries["k"] | {"guards": {"g": {"over": 0.3}}}}
 
 
 @pytest.mark.parametrize(
@@ -178,27 +176,21 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
 
 
 def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_path):
-    flags = ["--tasks", "toy*", "--num_fewshot", "0", "--fewshot_seed", "7", "--apply_chat_template", "--metadata"]
-    flags += ["num_keys=9", "--fewshot_as_multiturn", "false", "--system_instruction", "Be brief.", "--gen_kwargs"]
-    flags += [
-        "max_gen_toks=3",
-        "--model_args",
-        "pretrained=a/b,max_length=99,token=hf_secret",
-        "--include_path",
-        "tasks",
-    ]
-    flags += ["--batch_size", "4", "--device", "cpu", "--confirm_run_unsafe_code", "--held_out_examples"]
+    flags = "--tasks toy* --num_fewshot 0 --fewshot_seed 7 --apply_chat_template --fewshot_as_multiturn false "
+    flags += "--system_instruction Briefly. --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
+    flags += "--model_args pretrained=a/b,max_length=99,token=hf_secret --batch_size 4 --device cpu "
+    flags += "--confirm_run_unsafe_code --held_out_examples"
     tasks = [SimpleNamespace(name=name, divided=name == "toy_plain") for name in ("toy", "toy_plain")]
 
     def command(tasks, examples, *more):
-        args = config.parse([*flags, examples, *more, "--output", str(tmp_path)])
+        args = config.parse([*flags.split(), examples, *more, "--output", str(tmp_path)])
         words = shlex.split(reproduce_command(args, tasks))
         at = [k for k, word in enumerate(words) if word.startswith("--")]
         return {words[k]: words[k + 1 : end] for k, end in zip(at, [*at[1:], None], strict=True)}
 
     model_args = f"pretrained=a/b,max_length=99,factors={tmp_path / 'factors.json'}"
     expected = {"model": "lpes", "model_args": model_args, "tasks": "toy", "device": "cpu", "num_fewshot": "0"}
-    expected |= {"include_path": "tasks", "system_instruction": "Be brief.", "batch_size": "4", "limit": "9"}
+    expected |= {"include_path": "tasks", "system_instruction": "Briefly.", "batch_size": "4", "limit": "9"}
     expected |= {"fewshot_as_multiturn": "false", "seed": "0,1234,1234,7", "metadata": '{"num_keys": 9}'}
     expected = {f"--{name}": [value] for name, value in (expected | {"gen_kwargs": '{"max_gen_toks": 3}'}).items()}
     expected |= {"--apply_chat_template": [], "--confirm_run_unsafe_code": []}

@@ -16,7 +16,7 @@ L = 8
 SETTINGS = {
     "ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers": 3},
     "random": {"mutations": 6, "crossovers": 3},
-    "cma_es": {"mutations": 6, "crossovers": 3},
+    "cma-es": {"mutations": 6, "crossovers": 3},
     "gradient": {"learning_rate": 0.05, "epoch_samples": 4, "gradient_batch": 2},
     "bands": {},
 }
