@@ -33,6 +33,7 @@ from search.early_stopping import ERROR, Race
 from search.engines.cluster import Asked, ClusterEngine, Order
 from search.engines.exact import ExactEngine
 from search.engines.harness import HarnessEngine
+from search.engines.limits import draws
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class Evaluator:
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""
         for request in self._requests:
-            if request.request_type == "generate_until" and request.args[1].get("do_sample"):
+            if draws(self.lm, [request]):
                 return f"{request.task_name} draws its answers at random"
         for objective, column in self.columns.values():
             if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
