@@ -26,6 +26,11 @@ def plain(text: str) -> str:
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def first_line(error: Exception) -> str:
+    """What somebody else's error says, in a line; its class where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class UserError(ValueError):
     """Something in the input that the user can put right.
 

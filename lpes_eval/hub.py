@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lpes_eval.errors import FactorsError
+from lpes_eval.errors import FactorsError, first_line
 
 SCHEME = "hf://"
 FILE = "factors.json"
@@ -27,6 +27,6 @@ def fetch(address: str) -> Path:
     try:
         path = huggingface_hub.hf_hub_download(found["repo"], found["file"] or FILE, revision=found["revision"])
     except Exception as error:  # huggingface-hub has changed its HTTP client, and so its errors, more than once
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FactorsError(f"factors={address}: the Hub does not give this file ({reason}); check the name") from None
+        reason = f"the Hub does not give this file ({first_line(error)})"
+        raise FactorsError(f"factors={address}: {reason}; check the name") from None
     return Path(path)

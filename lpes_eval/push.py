@@ -11,7 +11,7 @@ from pathlib import Path
 from lpes_eval import factors as factors_file
 from lpes_eval import hub
 from lpes_eval.compare.compare import FEW_QUESTIONS
-from lpes_eval.errors import FactorsError, UserError, plain
+from lpes_eval.errors import FactorsError, UserError, first_line, plain
 from lpes_eval.factors import Factors
 
 
@@ -56,9 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
             commit_message="Layer factors",
         )
     except Exception as error:  # as in hub.fetch
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"push {arguments.repo}: the Hub does not take it ({reason}); check name, token, network"
+            f"push {arguments.repo}: the Hub does not take it ({first_line(error)}); check name, token, network"
         ) from None
     print(f"{done.commit_url}\nfactors=hf://{arguments.repo}@{done.oid}")
     return 0

@@ -22,7 +22,7 @@ from lm_eval.tasks.manager import Kind
 from yaml import YAMLError
 
 from lpes_eval.data import splits
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness import budget, plugin
 
 POSITIONS = (0.0, 50.0, 100.0)
@@ -148,8 +148,7 @@ def load_tasks(
             try:
                 loaded = _find(manager, name)
             except OSError as error:  # of the Hub too
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise UserError(f"{name}: its data cannot be loaded ({reason})") from error
+                raise UserError(f"{name}: its data cannot be loaded ({first_line(error)})") from error
             found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in loaded]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
@@ -220,7 +219,7 @@ def _configs(name: str) -> list[dict[str, Any]]:
         files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
         read = [load_yaml(file, resolve_func=True) for file in files]
     except (YAMLError, ImportError, TypeError, ValueError, OSError) as error:
-        raise UserError(f"{name}: cannot be read as tasks of lm-eval ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{name}: cannot be read as tasks of lm-eval ({first_line(error)})") from error
     if not (configs := [config for config in read if "task" in config]):  # a template names no task
         raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
     return configs

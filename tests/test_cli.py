@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import lpes_eval
-from lpes_eval import cli
+from lpes_eval import cli, errors
 
 COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "push", "diagnose", "search")
 
@@ -53,6 +53,10 @@ def test_wrong_arguments_are_2_and_named(arguments, named, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments.split())
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_error_that_is_quoted_is_its_first_line_or_its_class_where_it_says_nothing():
+    assert [errors.first_line(error) for error in (ValueError(" one\ntwo"), OSError())] == ["one", "OSError"]
 
 
 def test_report_that_cannot_be_written_is_an_error_of_the_user(tmp_path):

@@ -25,7 +25,7 @@ from lm_eval.api.instance import Instance
 from lpes_eval import files
 from lpes_eval.data import splits
 from lpes_eval.data.source import Files, Source, asked, named_path
-from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.errors import DataError, PromptTooLong, first_line
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
 
@@ -94,7 +94,7 @@ def _read_parquet(path: Path) -> list[Text]:
     try:
         columns = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
     except (OSError, ValueError, ArrowException) as error:  # ValueError: text that is not UTF-8
-        raise DataError(f"{path}: cannot be read as PG-19's parquet file ({str(error).splitlines()[0]})") from None
+        raise DataError(f"{path}: cannot be read as PG-19's parquet file ({first_line(error)})") from None
     if None in columns["short_book_title"] + columns["text"]:
         raise DataError(f"{path}: a book has no title or no text")
     return list(map(Text, columns["short_book_title"], columns["text"]))

@@ -17,7 +17,7 @@ from typing import Any
 
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.errors import DataError
+from lpes_eval.errors import DataError, first_line
 
 ENV = "LPES_EVAL_DATA"
 
@@ -165,7 +165,7 @@ def download(url: str, way_out: str) -> Path:
                     with part.open("wb") as file:
                         http_get(url, file, displayed_filename=target.name)
                 except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
-                    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    reason = first_line(error)
                     if type(error).__name__ == "OfflineModeIsEnabled":
                         reason = "HF_HUB_OFFLINE is set"
                     missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"

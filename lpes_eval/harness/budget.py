@@ -17,7 +17,7 @@ from typing import Any
 
 from lm_eval.utils import warning_once
 
-from lpes_eval.errors import DataError, PromptTooLong, UserError
+from lpes_eval.errors import DataError, PromptTooLong, UserError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _load_tokenizer(lm: Any, name: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer={name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+        raise DataError(f"tokenizer={name}: cannot be loaded ({first_line(error)})") from None
 
 
 def require_chat_template(lm: Any) -> None:

@@ -102,6 +102,8 @@ class Optimizer:
         self._best: tuple[Individual, float] | None = None
         self._seed, self._rng, self.least_effort = seed, Random(seed), least_effort
         self._set_up(model)
+        if not hasattr(self, "max_evaluations"):
+            raise UserError(f"{type(self).__name__}: set max_evaluations in _set_up, the most that it asks for")
 
     def _set_up(self, model: Any) -> None:
         """What a subclass adds to the constructor."""

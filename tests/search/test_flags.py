@@ -9,6 +9,7 @@ from lpes_eval import factors as factors_file
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from search import config, optimizers, parser, run, search
+from search.optimizers.base import Optimizer
 from search.space import Individual
 from small_searches import SMALL, found, journal
 
@@ -185,6 +186,9 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
     for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
         with pytest.raises(UserError, match=rf"search\(\): {flag}: "):
             search("toy", model=toy_lm, **{flag: value})
+    endless = type("Endless", (Optimizer,), {})
+    with pytest.raises(UserError, match=r"Endless: set max_evaluations"):
+        search("toy", model=toy_lm, optimizer=endless, output=tmp_path / "endless", **flags)
 
 
 def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):

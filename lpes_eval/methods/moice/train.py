@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lpes_eval import checkpoint, files, reference
 from lpes_eval.data import fiction, kv, perplexity
-from lpes_eval.errors import UserError, program
+from lpes_eval.errors import UserError, first_line, program
 from lpes_eval.flags import amount, at_least, positive, whole
 from lpes_eval.methods import moice
 from lpes_eval.methods.base import check_device
@@ -289,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
-        raise UserError(f"--model {name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+        raise UserError(f"--model {name}: cannot be loaded ({first_line(error)})") from None
     one = from_tasks(settings, tokenizer) if settings.tasks else from_texts(settings, tokenizer, texts)
     find_attention(skeleton, moice.Mixture.name)
     own = own_base(skeleton, moice.Mixture.name)
