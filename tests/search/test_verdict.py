@@ -177,20 +177,20 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
 
 def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_path):
     flags = "--tasks toy* --num_fewshot 0 --fewshot_seed 7 --apply_chat_template --fewshot_as_multiturn false "
-    flags += "--system_instruction Briefly. --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
+    flags += "--system_instruction 'Be brief.' --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
     flags += "--model_args pretrained=a/b,max_length=99,token=hf_secret --batch_size 4 --device cpu "
     flags += "--confirm_run_unsafe_code --held_out_examples"
     tasks = [SimpleNamespace(name=name, divided=name == "toy_plain") for name in ("toy", "toy_plain")]
 
     def command(tasks, examples, *more):
-        args = config.parse([*flags.split(), examples, *more, "--output", str(tmp_path)])
+        args = config.parse([*shlex.split(flags), examples, *more, "--output", str(tmp_path)])
         words = shlex.split(reproduce_command(args, tasks))
         at = [k for k, word in enumerate(words) if word.startswith("--")]
         return {words[k]: words[k + 1 : end] for k, end in zip(at, [*at[1:], None], strict=True)}
 
     model_args = f"pretrained=a/b,max_length=99,factors={tmp_path / 'factors.json'}"
     expected = {"model": "lpes", "model_args": model_args, "tasks": "toy", "device": "cpu", "num_fewshot": "0"}
-    expected |= {"include_path": "tasks", "system_instruction": "Briefly.", "batch_size": "4", "limit": "9"}
+    expected |= {"include_path": "tasks", "system_instruction": "Be brief.", "batch_size": "4", "limit": "9"}
     expected |= {"fewshot_as_multiturn": "false", "seed": "0,1234,1234,7", "metadata": '{"num_keys": 9}'}
     expected = {f"--{name}": [value] for name, value in (expected | {"gen_kwargs": '{"max_gen_toks": 3}'}).items()}
     expected |= {"--apply_chat_template": [], "--confirm_run_unsafe_code": []}
