@@ -243,7 +243,7 @@ class Evaluator:
     ) -> tuple[str, _Racing | None, Order]:
         """The factors' name in the cache, their race, and the requests in the order in which they are asked."""
         name, questions = factors.digest(self.num_layers), list(range(len(self.questions)) if part is None else part)
-        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded() is None else None
+        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded is None else None
         kept = name if part is None else f"{name} {questions}"
         return kept, race, self.in_order(questions if race is None else race.order)
 
@@ -278,6 +278,7 @@ class Evaluator:
         batches = islice(self.engine.answer(order, may_stop=True), 2 * self.engine.workers)
         return sum(map(len, batches)), time.perf_counter() - start
 
+    @cached_property
     def why_unbounded(self) -> str | None:
         """Why nothing can be said about the fitness before all answers are there; None if something can."""
         for request in self._requests:

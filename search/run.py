@@ -327,7 +327,7 @@ def load(
             raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
     cache = None if args.no_cache else FitnessCache()
     evaluator = Evaluator(lm, objectives, cache=cache, **speed_options(args))
-    if args.early_stopping and (reason := evaluator.why_unbounded()) is not None:
+    if args.early_stopping and (reason := evaluator.why_unbounded) is not None:
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
     least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)

@@ -320,7 +320,7 @@ def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(
 
 def test_nothing_is_given_up_by_drawn_answers_or_by_a_metric_that_is_no_mean(toy_lm, load, monkeypatch):
     def reason(task="toy_luck", **options):
-        return Evaluator(toy_lm, load(task, **options)).why_unbounded()
+        return Evaluator(toy_lm, load(task, **options)).why_unbounded
 
     assert reason() is None
     assert reason("toy") == "hits@0 of toy is not known to be a mean of values from 0 to 1"
