@@ -1,9 +1,8 @@
 """Many queries on one context, each of which sees exactly what its own single-query prompt would hold.
 
-A prompt is a context (instruction and records or documents) and a query. Training and measuring ask the same context
-several times: the queries lie behind the context one after the other, each one's positions start where the context
-ends, and each attends to the context and to itself alone. What comes out for a query is what its own prompt gives, to
-floating-point noise, at the price of one context.
+A prompt is a context (instruction and records or documents) and a query. Training asks the same context several times:
+the queries lie behind the context one after the other, each one's positions start where the context ends, and each
+attends to the context and to itself alone. So a query gives what its own prompt gives, at the price of one context.
 
 Shapes: B contexts, C context tokens, Q queries a context, W tokens a query, so T = C + Q*W.
 """
@@ -129,7 +128,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
         answers[0, row, answer] = True
 
     context_targets = np.full((1, len(context)), IGNORE)
-    subjects, ends = _encode(" " + article.subject for article in articles), set(map(vocabulary.byte_id, ")."))
+    subjects, ends = _encode(" " + article.subject for article in articles), {2 + ord(end) for end in ")."}
     for at in range(1, len(context)):
         for subject in subjects if context[at - 1] in ends else ():  # it follows a title or a sentence
             if context[at : at + len(subject)] == subject:

@@ -22,7 +22,7 @@ class Recipe:
     heads: int = 4
     feed_forward: int = 256
     vocabulary: int = vocabulary.RECORDS_SIZE
-    """Entries of the tokenizer that the model knows: those of key-value prompts, or all, which articles need."""
+    """Entries of the tokenizer: those of key-value prompts, or all, which articles need."""
     pairs: int = 40
     """Most records in a context: 8 at first, then four more a level."""
     articles: float = 0.0
@@ -64,8 +64,7 @@ REFERENCE = (
     replace(_REMARKS, steps=4400),
     replace(_REMARKS, steps=5400, pairs=53, rate=1e-3, decay_share=0.12),
 )
-"""The shipped model: the first stage of ``RECORDS``, then two layers more, and articles in 7 of 10 batches: one until
-it is read, then up to five, and from step 3,000 on up to six with remarks, one more than those of the task make."""
+"""The shipped model: two layers more from step 1,300 on, and articles in 7 of 10 batches."""
 
 _SMOKE = Recipe(layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4)
 _SMOKE_ARTICLES = replace(_SMOKE, layers=3, vocabulary=vocabulary.VOCAB_SIZE, articles=0.5, documents=2)

@@ -1,27 +1,19 @@
 """Train a reference model: ``python -m benchmarks.reference.train --out DIR``.
 
-Two phases, every batch fresh. First, random sequences that repeat themselves, until the model copies: this is where
-induction heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form at all in the time this
-recipe takes. Then key-value contexts in the task's own prompt, many queries on each
-(:mod:`benchmarks.reference.queries`), with a loss on every token of a query that the context determines. Keys and
-values grow from 2 to 16 bytes and contexts to the recipe's number of records; a level is left once its answers are
-right. Last, generated articles in the prompt of ``mdqa_pos`` (:mod:`lpes_eval.data.fiction`, of another stream than the
-task's), short ones before long ones.
+Every batch is fresh. First, random sequences that repeat themselves, until the model copies: this is where induction
+heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form in the time this recipe takes. Then
+key-value contexts in the task's own prompt, many queries on each (:mod:`benchmarks.reference.queries`), with a loss on
+every token of a query that the context determines; keys, values and contexts grow level by level. Last, generated
+articles in the prompt of ``mdqa_pos``, of another stream than the task's, short ones before long ones.
 
-The shipped models are trained in stages (``REFERENCE`` in :mod:`benchmarks.reference.recipe`, which begins with
-``RECORDS``), one recipe after the other on the same weights, which a stage may make larger (``grow``).
-
-A batch is a function of the seed and of its step alone, so a run that was killed goes on from its last checkpoint to
-the same weights, and the same command on the same processor ends with the same hash (printed, and in ``run.json``).
-Records are random UUIDs of a stream that no evaluation set uses; that a 122-bit UUID is drawn twice does not happen.
+A batch is a function of the seed and its step alone, so a run that was killed goes on from its last checkpoint to the
+same weights, and the same command on the same processor ends with the same hash (printed, and in ``run.json``).
 """
 
 import argparse
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,6 +57,22 @@ class State:
     """As ``right``, of answers about articles."""
     documents_read: bool = False
     """Whether answers about a single article were right."""
+
+
+def _batch(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
+    """The loss of the next step's batch."""
+    rng = np.random.default_rng([STREAM, recipe.seed, state.step])
+    if state.phase == "copy":
+        return _copy_loss(model, rng, recipe)
+    if recipe.articles and rng.random() < recipe.articles:
+        return _article_loss(model, recipe, state)
+    return _query_loss(model, rng, recipe, levels(recipe)[state.level])
+
+
+def _named(state: State, recipe: Recipe) -> str:
+    """The level as the log calls it: ``16x44+5`` is up to 44 records of whole UUIDs (16 bytes), up to 5 articles."""
+    name = "copy" if state.phase == "copy" else "{}x{}".format(*levels(recipe)[state.level])
+    return f"{name}+{recipe.documents if state.documents_read else 1}" if recipe.articles else name
 
 
 def _copy_loss(model: LlamaForCausalLM, rng: np.random.Generator, recipe: Recipe) -> tuple[torch.Tensor, Seen]:
@@ -192,18 +200,9 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         if first and step == first:
             model = grow(model, recipe).to(device)
             optimizer = _optimizer(model, recipe)
-        level = levels(recipe)[state.level]
-        phase = "copy" if state.phase == "copy" else "{}x{}".format(*level)
-        if recipe.articles:
-            phase += f"+{recipe.documents if state.documents_read else 1}"
-        rng = np.random.default_rng([STREAM, recipe.seed, step])
+        level = _named(state, recipe)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device == "cuda"):
-            if state.phase == "copy":
-                loss, seen = _copy_loss(model, rng, recipe)
-            elif recipe.articles and rng.random() < recipe.articles:
-                loss, seen = _article_loss(model, recipe, state)
-            else:
-                loss, seen = _query_loss(model, rng, recipe, level)
+            loss, seen = _batch(model, recipe, state)
         rate = _rate(step, recipe, first)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -218,9 +217,9 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         if state.step % LOG_EVERY == 0:
             means = {key: round(sum(values) / len(values), 4) for key, values in since_logged.items()}
             with log.open("a") as lines_of_log:
-                line = {"step": state.step, "level": phase, **means, "rate": round(rate, 6)}
+                line = {"step": state.step, "level": level, **means, "rate": round(rate, 6)}
                 lines_of_log.write(json.dumps(line) + "\n")
-            bar.set_postfix_str(f"{phase}, loss {means['loss']:.3f}")
+            bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
             since_logged = {}
         if state.step % save_every == 0 or state.step == total:
             checkpoint.save(file, model, optimizer, state=asdict(state), stages=made)
@@ -234,14 +233,10 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write model and tokenizer as ``from_pretrained`` reads them, the configuration last, when the rest is there."""
+    """Write model and tokenizer as ``from_pretrained`` reads them."""
     model.config._attn_implementation = "sdpa"
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as made:
-        model.save_pretrained(made)
-        vocabulary.save(Path(made), WINDOW, model.config.vocab_size)
-        for file in sorted(Path(made).iterdir(), key=lambda file: file.name == "config.json"):
-            file.chmod(0o644)
-            os.replace(file, folder / file.name)
+    model.save_pretrained(folder)
+    vocabulary.save(folder, WINDOW, model.config.vocab_size)
 
 
 @program("train")
