@@ -1,6 +1,7 @@
 """What the pages say works: their programs run, their commands parse, their links lead somewhere."""
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -70,10 +71,12 @@ def commands(page):
     text = page.read_text(encoding="utf-8")
     blocks = [block for kind, block in FENCED.findall(text) if kind in ("", "sh", "bash")]
     lines = [(line, True) for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    variables = dict(re.findall(r"^([A-Z]+)='?(.*?)'?$", text, re.M))
     for line, whole in lines + [(span, False) for span in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))]:
         for command in re.split(r" && | > | \| ", line):
             if COMMAND.match(command):
-                yield tuple(shlex.split(command, comments=True)), whole
+                words = shlex.split(command, comments=True)
+                yield tuple(re.sub(r"\$(\w+)", lambda m: variables.get(m[1], m[0]), word) for word in words), whole
 
 
 class Parsed(BaseException):
@@ -118,6 +121,8 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
 
     manager, others = task_manager(), Path(lm_eval.__file__).parent / "tasks"
     for words, whole in dict.fromkeys(commands(page)):
+        if words[:2] == ("python", "-m"):
+            assert importlib.util.find_spec(words[2]), shlex.join(words)
         if "--help" in words or len(words) < 2 + (words[0] == "python") + (words[1] == "-m"):
             continue
         with monkeypatch.context() as patch:
