@@ -3,9 +3,8 @@
     python tests/mutants.py            # all of them, in a few minutes
     python tests/mutants.py worst kv   # those whose claim contains one of these words
 
-``mutants.txt`` has a paragraph a fault: what becomes untrue, the file and the tests of which at least one must fail,
-the text that occurs once (``-``) and what replaces it (``+``). The exit status is 1 where a fault is not caught, or its
-text is no longer there; ``tests/test_mutants.py`` looks in every run of the tests whether it is.
+A table says which were caught. The exit status is 1 where one was not, or where the text to replace is no longer there.
+``tests/test_mutants.py`` looks in every run of the tests whether that text is there.
 """
 
 import argparse
@@ -16,34 +15,280 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-class Mutant(NamedTuple):
-    """A fault."""
+@dataclass(frozen=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        claim: what becomes untrue, in a few words.
+        file: where it is planted.
+        old: the text there, which occurs once.
+        new: what replaces it.
+        tests: pytest's names of the tests of which at least one must fail.
+    """
 
     claim: str
     file: str
-    tests: list[str]
     old: str
     new: str
+    tests: tuple[str, ...]
 
 
-def read(text: str) -> list[Mutant]:
-    """The faults of ``mutants.txt``."""
-    mutants = []
-    for paragraph in text.strip().split("\n\n"):
-        claim, where, *lines = paragraph.split("\n")
-        file, _, tests = where.partition(": ")
-        old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in ("- ", "+ "))
-        mutants.append(Mutant(claim.removeprefix("# "), file, tests.split(), old, new))
-    return mutants
+ROPE, METHODS, SEARCH, DATA, COMPARE = (f"tests/{name}" for name in ("rope", "methods", "search", "data", "compare"))
 
-
-MUTANTS = read(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+MUTANTS = (
+    # -- the factors
+    Mutant(
+        "positions are divided by the factor, not multiplied",
+        "lpes_eval/rope.py",
+        "ids.unsqueeze(-3) / divisors.view(-1, 1, 1)",
+        "ids.unsqueeze(-3) * divisors.view(-1, 1, 1)",
+        (f"{ROPE}/test_rotation.py::test_uniform_factor_equals_linear_interpolation",),
+    ),
+    Mutant(
+        "layer h has factor h, not that of its neighbour",
+        "lpes_eval/rope.py",
+        "tables[1 + self._owners[h]]",
+        "tables[1 + self._owners[h - 1]]",
+        (f"{ROPE}/test_rotation.py::test_factors_divide_positions_at_the_frequencies_of_the_true_length",),
+    ),
+    Mutant(
+        "a layer's output is reused under the same factors only",
+        "search/engines/layer_outputs.py",
+        "keys = [(prompts, tuple(factors[: h + 1]))",
+        "keys = [(prompts, tuple(factors[:h]))",
+        (f"{SEARCH}/test_engines.py::test_layers_below_the_first_changed_factor_are_not_run_again",),
+    ),
+    Mutant(
+        "a key-value cache filled under other factors is refused",
+        "lpes_eval/rope.py",
+        "if not same and (held := held_in(cache)) > 0:",
+        "if not same and (held := held_in(cache)) < 0:",
+        (f"{ROPE}/test_cache_guard.py::test_a_cache_filled_under_other_factors_is_refused",),
+    ),
+    Mutant(
+        "a model without factors refuses a key-value cache filled under factors",
+        "lpes_eval/rope.py",
+        "if not (stamp.open or getattr(cache, OPEN, False)):",
+        "if stamp.open is None:",
+        (f"{ROPE}/test_cache_guard.py::test_a_model_that_never_had_factors_refuses_a_cache_filled_under_factors",),
+    ),
+    Mutant(
+        "a Bezier curve is a sum of Bernstein polynomials, binomials included",
+        "lpes_eval/curves.py",
+        "    level = list(values)\n",
+        "    last = len(values) - 1\n"
+        "    weights = [t**k * (1 - t) ** (last - k) for k in range(last + 1)]\n"
+        "    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)\n"
+        "    level = list(values)\n",
+        ("tests/test_curves.py",),
+    ),
+    Mutant(
+        "Ms-PoE gives the most position-aware head the least factor",
+        "lpes_eval/methods/ms_poe.py",
+        "awareness.argsort(dim=-1, descending=True, stable=True)",
+        "awareness.argsort(dim=-1, descending=False, stable=True)",
+        (f"{METHODS}/test_ms_poe.py::test_factors_and_logits_are_those_of_a_slow_implementation",),
+    ),
+    # -- what is asked, and how it is scored
+    Mutant(
+        "the asked record of kv_retrieval stands at the position",
+        "lpes_eval/data/kv.py",
+        "gold_index(position, len(self.records)), list(self.records)",
+        "gold_index(position, len(self.records) - 1), list(self.records)",
+        (f"{DATA}/test_kv.py::test_the_prompt_equals_the_protocols_to_the_byte",),
+    ),
+    Mutant(
+        "the gold document of mdqa_pos stands at the position",
+        "lpes_eval/data/documents.py",
+        "return gold_index(position, 1 + len(self.distractors))",
+        "return gold_index(position, len(self.distractors))",
+        (f"{DATA}/test_mdqa.py::test_positions_are_those_of_the_benchmark",),
+    ),
+    Mutant(
+        "an answer of kv_retrieval holds the whole value",
+        "lpes_eval/data/kv.py",
+        "float(value.lower() in answer.lower())",
+        "float(value.lower()[:4] in answer.lower())",
+        (f"{DATA}/test_kv.py::test_an_answer_is_right_where_it_contains_the_value_in_any_case",),
+    ),
+    Mutant(
+        "an answer of mdqa_pos is normalised",
+        "lpes_eval/data/documents.py",
+        'normalized = normalize(prediction.split("\\n", 1)[0])',
+        'normalized = prediction.split("\\n", 1)[0]',
+        (f"{DATA}/test_mdqa.py",),
+    ),
+    Mutant(
+        "only the first line of an answer of mdqa_pos counts",
+        "lpes_eval/data/documents.py",
+        'normalized = normalize(prediction.split("\\n", 1)[0])',
+        "normalized = normalize(prediction)",
+        (f"{DATA}/test_mdqa.py",),
+    ),
+    Mutant(
+        "lm_eval refuses a prompt that does not fit, and does not cut it",
+        "lpes_eval/harness/task.py",
+        "self.budget().check(ctx, f\"{self.config.task}, question {doc.get('question_id')}\")",
+        "self.budget()",
+        (f"{METHODS}/test_lpes.py::test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes",),
+    ),
+    Mutant(
+        "a search refuses prompts by position that do not fit, and does not cut them",
+        "search/evaluator.py",
+        "if objective.by_position:",
+        "if not objective:",
+        (f"{SEARCH}/test_evaluator.py::test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere",),
+    ),
+    # -- numbers over positions
+    Mutant(
+        "METRIC_worst is the worst position, not the mean",
+        "lpes_eval/compare/statistics.py",
+        '"worst": _for_lm_eval(worst_position, "value")',
+        '"worst": _for_lm_eval(mean_over_positions, "value")',
+        (f"{DATA}/test_mdqa.py",),
+    ),
+    Mutant(
+        "the standard error of the mean is clustered by question",
+        "lpes_eval/compare/statistics.py",
+        "averages.std(ddof=1) / math.sqrt(len(averages)) if",
+        "np.std(scores, ddof=1) / math.sqrt(np.size(scores)) if",
+        (f"{COMPARE}/test_statistics.py",),
+    ),
+    Mutant(
+        "the gate holds the run against the baseline, not the baseline against itself",
+        "lpes_eval/compare/gate.py",
+        "report = regress(committed, now, ",
+        "report = regress(committed, committed, ",
+        (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1_and_every_report_has_its_table",),
+    ),
+    # -- the search
+    Mutant(
+        "a search measures Position Interpolation under its factor",
+        "search/run.py",
+        "return Factors.from_uniform(factor, **options)",
+        "return Factors.from_uniform(1.0, **options)",
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
+    ),
+    Mutant(
+        "equal factors are put into the model like any others",
+        "search/engines/harness.py",
+        "rope.apply(self.lm.model, factors)",
+        "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
+    ),
+    Mutant(
+        "no held-out example can be drawn for a search",
+        "lpes_eval/data/splits.py",
+        "shuffled(sorted(order[held:])",
+        "shuffled(sorted(order)",
+        (f"{DATA}/test_kv.py::test_no_example_is_in_both_splits_whatever_the_search_seed",),
+    ),
+    Mutant(
+        "a search asks a benchmark of ours for its search examples",
+        "search/tasks.py",
+        '"split": split}',
+        '"split": "held_out"}',
+        (f"{SEARCH}/test_evaluator.py::test_search_and_held_out_examples_have_none_in_common",),
+    ),
+    Mutant(
+        "a search divides any other task",
+        "search/tasks.py",
+        "splits.indices(len(questions), split, search_seed)",
+        'splits.indices(len(questions), "held_out", search_seed)',
+        (f"{SEARCH}/test_evaluator.py::test_search_and_held_out_examples_have_none_in_common",),
+    ),
+    Mutant(
+        "what the journal knows is not measured again",
+        "search/run.py",
+        'new = known is None or (not own and "stopped_after" in known)',
+        "new = True",
+        (f"{SEARCH}/test_ga.py::test_resume_ends_with_the_same_bytes_and_measures_nothing_twice",),
+    ),
+    Mutant(
+        "no factors are handed over without their guards",
+        "search/run.py",
+        "least = self.optimizer.cutoff if part == self.part else None",
+        "least = self.optimizer.cutoff",
+        (f"{SEARCH}/test_made_up_models.py",),
+    ),
+    Mutant(
+        "what is given up is not asked the rest of its prompts",
+        "search/evaluator.py",
+        "in self.engine.answer(order, may_stop=race is not None):",
+        "in self.engine.answer(order):",
+        (f"{SEARCH}/test_evaluator.py",),
+    ),
+    Mutant(
+        "what was given up is not kept",
+        "search/optimizers/bands.py",
+        "return fitness > than and fitness >= self._least(than)",
+        "return fitness > than and fitness >= self._least(than) - 1e-9",
+        (f"{SEARCH}/test_optimizers.py",),
+    ),
+    Mutant(
+        "a search is not gone on with under other settings",
+        "search/journal.py",
+        "if changes := _differences(found, self.settings):",
+        "if changes := _differences(found, found):",
+        (f"{SEARCH}/test_ga.py::test_other_settings_in_the_same_folder_are_refused_with_the_difference",),
+    ),
+    Mutant(
+        "what was damaged or edited is not believed",
+        "lpes_eval/files.py",
+        "if not kept or data.get(CHECKSUM) != _checksum(kept):",
+        "if not kept:",
+        ("tests/test_fuzz.py", f"{SEARCH}/test_faults.py"),
+    ),
+    Mutant(
+        "code that a search's folder names runs only where it is asked for again",
+        "search/config.py",
+        "if any(flags.get(name) != kept[name] for name in code):",
+        "if False:",
+        ("tests/test_replay.py::test_resuming_runs_no_code_that_a_planted_folder_names",),
+    ),
+    Mutant(
+        "logits that are no numbers are not an answer",
+        "search/engines/exact.py",
+        "            raise no_number(self.factors)",
+        "            pass",
+        (f"{SEARCH}/test_faults.py::test_an_individual_under_which_the_logits_are_nan_is_named",),
+    ),
+    Mutant(
+        "other examples are another fitness",
+        "search/evaluator.py",
+        "identity.sha256([asked, [objective.docs for objective in self.objectives]])",
+        "identity.sha256([])",
+        (f"{SEARCH}/test_identity.py::test_a_task_that_was_edited_is_another_fitness",),
+    ),
+    Mutant(
+        "other weights are another fitness",
+        "search/identity.py",
+        "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)",
+        "pass",
+        (f"{SEARCH}/test_identity.py::test_another_weight_is_another_model",),
+    ),
+    Mutant(
+        "factors that were not shown to help are not called factors.json",
+        "search/ga.py",
+        'if outcome.shown else ("best_effort.json", "factors.json")',
+        'if outcome.fitter else ("best_effort.json", "factors.json")',
+        (f"{SEARCH}/test_verdict.py::test_factors_that_are_not_shown_to_help_are_a_best_effort",),
+    ),
+    Mutant(
+        "factors that are not better beyond chance are not shown to help",
+        "search/report/pages.py",
+        "return 1 in compared and -1 not in compared",
+        "return -1 not in compared",
+        (f"{SEARCH}/test_verdict.py::test_factors_count_as_found_only_where_they_are_better_than_the_plain_model",),
+    ),
+)
 
 
 def copy_of_the_tree(folder: Path) -> None:
@@ -67,8 +312,8 @@ def outcome(mutant: Mutant, folder: Path) -> str:
     """``caught``, or what is wrong."""
     path = folder / mutant.file
     text = path.read_text(encoding="utf-8")
-    if (times := text.count(mutant.old)) != 1:
-        return f"its text occurs {times} times in {mutant.file}, expected once"
+    if (found := text.count(mutant.old)) != 1:
+        return f"its text occurs {found} times in {mutant.file}, expected once"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         ended = run(folder, mutant.tests)
@@ -95,9 +340,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         missed = 0
         for mutant in chosen:
             began = time.perf_counter()
-            verdict = outcome(mutant, folder)
-            missed += verdict != "caught"
-            print(f"{verdict:9} {time.perf_counter() - began:4.0f} s  {mutant.file:32} {mutant.claim}", flush=True)
+            found = outcome(mutant, folder)
+            missed += found != "caught"
+            print(f"{found:9} {time.perf_counter() - began:4.0f} s  {mutant.file:32} {mutant.claim}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} faults caught")
     return int(missed > 0)
 

@@ -30,16 +30,11 @@ ATTENTION = "lpes_queries"
 class Asked:
     """Contexts with their queries, as token ids."""
 
-    context: np.ndarray
-    """(B, C) ids of instruction and records."""
-    queries: np.ndarray
-    """(B, Q, W) ids: KEY, the key, ASK, ANSWER, the value, QUOTE."""
-    targets: np.ndarray
-    """(B, Q, W) the id that follows each, :data:`IGNORE` where the context does not determine it."""
-    answers: np.ndarray
-    """(B, Q, W) whether the target belongs to the answer, the end token included."""
-    context_targets: np.ndarray
-    """(B, C) the same as ``targets`` within the context."""
+    context: np.ndarray  # (B, C) instruction and records
+    queries: np.ndarray  # (B, Q, W) KEY, the key, ASK, ANSWER, the value, QUOTE
+    targets: np.ndarray  # (B, Q, W) the id that follows each, IGNORE where the context does not determine it
+    answers: np.ndarray  # (B, Q, W) whether the target belongs to the answer, the end token included
+    context_targets: np.ndarray  # (B, C) the same as targets, within the context
 
 
 def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -146,7 +141,7 @@ def _attend(
     asked = query.shape[2] - context
     if not asked:
         return first.transpose(1, 2).contiguous(), None
-    own = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()
+    own = torch.ones(width, width, dtype=torch.bool).tril()
     own = torch.block_diag(*[own] * (asked // width)).bool()
     mask = torch.cat([own.new_ones(asked, context), own], dim=1)
     second = attention(query[:, :, context:], key, value, attn_mask=mask, scale=scaling)
@@ -161,7 +156,7 @@ def hidden(model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor
     model.config._attn_implementation = ATTENTION
     inner = model.model
     (_, size), (_, asked, width) = context.shape, queries.shape
-    positions = torch.cat([torch.arange(size), size + torch.arange(width).repeat(asked)]).to(context.device)[None]
+    positions = torch.cat([torch.arange(size), size + torch.arange(width).repeat(asked)])[None]
     states = inner.embed_tokens(torch.cat([context, queries.flatten(1)], dim=1))
     tables = inner.rotary_emb(states, positions)
     for layer in inner.layers:

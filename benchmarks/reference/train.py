@@ -35,12 +35,9 @@ from lpes_eval.flags import at_least
 from lpes_eval.rng import below, stream
 
 CHECKPOINT = "checkpoint.safetensors"
-STREAM = 0x7EA1
-"""First word of every training seed; evaluation draws use other words."""
-LOG_EVERY = 10
-"""Steps that a line of the log averages."""
-Seen = dict[str, Any]
-"""What a batch shows beside its loss: shares of right answers, and how large it was."""
+STREAM = 0x7EA1  # first word of every training seed
+LOG_EVERY = 10  # steps that a line of the log averages
+Seen = dict[str, Any]  # what a batch shows beside its loss: shares of right answers, and how large it was
 
 
 @dataclass
@@ -51,12 +48,9 @@ class State:
     phase: str = "copy"
     level: int = 0
     level_step: int = 0
-    right: float = 0.0
-    """Running share of tokens right that decides when a level is left."""
-    documents_right: float = 0.0
-    """As ``right``, of answers about articles."""
-    documents_read: bool = False
-    """Whether answers about a single article were right."""
+    right: float = 0.0  # running share of tokens right, which decides when a level is left
+    documents_right: float = 0.0  # the same of answers about articles
+    documents_read: bool = False  # whether answers about a single article were right
 
 
 def _batch(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
@@ -79,7 +73,7 @@ def _copy_loss(model: LlamaForCausalLM, rng: np.random.Generator, recipe: Recipe
     length = min(256, recipe.tokens)
     period = int(rng.integers(8, length // 2))
     once = rng.integers(vocabulary.PAIR_ID, vocabulary.PAIR_ID + 512, (max(1, recipe.tokens // length), period))
-    ids = torch.tensor(np.tile(once, (1, length // period + 1))[:, :length], device=model.device)
+    ids = torch.tensor(np.tile(once, (1, length // period + 1))[:, :length])
     states = hidden(model, ids, ids.new_zeros(len(ids), 0, 1))[:, period:-1]
     logits, targets = model.lm_head(states).float(), ids[:, period + 1 :]
     right = (logits.argmax(-1) == targets).float().mean().item()
@@ -110,7 +104,7 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
         tokens += batch.context.size + batch.queries.size
         loss, correct = _loss(model, batch)
         losses.append(loss)
-        answers = torch.tensor(batch.answers, device=model.device)
+        answers = torch.tensor(batch.answers)
         right.append((correct & answers).sum() / answers.sum())
         whole.append((correct | ~answers).all(2).float().mean())
     seen = {"documents_right": right, "documents_answers": whole}
@@ -121,7 +115,7 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
 def _loss(model: LlamaForCausalLM, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean cross-entropy of all targets, and (B, Q, W) whether each of the queries' is the likeliest token."""
     ids = (batch.context, batch.queries, batch.context_targets, batch.targets)
-    context, queries, before, asked = (torch.tensor(each, device=model.device) for each in ids)
+    context, queries, before, asked = map(torch.tensor, ids)
     targets = torch.cat([before, asked.flatten(1)], dim=1)
     known = targets != IGNORE
     logits = model.lm_head(hidden(model, context, queries)[known]).float()
@@ -159,7 +153,7 @@ def weights_hash(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -174,7 +168,6 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         UserError: ``out`` holds a checkpoint of another recipe, or one that cannot be read.
     """
     torch.set_num_threads(1)  # sums may be grouped by thread, and the weights are to be the same everywhere
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     out.mkdir(parents=True, exist_ok=True)
     state, file, log = State(), out / CHECKPOINT, out / "log.jsonl"
     made = [asdict(stage) for stage in stages]
@@ -184,7 +177,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
         state = State(**noted)
     recipe = stages[stage_of(state.step - 1, stages)]
-    model = build(recipe).to(device)
+    model = build(recipe)
     optimizer = _optimizer(model, recipe)
     if file.exists():
         checkpoint.restore(file, model, optimizer)
@@ -198,11 +191,10 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         index = stage_of(step, stages)
         recipe, first = stages[index], began(index, stages)
         if first and step == first:
-            model = grow(model, recipe).to(device)
+            model = grow(model, recipe)
             optimizer = _optimizer(model, recipe)
         level = _named(state, recipe)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device == "cuda"):
-            loss, seen = _batch(model, recipe, state)
+        loss, seen = _batch(model, recipe, state)
         rate = _rate(step, recipe, first)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -226,7 +218,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
 
     save(model, out)
     sizes = {"torch": torch.__version__, "parameters": model.num_parameters()}
-    summary = {"stages": made, "weights_sha256": weights_hash(model), "device": device, **sizes}
+    summary = {"stages": made, "weights_sha256": weights_hash(model), "device": "cpu", **sizes}
     write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
     print(f"{out}: weights {summary['weights_sha256']}")
     return model
