@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the other mo
 
 from benchmarks.efficiency_measure import SHAPES, build, free, measure, out_of_memory, peak, reset_peak, with_method
 from benchmarks.efficiency_report import named, plot, report
-from benchmarks.experiments.store import hardware, versions
+from benchmarks.machine import hardware, versions
 from lpes_eval import methods
 from lpes_eval.errors import UserError, program
 from lpes_eval.files import read_json, write_atomically

@@ -1,4 +1,4 @@
-"""What the documentation says to type works: its programs run, and its commands have the flags that they name."""
+"""What the pages say works: their programs run, their commands parse, their links lead somewhere."""
 
 import argparse
 import importlib.util
@@ -16,14 +16,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted(REPOSITORY.glob("docs/*.md")),
-    *sorted(REPOSITORY.glob("tasks/*/README.md")),
-    *sorted(REPOSITORY.glob("lpes_eval/reference/*/README.md")),
+    page
+    for pattern in ("*.md", "docs/*.md", "tasks/*/README.md", "benchmarks/*/*.md", "lpes_eval/reference/*/README.md")
+    for page in sorted(REPOSITORY.glob(pattern))
 ]
 FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
-COMMANDS = ("lm_eval", "lpes-eval", "python")
-OURS = re.compile(r"(lpes_eval|search|benchmarks|tests)\b")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+COMMAND = re.compile(r"lm_eval |lpes-eval (?!@)|python (-m )?(lpes_eval|search|benchmarks|tests)\b")
 
 
 def name(page):
@@ -31,13 +30,29 @@ def name(page):
 
 
 def programs(page):
-    """The Python blocks of a page, each with so many empty lines before it that an error names the page's line."""
-    text = page.read_text(encoding="utf-8")
-    return [
-        "\n" * (text[: block.start()].count("\n") + 1) + block[2]
-        for block in FENCED.finditer(text)
-        if block[1] == "python"
-    ]
+    return [text for kind, text in FENCED.findall(page.read_text(encoding="utf-8")) if kind == "python"]
+
+
+def anchors(page):
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target, heading in LINK.findall(text):
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not heading or heading in anchors(file), f"{target}#{heading}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_line_of_text_begins_with_a_comment(page):
+    """Markdown takes such a line for HTML, and shows its code as it was typed."""
+    assert not re.search(r"^<!--.*-->.*`", page.read_text(encoding="utf-8"), re.M)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=name)
@@ -51,41 +66,17 @@ def test_the_programs_of_a_page_run_from_its_top_to_its_bottom(page, tmp_path, m
         exec(compile(program, name(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_no_line_of_text_begins_with_a_comment(page):
-    """Markdown takes such a line for HTML, and shows its code as it was typed."""
-    assert not re.search(r"^<!--.*-->.*`", page.read_text(encoding="utf-8"), re.M)
-
-
 def commands(page):
-    """The words of every command of ours on a page, and whether it stands alone, not in a sentence."""
+    """The words of every command of ours, and whether it stands in a block and not in a sentence."""
     text = page.read_text(encoding="utf-8")
-    for block in FENCED.finditer(text):
-        if block[1] in ("", "sh", "bash") and any(word in block[2] for word in COMMANDS):
-            variables = {}
-            for line in re.sub(r"\\\n", " ", block[2]).splitlines():
-                try:
-                    words = shlex.split(line, comments=True)
-                except ValueError:  # a text of several lines
-                    continue
-                if len(words) == 1 and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
-                    variables[f"${assigned[1]}"] = assigned[2]
-                for variable, value in variables.items():
-                    words = [word.replace(variable, value) for word in words]
-                yield from ((one, True) for one in single(words))
-    for span in re.findall(r"(?<!`)`([^`\n]+)`", FENCED.sub("", text)):
-        if span.split()[0] in COMMANDS and not span.startswith("lpes-eval @"):
-            yield from ((one, False) for one in single(shlex.split(span)))
-
-
-def single(words):
-    """The commands that ``&&`` joins, as far as they are for a module of Python or ours."""
-    joined = [[]]
-    for word in words:
-        joined.append([]) if word == "&&" else joined[-1].append(word)
-    for command in joined:
-        if command and command[0] in COMMANDS:
-            yield tuple(command[: command.index(">")] if ">" in command else command)
+    blocks = [block for kind, block in FENCED.findall(text) if kind in ("", "sh", "bash")]
+    lines = [(line, True) for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    variables = dict(re.findall(r"^([A-Z]+)='?(.*?)'?$", text, re.M))
+    for line, whole in lines + [(span, False) for span in re.findall(r"`([^`\n]+)`", FENCED.sub("", text))]:
+        for command in re.split(r" && | > | \| ", line):
+            if COMMAND.match(command):
+                words = shlex.split(command, comments=True)
+                yield tuple(re.sub(r"\$(\w+)", lambda m: variables.get(m[1], m[0]), word) for word in words), whole
 
 
 class Parsed(BaseException):
@@ -100,9 +91,7 @@ def parse(words, monkeypatch):
         raise Parsed(read(self, *arguments, **options))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", read_and_stop)
-    program, *arguments = words[1:] if words[0] == "python" else words
-    if program == "-m":
-        program, *arguments = arguments
+    program, *arguments = [word for word in words if word not in ("python", "-m")]
     monkeypatch.setattr(sys, "argv", [program, *arguments])
     try:
         if program == "lm_eval":
@@ -131,28 +120,24 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
     from lpes_eval.harness.settings import refuse_misspelt
 
     manager, others = task_manager(), Path(lm_eval.__file__).parent / "tasks"
-    for words, alone in dict.fromkeys(commands(page)):
-        command = shlex.join(words)
+    for words, whole in dict.fromkeys(commands(page)):
         if words[:2] == ("python", "-m"):
-            assert importlib.util.find_spec(words[2]), command
-        bare = 3 if words[1:2] == ("-m",) else 1
-        if len(words) == bare or words[1] == "-c" or (words[1] == "-m" and not OURS.match(words[2])):
+            assert importlib.util.find_spec(words[2]), shlex.join(words)
+        if "--help" in words or len(words) < 2 + (words[0] == "python") + (words[1] == "-m"):
             continue
         with monkeypatch.context() as patch:
             try:
                 flags = parse(words, patch)
-            except (SystemExit, AssertionError) as error:
-                said = f"{capsys.readouterr().err} {error}"
-                part_of_one = not alone and "arguments are required" in said
-                assert "--help" in words or part_of_one, f"{command}: {said}"
+            except SystemExit:
+                said = capsys.readouterr().err
+                part_of_one = not whole and "arguments are required" in said
+                assert part_of_one, f"{shlex.join(words)}: {said}"
                 continue
-        if "--tasks" not in words or "train" in command:
-            continue
-        named = flags.tasks if isinstance(flags.tasks, list) else [flags.tasks]
-        for task in ",".join(named).split(","):
-            assert manager.match_tasks([task]) or (others / task).exists(), f"{command}: no task {task}"
-        refuse_misspelt(getattr(flags, "metadata", None) or {}, complete=True)
-        assert (getattr(flags, "model", None) or "lpes") in ("hf", *methods.names()), command
+        if "--tasks" in words and "train" not in words:
+            for task in ",".join([flags.tasks] if isinstance(flags.tasks, str) else flags.tasks).split(","):
+                assert manager.match_tasks([task]) or (others / task).exists(), f"{shlex.join(words)}: no task {task}"
+            refuse_misspelt(getattr(flags, "metadata", None) or {}, complete=True)
+            assert (getattr(flags, "model", None) or "lpes") in ("hf", *methods.names()), shlex.join(words)
 
 
 def accuracy(folder):
@@ -164,10 +149,8 @@ def accuracy(folder):
 def test_on_the_way_to_production_what_is_served_is_what_was_found_and_better_than_the_plain_model(tmp_path):
     """docs/from-model-to-production.md, walked from its top to its bottom on the reference model."""
     page = REPOSITORY / "docs" / "from-model-to-production.md"
-    blocks = FENCED.findall(page.read_text(encoding="utf-8"))
-    assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "python", "sh"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for kind, program in blocks:
+    for kind, program in FENCED.findall(page.read_text(encoding="utf-8")):
         command = [sys.executable, "-c"] if kind == "python" else ["bash", "-euo", "pipefail", "-c"]
         subprocess.run([*command, program], cwd=tmp_path, env=environment, check=True)
     assert accuracy(tmp_path / "again") == accuracy(tmp_path / "scaled") > accuracy(tmp_path / "plain")

@@ -1,9 +1,8 @@
 """Many queries on one context, each of which sees exactly what its own single-query prompt would hold.
 
-A prompt is a context (instruction and records or documents) and a query. Training and measuring ask the same context
-several times: the queries lie behind the context one after the other, each one's positions start where the context
-ends, and each attends to the context and to itself alone. What comes out for a query is what its own prompt gives, to
-floating-point noise, at the price of one context.
+A prompt is a context (instruction and records or documents) and a query. Training asks the same context several times:
+the queries lie behind the context one after the other, each one's positions start where the context ends, and each
+attends to the context and to itself alone. So a query gives what its own prompt gives, at the price of one context.
 
 Shapes: B contexts, C context tokens, Q queries a context, W tokens a query, so T = C + Q*W.
 """
@@ -31,16 +30,11 @@ ATTENTION = "lpes_queries"
 class Asked:
     """Contexts with their queries, as token ids."""
 
-    context: np.ndarray
-    """(B, C) ids of instruction and records."""
-    queries: np.ndarray
-    """(B, Q, W) ids: KEY, the key, ASK, ANSWER, the value, QUOTE."""
-    targets: np.ndarray
-    """(B, Q, W) the id that follows each, :data:`IGNORE` where the context does not determine it."""
-    answers: np.ndarray
-    """(B, Q, W) whether the target belongs to the answer, the end token included."""
-    context_targets: np.ndarray
-    """(B, C) the same as ``targets`` within the context."""
+    context: np.ndarray  # (B, C) instruction and records
+    queries: np.ndarray  # (B, Q, W) KEY, the key, ASK, ANSWER, the value, QUOTE
+    targets: np.ndarray  # (B, Q, W) the id that follows each, IGNORE where the context does not determine it
+    answers: np.ndarray  # (B, Q, W) whether the target belongs to the answer, the end token included
+    context_targets: np.ndarray  # (B, C) the same as targets, within the context
 
 
 def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
@@ -129,7 +123,7 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
         answers[0, row, answer] = True
 
     context_targets = np.full((1, len(context)), IGNORE)
-    subjects, ends = _encode(" " + article.subject for article in articles), set(map(vocabulary.byte_id, ")."))
+    subjects, ends = _encode(" " + article.subject for article in articles), {2 + ord(end) for end in ")."}
     for at in range(1, len(context)):
         for subject in subjects if context[at - 1] in ends else ():  # it follows a title or a sentence
             if context[at : at + len(subject)] == subject:
@@ -147,7 +141,7 @@ def _attend(
     asked = query.shape[2] - context
     if not asked:
         return first.transpose(1, 2).contiguous(), None
-    own = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()
+    own = torch.ones(width, width, dtype=torch.bool).tril()
     own = torch.block_diag(*[own] * (asked // width)).bool()
     mask = torch.cat([own.new_ones(asked, context), own], dim=1)
     second = attention(query[:, :, context:], key, value, attn_mask=mask, scale=scaling)
@@ -162,7 +156,7 @@ def hidden(model: LlamaForCausalLM, context: torch.Tensor, queries: torch.Tensor
     model.config._attn_implementation = ATTENTION
     inner = model.model
     (_, size), (_, asked, width) = context.shape, queries.shape
-    positions = torch.cat([torch.arange(size), size + torch.arange(width).repeat(asked)]).to(context.device)[None]
+    positions = torch.cat([torch.arange(size), size + torch.arange(width).repeat(asked)])[None]
     states = inner.embed_tokens(torch.cat([context, queries.flatten(1)], dim=1))
     tables = inner.rotary_emb(states, positions)
     for layer in inner.layers:

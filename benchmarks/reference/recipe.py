@@ -21,30 +21,19 @@ class Recipe:
     width: int = 128
     heads: int = 4
     feed_forward: int = 256
-    vocabulary: int = vocabulary.RECORDS_SIZE
-    """Entries of the tokenizer that the model knows: those of key-value prompts, or all, which articles need."""
-    pairs: int = 40
-    """Most records in a context: 8 at first, then four more a level."""
-    articles: float = 0.0
-    """Share of batches, once the model copies, that are generated articles with questions (``mdqa_pos``)."""
-    documents: int = 8
-    """Most articles in a context: one until the answers are right, then any number up to this one."""
-    remarks: int = 0
-    """Sentences of an article that nobody asks about; the articles of the task have four."""
-    queries: int = 24
-    """Most queries on one context."""
-    tokens: int = 6000
-    """Tokens in a batch."""
-    copy_steps: int = 2000
-    """Most steps of the copying phase; it ends early once the model copies."""
-    steps: int = 4000
-    """Step, counted over all stages, at which this one ends."""
+    vocabulary: int = vocabulary.RECORDS_SIZE  # entries of the tokenizer: those of records, or all, for articles
+    pairs: int = 40  # most records in a context: 8 at first, then four more a level
+    articles: float = 0.0  # share of batches, once the model copies, that are generated articles with questions
+    documents: int = 8  # most articles in a context: one until the answers are right, then any number up to this one
+    remarks: int = 0  # sentences of an article that nobody asks about; the articles of the task have four
+    queries: int = 24  # most queries on one context
+    tokens: int = 6000  # in a batch
+    copy_steps: int = 2000  # most steps of the copying phase; it ends early once the model copies
+    steps: int = 4000  # step, counted over all stages, at which this one ends
     rate: float = 2e-3
-    decay_share: float = 0.25
-    """Share of the steps, at the end, over which the learning rate falls to zero."""
+    decay_share: float = 0.25  # share of the steps, at the end, over which the learning rate falls to zero
     weight_decay: float = 0.02
-    advance_at: float = 0.95
-    """Share of answer tokens right, in the longest contexts of a level, at which the next level begins."""
+    advance_at: float = 0.95  # share of answer tokens right, in a level's longest contexts, at which the next begins
 
 
 RECORDS = (
@@ -64,8 +53,7 @@ REFERENCE = (
     replace(_REMARKS, steps=4400),
     replace(_REMARKS, steps=5400, pairs=53, rate=1e-3, decay_share=0.12),
 )
-"""The shipped model: the first stage of ``RECORDS``, then two layers more, and articles in 7 of 10 batches: one until
-it is read, then up to five, and from step 3,000 on up to six with remarks, one more than those of the task make."""
+"""The shipped model: two layers more from step 1,300 on, and articles in 7 of 10 batches."""
 
 _SMOKE = Recipe(layers=2, width=32, heads=2, feed_forward=64, pairs=8, tokens=400, copy_steps=4, steps=8, queries=4)
 _SMOKE_ARTICLES = replace(_SMOKE, layers=3, vocabulary=vocabulary.VOCAB_SIZE, articles=0.5, documents=2)

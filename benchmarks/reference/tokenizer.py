@@ -7,13 +7,11 @@ A text becomes its UTF-8 bytes, and the bytes are covered by the fewest pieces o
 * the fixed parts of the key-value prompt (Fig. 6 of the paper), :data:`PROMPT_PIECES`;
 * words, syllables and the fixed parts of generated multi-document prompts (:func:`lpes_eval.data.fiction.vocabulary`).
 
-"The fewest" is the Viterbi search of a unigram model (Kudo, arXiv 1804.10959) whose pieces all score the same. A UUID's
-five groups hold an even number of digits each and no piece holds more than two, so sixteen pieces cover a UUID in one
-way only, and always the same way: ``xx xx xx xx -xx xx -xx xx -xx xx -xx xx xx xx xx xx``. A record is 34 tokens.
-(Behind a bare space, which the prompts do not have there, a first byte from ``10`` to ``99`` takes the space in.)
+"The fewest" is the Viterbi search of a unigram model (Kudo, arXiv 1804.10959) whose pieces all score the same. Sixteen
+pieces cover a UUID in one way only: ``xx xx xx xx -xx xx -xx xx -xx xx -xx xx xx xx xx xx``. A record is 34 tokens.
 
-There is no beginning-of-text token, so nothing is put before a prompt; ``<|end|>`` ends an answer and ``<|pad|>`` pads.
-Text that happens to spell these two is split into bytes like any other text (``split_special_tokens``).
+Nothing is put before a prompt; ``<|end|>`` ends an answer and ``<|pad|>`` pads. Text that happens to spell these two is
+split into bytes like any other text (``split_special_tokens``).
 """
 
 import json
@@ -52,13 +50,7 @@ DASH_PAIR_ID = PAIR_ID + 256
 PIECE_ID = {piece: DASH_PAIR_ID + 256 + i for i, piece in enumerate(PROMPT_PIECES)}
 """Id of each fixed part of the prompt."""
 
-
-def byte_id(character: str) -> int:
-    """Id of an ASCII character that stands alone."""
-    return 2 + ord(character)
-
-
-QUOTE_ID = byte_id(QUOTE)
+QUOTE_ID = 2 + ord(QUOTE)
 RECORDS_SIZE = DASH_PAIR_ID + 256 + len(PROMPT_PIECES)
 """Entries that key-value prompts need; those of multi-document prompts stand behind them."""
 VOCAB_SIZE = 2 + 256 + len(pieces())

@@ -1,27 +1,19 @@
 """Train a reference model: ``python -m benchmarks.reference.train --out DIR``.
 
-Two phases, every batch fresh. First, random sequences that repeat themselves, until the model copies: this is where
-induction heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form at all in the time this
-recipe takes. Then key-value contexts in the task's own prompt, many queries on each
-(:mod:`benchmarks.reference.queries`), with a loss on every token of a query that the context determines. Keys and
-values grow from 2 to 16 bytes and contexts to the recipe's number of records; a level is left once its answers are
-right. Last, generated articles in the prompt of ``mdqa_pos`` (:mod:`lpes_eval.data.fiction`, of another stream than the
-task's), short ones before long ones.
+Every batch is fresh. First, random sequences that repeat themselves, until the model copies: this is where induction
+heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form in the time this recipe takes. Then
+key-value contexts in the task's own prompt, many queries on each (:mod:`benchmarks.reference.queries`), with a loss on
+every token of a query that the context determines; keys, values and contexts grow level by level. Last, generated
+articles in the prompt of ``mdqa_pos``, of another stream than the task's, short ones before long ones.
 
-The shipped models are trained in stages (``REFERENCE`` in :mod:`benchmarks.reference.recipe`, which begins with
-``RECORDS``), one recipe after the other on the same weights, which a stage may make larger (``grow``).
-
-A batch is a function of the seed and of its step alone, so a run that was killed goes on from its last checkpoint to
-the same weights, and the same command on the same processor ends with the same hash (printed, and in ``run.json``).
-Records are random UUIDs of a stream that no evaluation set uses; that a 122-bit UUID is drawn twice does not happen.
+A batch is a function of the seed and its step alone, so a run that was killed goes on from its last checkpoint to the
+same weights, and the same command on the same processor ends with the same hash (printed, and in ``run.json``).
 """
 
 import argparse
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,12 +35,9 @@ from lpes_eval.flags import at_least
 from lpes_eval.rng import below, stream
 
 CHECKPOINT = "checkpoint.safetensors"
-STREAM = 0x7EA1
-"""First word of every training seed; evaluation draws use other words."""
-LOG_EVERY = 10
-"""Steps that a line of the log averages."""
-Seen = dict[str, Any]
-"""What a batch shows beside its loss: shares of right answers, and how large it was."""
+STREAM = 0x7EA1  # first word of every training seed
+LOG_EVERY = 10  # steps that a line of the log averages
+Seen = dict[str, Any]  # what a batch shows beside its loss: shares of right answers, and how large it was
 
 
 @dataclass
@@ -59,19 +48,32 @@ class State:
     phase: str = "copy"
     level: int = 0
     level_step: int = 0
-    right: float = 0.0
-    """Running share of tokens right that decides when a level is left."""
-    documents_right: float = 0.0
-    """As ``right``, of answers about articles."""
-    documents_read: bool = False
-    """Whether answers about a single article were right."""
+    right: float = 0.0  # running share of tokens right, which decides when a level is left
+    documents_right: float = 0.0  # the same of answers about articles
+    documents_read: bool = False  # whether answers about a single article were right
+
+
+def _batch(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
+    """The loss of the next step's batch."""
+    rng = np.random.default_rng([STREAM, recipe.seed, state.step])
+    if state.phase == "copy":
+        return _copy_loss(model, rng, recipe)
+    if recipe.articles and rng.random() < recipe.articles:
+        return _article_loss(model, recipe, state)
+    return _query_loss(model, rng, recipe, levels(recipe)[state.level])
+
+
+def _named(state: State, recipe: Recipe) -> str:
+    """The level as the log calls it: ``16x44+5`` is up to 44 records of whole UUIDs (16 bytes), up to 5 articles."""
+    name = "copy" if state.phase == "copy" else "{}x{}".format(*levels(recipe)[state.level])
+    return f"{name}+{recipe.documents if state.documents_read else 1}" if recipe.articles else name
 
 
 def _copy_loss(model: LlamaForCausalLM, rng: np.random.Generator, recipe: Recipe) -> tuple[torch.Tensor, Seen]:
     length = min(256, recipe.tokens)
     period = int(rng.integers(8, length // 2))
     once = rng.integers(vocabulary.PAIR_ID, vocabulary.PAIR_ID + 512, (max(1, recipe.tokens // length), period))
-    ids = torch.tensor(np.tile(once, (1, length // period + 1))[:, :length], device=model.device)
+    ids = torch.tensor(np.tile(once, (1, length // period + 1))[:, :length])
     states = hidden(model, ids, ids.new_zeros(len(ids), 0, 1))[:, period:-1]
     logits, targets = model.lm_head(states).float(), ids[:, period + 1 :]
     right = (logits.argmax(-1) == targets).float().mean().item()
@@ -102,7 +104,7 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
         tokens += batch.context.size + batch.queries.size
         loss, correct = _loss(model, batch)
         losses.append(loss)
-        answers = torch.tensor(batch.answers, device=model.device)
+        answers = torch.tensor(batch.answers)
         right.append((correct & answers).sum() / answers.sum())
         whole.append((correct | ~answers).all(2).float().mean())
     seen = {"documents_right": right, "documents_answers": whole}
@@ -113,7 +115,7 @@ def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tupl
 def _loss(model: LlamaForCausalLM, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean cross-entropy of all targets, and (B, Q, W) whether each of the queries' is the likeliest token."""
     ids = (batch.context, batch.queries, batch.context_targets, batch.targets)
-    context, queries, before, asked = (torch.tensor(each, device=model.device) for each in ids)
+    context, queries, before, asked = map(torch.tensor, ids)
     targets = torch.cat([before, asked.flatten(1)], dim=1)
     known = targets != IGNORE
     logits = model.lm_head(hidden(model, context, queries)[known]).float()
@@ -151,7 +153,7 @@ def weights_hash(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -166,7 +168,6 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         UserError: ``out`` holds a checkpoint of another recipe, or one that cannot be read.
     """
     torch.set_num_threads(1)  # sums may be grouped by thread, and the weights are to be the same everywhere
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     out.mkdir(parents=True, exist_ok=True)
     state, file, log = State(), out / CHECKPOINT, out / "log.jsonl"
     made = [asdict(stage) for stage in stages]
@@ -176,7 +177,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
         state = State(**noted)
     recipe = stages[stage_of(state.step - 1, stages)]
-    model = build(recipe).to(device)
+    model = build(recipe)
     optimizer = _optimizer(model, recipe)
     if file.exists():
         checkpoint.restore(file, model, optimizer)
@@ -190,20 +191,10 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         index = stage_of(step, stages)
         recipe, first = stages[index], began(index, stages)
         if first and step == first:
-            model = grow(model, recipe).to(device)
+            model = grow(model, recipe)
             optimizer = _optimizer(model, recipe)
-        level = levels(recipe)[state.level]
-        phase = "copy" if state.phase == "copy" else "{}x{}".format(*level)
-        if recipe.articles:
-            phase += f"+{recipe.documents if state.documents_read else 1}"
-        rng = np.random.default_rng([STREAM, recipe.seed, step])
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device == "cuda"):
-            if state.phase == "copy":
-                loss, seen = _copy_loss(model, rng, recipe)
-            elif recipe.articles and rng.random() < recipe.articles:
-                loss, seen = _article_loss(model, recipe, state)
-            else:
-                loss, seen = _query_loss(model, rng, recipe, level)
+        level = _named(state, recipe)
+        loss, seen = _batch(model, recipe, state)
         rate = _rate(step, recipe, first)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -218,30 +209,26 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
         if state.step % LOG_EVERY == 0:
             means = {key: round(sum(values) / len(values), 4) for key, values in since_logged.items()}
             with log.open("a") as lines_of_log:
-                line = {"step": state.step, "level": phase, **means, "rate": round(rate, 6)}
+                line = {"step": state.step, "level": level, **means, "rate": round(rate, 6)}
                 lines_of_log.write(json.dumps(line) + "\n")
-            bar.set_postfix_str(f"{phase}, loss {means['loss']:.3f}")
+            bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
             since_logged = {}
         if state.step % save_every == 0 or state.step == total:
             checkpoint.save(file, model, optimizer, state=asdict(state), stages=made)
 
     save(model, out)
     sizes = {"torch": torch.__version__, "parameters": model.num_parameters()}
-    summary = {"stages": made, "weights_sha256": weights_hash(model), "device": device, **sizes}
+    summary = {"stages": made, "weights_sha256": weights_hash(model), "device": "cpu", **sizes}
     write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
     print(f"{out}: weights {summary['weights_sha256']}")
     return model
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write model and tokenizer as ``from_pretrained`` reads them, the configuration last, when the rest is there."""
+    """Write model and tokenizer as ``from_pretrained`` reads them."""
     model.config._attn_implementation = "sdpa"
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving.") as made:
-        model.save_pretrained(made)
-        vocabulary.save(Path(made), WINDOW, model.config.vocab_size)
-        for file in sorted(Path(made).iterdir(), key=lambda file: file.name == "config.json"):
-            file.chmod(0o644)
-            os.replace(file, folder / file.name)
+    model.save_pretrained(folder)
+    vocabulary.save(folder, WINDOW, model.config.vocab_size)
 
 
 @program("train")

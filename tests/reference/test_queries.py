@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
-from benchmarks.reference.evaluate import HELD_OUT_STREAM
 from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden
 from benchmarks.reference.recipe import SMOKE, build
-from benchmarks.reference.train import STREAM
 from lpes_eval import rng
 from lpes_eval.data import fiction, kv
 from lpes_eval.data.documents import TEMPLATE
@@ -99,7 +97,3 @@ def test_a_target_is_the_next_token_or_left_out_and_a_key_s_bytes_are_once_they_
     assert any(shared)
     assert (asked.targets[0, :, 0] == IGNORE).all()
     assert ((asked.targets[0, :, 1] == IGNORE) == shared).all()
-
-
-def test_training_and_held_out_examples_come_from_different_streams():
-    assert STREAM != HELD_OUT_STREAM

@@ -1,0 +1,27 @@
+"""What a measurement names: the machine, and the versions that answers may depend on."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages."""
+    packages = ("lpes-eval", "lm-eval", "torch", "transformers")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """The processor, how much of it the measurement had, and the GPU if it ran there."""
+    processor = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        processor = names[0].partition(":")[2].strip() if names else processor
+    machine = {"processor": processor, "cores": os.cpu_count(), "threads": threads, "device": device}
+    if device.startswith("cuda"):
+        import torch
+
+        machine["gpu"] = torch.cuda.get_device_name(device)
+    return machine

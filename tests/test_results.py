@@ -1,0 +1,105 @@
+"""``benchmarks/results.py``: the pages say what was measured, computed from each question's scores."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import results as bench
+from benchmarks.results import Results, Row
+
+PLAIN, OURS = Row("plain", "kv_retrieval", 40), Row("layer factors", "kv_retrieval", 40, "factors=1.37")
+
+
+def keep(results, row, scores, questions=None):
+    """Keep scores of shape (questions, positions) as a measurement does."""
+    columns = {str(50 * i): "".join(map(str, column)) for i, column in enumerate(np.transpose(scores).astype(int))}
+    named = " ".join(map(str, questions or range(len(scores))))
+    results.keep({"command": row.command, "weights": row.weights, "questions": named, "scores": columns})
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(tmp_path / "results.jsonl")
+
+
+def cells(table, label):
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {label} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_row_has_mean_interval_worst_and_a_gain_paired_by_question(results):
+    rng = np.random.default_rng(3)
+    plain, ours = rng.random((40, 3)) < 0.4, rng.random((40, 3)) < [0.9, 0.6, 0.8]
+    keep(results, PLAIN, plain)
+    keep(results, OURS, ours)
+    _, n, *at, mean, worst, gain, command = cells(Results(results.store).table([[PLAIN, OURS]]), "layer factors")
+    assert (n, command) == ("40", f"`{OURS.command}`")
+    assert at == [f"{100 * share:.1f}" for share in ours.mean(0)]
+    assert worst == f"{100 * ours.mean(0).min():.1f}"
+    half = 100 * stats.t.ppf(0.975, 39) * stats.sem(ours.mean(1))
+    assert mean == f"{100 * ours.mean():.1f}±{half:.1f}"
+    value, low, high = (float(word) for word in gain.replace("[", "").replace("]", "").replace(",", "").split())
+    differences = 100 * (ours.mean(1) - plain.mean(1))
+    assert value == pytest.approx(differences.mean(), abs=0.06)
+    assert high - low == pytest.approx(2 * 1.96 * stats.sem(differences), rel=0.15)  # the table resamples
+
+
+def test_a_gain_is_over_the_questions_that_both_were_asked(results):
+    keep(results, PLAIN, [[1], [0], [0], [0]], [7, 8, 9, 10])
+    keep(results, OURS, [[1], [1]], [9, 7])
+    assert results.gain(PLAIN, OURS)[0] == 50
+
+
+def test_what_was_not_measured_or_with_other_weights_is_no_number(results):
+    keep(results, PLAIN, [[1], [0]])
+    keep(results, OURS, [[1], [1]])
+    results.by_command[OURS.command]["weights"] = "another"
+    assert cells(results.table([[PLAIN, OURS]]), "layer factors")[-2] == "not measured"
+    assert "better than MoICE (not measured)" in results.goals()
+
+
+def test_a_goal_is_met_by_enough_points_beyond_chance(results):
+    plain, ours, *others = bench.TABLES["kv_retrieval"][0]
+    right = np.arange(100)[:, None]
+    for row, share in zip((plain, ours, *others), (40, 53, 20, 20, 20, 20, 20, 50, 60), strict=True):
+        keep(results, row, right < share)
+    records = results.goals().splitlines()[0]
+    assert "`kv_retrieval`: 7 of 9 met. Missed: " in records
+    assert f"better than {others[-2].label} (+3.0 [+0.0, " in records  # its interval holds 0
+    assert f"better than {others[-1].label} (-7.0 [-" in records
+    keep(results, ours, right < 51)
+    assert "11.2 points over plain (+11.0 [" in results.goals()
+
+
+def test_the_pages_hold_what_was_measured(capsys):
+    assert bench.main(["--check"]) == 0, capsys.readouterr().out
+    kept = Results(bench.STORE)
+    rows = [row for groups in bench.TABLES.values() for group in groups for row in group]
+    assert {row.command for row in rows if kept.get(row)} == set(kept.by_command)
+
+
+def test_a_row_is_measured_by_its_command_and_only_once(tmp_path, capsys, monkeypatch):
+    flags = ["--limit", "2", "--only", "reference-kv,factors=1.05", "--store", str(tmp_path / "tried.jsonl")]
+    assert bench.main(flags) == 0
+    (line,) = (tmp_path / "tried.jsonl").read_text().splitlines()
+    tried = json.loads(line)
+    ids = tried["questions"].split()
+    assert list(tried["scores"]) == ["0", "20", "40", "60", "80", "100"]
+    kept = Results(bench.STORE).scores(bench.TABLES["smaller"][0][2])
+    assert {name: [100.0 * int(score) for score in column] for name, column in tried["scores"].items()} == (
+        kept.loc[ids].to_dict("list")
+    )
+    monkeypatch.setattr(bench, "measure", lambda row: pytest.fail("measured again"))
+    assert bench.main(flags) == 0
+    assert "| PI, best factor (1.05) | 2 |" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_and_a_word_that_no_command_has_are_named_in_a_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert bench.main(["--limit", "2", "--only", "ms_poe", "--store", str(tmp_path / "x.jsonl")]) == 2
+    assert "lm_eval --model ms_poe --tasks kv_retrieval --limit 2 ended with status 1" in capsys.readouterr().err
+    assert bench.main(["--only", "nonsense"]) == 2
+    assert "--only nonsense: no command contains it" in capsys.readouterr().err
