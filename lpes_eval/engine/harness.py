@@ -90,7 +90,7 @@ class HarnessEngine:
         responses: dict[int, list[Any]] = {i: [] for i in numbers}
         by_type: dict[str, list[int]] = {}
         for i in numbers:
-            by_type.setdefault(self._requests[i].request_type, []).extend([i] * self._requests[i].repeats)
+            by_type.setdefault(self._requests[i].request_type, []).extend([i] * (self._requests[i].repeats or 1))
         for request_type, repeated in by_type.items():
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):

@@ -51,9 +51,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
     tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
-    switches = [
-        {"share_prefixes": share, "tokens_per_batch": budget} for share in (True, False) for budget in (40, 4000)
-    ]
+    switches = [{"tokens_per_batch": budget} for budget in (40, 4000)]
     fast = [Evaluator(toy_lm, tasks, **switch) for switch in switches]
     assert all(evaluator.slow_because is None for evaluator in fast)
     slow = Evaluator(toy_lm, tasks, fast=False)
@@ -256,14 +254,13 @@ def test_answers_drawn_at_random_are_not_dealt_out_to_workers(toy_lm, load):
         Evaluator(toy_lm, tasks, pool=object())
 
 
-def test_what_is_given_up_hangs_on_no_batch_no_prefix_no_layer_and_no_cache(toy_lm, load, tmp_path):
+def test_what_is_given_up_hangs_on_no_batch_and_no_cache(toy_lm, load, tmp_path):
     tasks = load("toy_luck")
     ways = [
         {},
         {"tokens_per_batch": 1},
         {"tokens_per_batch": 300},
-        {"share_prefixes": False},
-        {"reuse_layers": False},
+        {"prompts_per_batch": 2},
         {"cache": FitnessCache(tmp_path / "known")},
         {"cache": FitnessCache(tmp_path / "new")},
     ]

@@ -138,7 +138,7 @@ def test_so_are_other_prompts_another_filter_and_for_the_cache_other_packages(to
 
 def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, load, fitness):
     parts, before = load("toy"), fitness.describe()
-    for switch in ({}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}):
+    for switch in ({}, {"fast": False}, {"prompts_per_batch": 2}, {"tokens_per_batch": 40}):
         other = Evaluator(toy_lm, parts, **switch)
         assert other.describe() == before
         other([1.0, 1.5, 1.2])
