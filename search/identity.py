@@ -15,8 +15,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import torch
-
 READING = (
     "max_length", "max_gen_toks", "add_bos_token", "prefix_token_id", "truncation", "think_end_token", "backend",
     "softmax_dtype", "mixed_precision_dtype",
@@ -43,31 +41,6 @@ def plain(value: Any) -> Any:
         return name  # its source is part of ``code``
     text = str(value)
     return text if " at 0x" not in text else type(value).__qualname__
-
-
-def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
-    """What tells a model from others: configurations, precision and device, and a hash of every weight's bytes.
-
-    Hashing takes about a second for a gigabyte.
-    """
-    config: Any = model.config
-    weights, first = hashlib.sha256(), next(model.parameters())
-    for name, parameter in model.named_parameters():
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    described = json.dumps(settings, sort_keys=True, default=str)
-    generation: Any = getattr(model, "generation_config", None)
-    generating = generation.to_diff_dict() if generation is not None else {}
-    generating = {k: v for k, v in generating.items() if k != "transformers_version" and not k.startswith("_")}
-    return {
-        "weights_sha256": weights.hexdigest(),
-        "config_sha256": hashlib.sha256(described.encode()).hexdigest(),
-        "generation_sha256": sha256(sorted(generating.items())),
-        "dtype": str(first.dtype).removeprefix("torch."),
-        "device": first.device.type,
-        "attention": str(getattr(config, "_attn_implementation", None)),
-    }
 
 
 def reading(lm: Any) -> dict[str, Any]:

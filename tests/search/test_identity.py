@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lpes_eval.engine.harness import fingerprint
 from search import identity
 from search.evaluator import Evaluator
-from search.identity import fingerprint
 from search.tasks import load_tasks
 from test_evaluator import edit
 
@@ -119,7 +119,7 @@ def test_so_is_another_tokenizer_or_generation_config(toy_lm, fitness, monkeypat
     assert fitness.describe()["reading"] != before["reading"]
 
 
-@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
+@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "lpes_eval/engine/exact.py"])
 def test_so_is_other_code_of_this_package(fitness, monkeypatch, file):
     before, read = fitness.describe(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))
@@ -138,7 +138,7 @@ def test_so_are_other_prompts_another_filter_and_for_the_cache_other_packages(to
 
 def test_how_it_is_measured_and_what_was_measured_before_is_no_other_fitness(toy_lm, load, fitness):
     parts, before = load("toy"), fitness.describe()
-    for switch in ({}, {"fast": False}, {"share_prefixes": False}, {"tokens_per_batch": 40}):
+    for switch in ({}, {"fast": False}, {"prompts_per_batch": 2}, {"tokens_per_batch": 40}):
         other = Evaluator(toy_lm, parts, **switch)
         assert other.describe() == before
         other([1.0, 1.5, 1.2])

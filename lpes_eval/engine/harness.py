@@ -1,10 +1,12 @@
-"""lm-eval's own loop as an engine: for whatever ``search.engines.exact`` cannot answer exactly."""
+"""lm-eval's own loop as an engine: for whatever ``lpes_eval.engine.exact`` cannot answer exactly."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -14,9 +16,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lpes_eval import config_field, rope
-from search import identity
-from search.engines.limits import is_cut, no_number
+from lpes_eval.engine.limits import is_cut, no_number
 
+Settled = Callable[[int, str], bool]
+"""Whether whatever follows leaves a request's score as it is, by the request's number and its answer so far."""
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
 
@@ -50,7 +53,7 @@ class HarnessEngine:
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells the model from others, every byte of its weights."""
-        return identity.fingerprint(self.lm.model)
+        return fingerprint(self.lm.model)
 
     def weights(self) -> dict[str, str] | None:
         """The same in short, as a factors file keeps it."""
@@ -62,13 +65,17 @@ class HarnessEngine:
         rope.apply(self.lm.model, factors)
 
     def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+        self,
+        order: Sequence[Sequence[int]] | None = None,
+        may_stop: bool = False,
+        settled: Settled | None = None,
     ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next.
             may_stop: whether the caller may stop after any batch, so that smaller ones save work.
+            settled: for scores alone: an answer may end where its score is settled; here all are whole.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
@@ -83,7 +90,7 @@ class HarnessEngine:
         responses: dict[int, list[Any]] = {i: [] for i in numbers}
         by_type: dict[str, list[int]] = {}
         for i in numbers:
-            by_type.setdefault(self._requests[i].request_type, []).extend([i] * self._requests[i].repeats)
+            by_type.setdefault(self._requests[i].request_type, []).extend([i] * (self._requests[i].repeats or 1))
         for request_type, repeated in by_type.items():
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):
@@ -103,6 +110,7 @@ class HarnessEngine:
             yield
             return
         detect, likelihoods = self.lm._detect_batch_size, self.lm._loglikelihood_tokens
+        fast, self.lm.fast = getattr(self.lm, "fast", False), False  # a model type of ours asks an engine otherwise
 
         def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
             length = len(requests[pos][1] + requests[pos][2]) if requests else None
@@ -115,4 +123,34 @@ class HarnessEngine:
         try:
             yield
         finally:
+            self.lm.fast = fast
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
+
+
+def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
+    """What tells a model from others: configurations, precision and device, and a hash of every weight's bytes.
+
+    Hashing takes about a second for a gigabyte.
+    """
+    config: Any = model.config
+    weights, first = hashlib.sha256(), next(model.parameters())
+    for name, parameter in model.named_parameters():
+        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    described = json.dumps(settings, sort_keys=True, default=str)
+    generation: Any = getattr(model, "generation_config", None)
+    generating = generation.to_diff_dict() if generation is not None else {}
+    generating = {k: v for k, v in generating.items() if k != "transformers_version" and not k.startswith("_")}
+    return {
+        "weights_sha256": weights.hexdigest(),
+        "config_sha256": _sha256(described),
+        "generation_sha256": _sha256(json.dumps(sorted(generating.items()), default=str)),
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": first.device.type,
+        "attention": str(getattr(config, "_attn_implementation", None)),
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

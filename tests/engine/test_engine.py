@@ -1,0 +1,324 @@
+"""The engine's answers to prompts that share beginnings and finish at different times, against ``hf`` one by one."""
+
+import gc
+import random
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer
+
+from benchmarks.families import tiny_config, tiny_model
+from benchmarks.reference import tokenizer
+from lpes_eval import reference, rope
+from lpes_eval.engine import engine_for, exact, vllm
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.harness import HarnessEngine
+from lpes_eval.engine.limits import reason_against
+from lpes_eval.errors import UserError
+from lpes_eval.methods.lpes import LPES
+from lpes_eval.methods.ms_poe import Method as MsPoE
+from lpes_eval.methods.pi import PI
+
+WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
+
+
+def questions(beginnings=(60, 61, 48, 20), asked_of_each=4, seed=0, tokens=14):
+    """Requests about a few texts of different lengths, several about each, of different lengths, and two short ones."""
+    rng = random.Random(seed)
+    texts = ["red is:", "blue"]
+    for words in beginnings:
+        beginning = " ".join(f"{rng.choice(WORDS)}{rng.randrange(10)}" for _ in range(words))
+        texts += [f"{beginning} and {' '.join(rng.choices(WORDS, k=1 + n))} is:" for n in range(asked_of_each)]
+    rng.shuffle(texts)
+    return [
+        Instance("generate_until", {}, (text, {"until": ["7"], "max_gen_toks": tokens - n % 5, "do_sample": False}), n)
+        for n, text in enumerate(texts)
+    ]
+
+
+def alone(lm, requests):
+    """What ``hf`` answers to each request, by itself."""
+    return [HFLM.generate_until(lm, [request], disable_tqdm=True)[0] for request in requests]
+
+
+def texts(engine, **options):
+    """The first response to every request, in their order."""
+    answers = {i: responses[0] for batch in engine.answer(**options) for i, responses in batch.items()}
+    return [answers[i] for i in sorted(answers)]
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Rows and tokens of every forward pass that an engine asks for."""
+    shapes, forward = [], ExactEngine._forward
+
+    def watched(self, cache, rows, held, tokens, kept):
+        shapes.append((len(tokens), max(map(len, tokens))))
+        return forward(self, cache, rows, held, tokens, kept)
+
+    monkeypatch.setattr(ExactEngine, "_forward", watched)
+    return shapes
+
+
+FAMILIES = {  # what differs in how keys, positions and masks reach attention
+    "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "gpt_neox": {},
+    "falcon": {},
+    "qwen2_moe": {},
+    "deepseek_v3": {},
+    "longcat_flash": {},
+    "mistral": {},  # a window of 16 tokens in all layers
+    "gemma3_text": {},  # in some of them
+}
+
+
+def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
+    """A model of this family, with factors."""
+    tokenizer.save(folder, 1024)
+    config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
+    config._attn_implementation = attention
+    model, reads = tiny_model(config).to(getattr(torch, dtype)), AutoTokenizer.from_pretrained(folder)
+    lm = LPES(pretrained=model, tokenizer=reads, batch_size=1, device="cpu")
+    rope.apply(lm.model, [1.0 + 0.3 * h for h in range(len(rope.find_decoder(lm.model).layers))])
+    return lm
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("llama", "eager"), ("gemma3_text", "eager")]
+)
+def test_prompts_of_a_batch_are_answered_as_each_alone(family, attention, tmp_path, forwards):
+    special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID, **FAMILIES[family]}
+    lm, requests = tiny_lm(tmp_path, family, attention=attention, **special), questions()
+    assert reason_against(lm, requests) is None
+    expected = alone(lm, requests)
+    assert len(set(expected)) > len(requests) / 3
+    for tokens in (10_000, 700):
+        forwards.clear()
+        assert texts(ExactEngine(lm, requests, tokens_per_batch=tokens)) == expected
+        rows = [rows for rows, _ in forwards]
+        assert max(rows) > 2
+        assert len(set(rows)) > 3  # answers that are complete leave
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_so_they_are_in_half_precision(dtype, tmp_path):
+    lm, requests = tiny_lm(tmp_path, "llama", dtype, eos_token_id=[1]), questions()
+    pairs = zip(texts(ExactEngine(lm, requests)), alone(lm, requests), strict=True)
+    assert sum(ours == theirs for ours, theirs in pairs) >= 0.8 * len(requests)  # but for ties, which rounding decides
+
+
+@pytest.mark.parametrize("longer", [(), (90,)])
+def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, longer):
+    """By themselves, and in a batch with a longer row; one stands twice."""
+    requests = questions(beginnings=(60,), asked_of_each=1)[:1] + questions(beginnings=longer, asked_of_each=3)
+    text = max((request.args[0] for request in questions(beginnings=(60,), asked_of_each=1)), key=len)
+    ends = ("", " red", " red 1", " red", " red" * 90)
+    requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ends]
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    expected = alone(toy_lm, requests)
+    assert texts(ExactEngine(toy_lm, requests)) == expected
+    assert texts(ExactEngine(toy_lm, requests[-5:])) == expected[-5:]
+
+
+def test_a_shared_beginning_is_run_once(toy_lm, forwards):
+    requests = questions(beginnings=(60, 60), asked_of_each=3)
+    engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    texts(engine)
+    prefills = [tokens for rows, tokens in forwards if rows == 1 and tokens > exact.END]
+    lengths = sorted(len(prompt.tokens) for prompt in engine._prompts)
+    assert sorted(prefills) == pytest.approx([lengths[2], lengths[-3]], rel=0.1)  # of each text one
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_save_steps_where_they_are_right_and_change_no_answer(right, toy_lm, forwards, monkeypatch):
+    requests = questions()
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    engine = ExactEngine(toy_lm, requests)
+    monkeypatch.setattr(exact.Row, "draft", lambda row, most: [])
+    steps = []
+    answered, responses = {}, engine._responses
+    monkeypatch.setattr(engine, "_responses", lambda i, tokens: answered.update({i: tokens}) or responses(i, tokens))
+    expected = texts(engine)
+    steps.append(len(forwards))
+
+    def draft(row, most):
+        following = answered[row.number][len(row.answer) :][:most]
+        return following if right else [*following[:1], *(token + 1 for token in following[1:])]
+
+    monkeypatch.setattr(exact.Row, "draft", draft)
+    monkeypatch.setattr(engine, "_draft_length", lambda drafts, pending: max(drafts))
+    forwards.clear()
+    assert texts(engine) == expected == alone(toy_lm, requests)
+    decoding = max(map(len, answered.values()))
+    saved = steps[0] - len(forwards)
+    assert saved >= (decoding * 0.7 if right else decoding * 0.3)
+
+
+def test_a_draft_is_what_followed_the_last_tokens_where_they_stood_last():
+    row = exact.Row(0, Mock(tokens=[]), [1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 7, 1, 2, 3])
+    assert row.draft(2) == [5, 6]
+    row.tokens += [5, 6, 7]
+    assert row.draft(8) == [1, 2, 3, 5, 6, 7]
+    row.tokens += [8]
+    assert row.draft(8) == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "pending", "expected"),
+    [([0, 0], 1, 0), ([8, 8], 1, 8), ([8] * 12, 1, 8), ([8, *[0] * 40], 1, 0), ([8] * 3 + [2] * 3, 1, 8)],
+)
+def test_drafts_are_tried_where_enough_prompts_have_some(drafts, pending, expected):
+    assert ExactEngine._draft_length(SimpleNamespace(_on_cpu=True), drafts, pending) == expected
+
+
+def test_an_answer_ends_where_its_score_is_settled(toy_lm):
+    requests = questions()
+    engine = ExactEngine(toy_lm, requests)
+    whole = texts(engine)
+    settled = lambda number, text: number % 2 and len(text) >= 5  # noqa: E731
+    ended = texts(engine, settled=settled)
+    for number, (short, long) in enumerate(zip(ended, whole, strict=True)):
+        assert long.startswith(short)
+        assert short == long if number % 2 == 0 else len(short) >= min(5, len(long))
+    assert sum(map(len, ended[1::2])) < 0.7 * sum(map(len, whole[1::2]))
+
+
+def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
+    requests = questions()
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    expected = texts(ExactEngine(toy_lm, requests))
+    engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    forward, refused, most = toy_lm.model.forward, [], 2
+
+    def small_memory(*args, **kwargs):
+        if len(kwargs["input_ids"]) > most:
+            refused.append(len(kwargs["input_ids"]))
+            raise torch.OutOfMemoryError("toy")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(toy_lm.model, "forward", small_memory)
+    assert texts(engine) == expected
+    assert refused
+    assert engine.tokens_per_batch < 10_000
+    most = 0
+    with pytest.raises(UserError, match="not even one prompt"):
+        texts(engine)
+
+
+def test_a_batch_has_no_more_tokens_and_prompts_than_it_may(toy_lm, forwards, monkeypatch):
+    requests = questions(beginnings=(60, 61, 48, 20, 33, 70), asked_of_each=6)
+    expected = texts(ExactEngine(toy_lm, requests))
+    sizes, answer = [], ExactEngine._answer
+    monkeypatch.setattr(ExactEngine, "_answer", lambda self, some, ends: sizes.append(some) or answer(self, some, ends))
+    for most in ({"tokens_per_batch": 600}, {"tokens_per_batch": 1500}, {"prompts_per_batch": 5}):
+        sizes.clear()
+        engine = ExactEngine(toy_lm, requests, **most)
+        assert texts(engine) == expected
+        assert max(map(len, sizes)) > 1
+        assert max(map(len, sizes)) <= most.get("prompts_per_batch", len(requests))
+        assert all(engine._tokens(some) <= most.get("tokens_per_batch", 1e9) for some in sizes)
+    bytes_of_a_token = 2 * 3 * 16 * 4  # keys and values of three layers with a head of 16 numbers in float32
+    engine = ExactEngine(toy_lm, requests)
+    texts(engine)
+    assert engine.tokens_per_batch == exact.MEMORY // bytes_of_a_token
+
+
+def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_one(toy_lm):
+    requests = questions(beginnings=range(20, 36), asked_of_each=1)
+    engine = ExactEngine(toy_lm, requests)
+    order = [(i,) for i in reversed(range(len(requests)))]
+    several = list(engine.answer(order, may_stop=True))
+    (at_once,) = engine.answer(order)
+    assert len(several) > 4
+    assert at_once == {i: answer for batch in several for i, answer in batch.items()}
+
+
+# -- lm-eval's own call ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(LPES, {"factors": [1.1, 1.2, 1, 1, 1.3, 1]}), (PI, {"factor": 1.3})])
+def test_lm_evals_call_is_answered_by_the_engine_as_hf_answers_it(kind, settings, forwards, capfd):
+    lm, slow = kind(batch_size=3, **settings), kind(batch_size=1, fast=False, **settings)
+    requests, partial = questions(), []
+    lm.cache_hook = SimpleNamespace(add_partial=lambda *entry: partial.append(entry))
+    answers = lm.generate_until(requests)
+    assert f"{len(requests)}/{len(requests)}" in capfd.readouterr().err
+    assert max(rows for rows, _ in forwards) == 3
+    forwards.clear()
+    assert answers == slow.generate_until(requests, disable_tqdm=True)
+    assert not forwards
+    expected = [("generate_until", request.args, text) for request, text in zip(requests, answers, strict=True)]
+    assert sorted(partial, key=repr) == sorted(expected, key=repr)
+
+
+def test_the_default_batch_size_of_lm_eval_and_auto_leave_it_to_memory(forwards):
+    for size in (1, "auto"):
+        forwards.clear()
+        LPES(batch_size=size).generate_until(questions(), disable_tqdm=True)
+        assert max(rows for rows, _ in forwards) > 10
+
+
+def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(forwards, caplog):
+    caplog.set_level("INFO", logger="lm_eval")
+    lm = LPES()
+    (request, *_) = questions()
+    request.arguments[1]["num_beams"] = 2
+    assert len(lm.generate_until([request], disable_tqdm=True)) == 1
+    assert "hf's own loop answers, because generation is not plainly greedy (num_beams)" in caplog.text
+    MsPoE().generate_until(questions()[:2], disable_tqdm=True)  # which decides on the prompt what holds for the answer
+    assert not forwards
+    with pytest.raises(UserError, match=r"^fast=no: expected True or False"):
+        LPES(fast="no")
+
+
+@pytest.mark.parametrize("family", ["llama4_text", "gemma3n_text", "qwen3_next"])
+def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_path):
+    engine, reason = engine_for(tiny_lm(tmp_path, family), questions()[:2])
+    assert type(engine) is HarnessEngine
+    assert reason == "not all of its layers attend to the text or to a window of it"
+
+
+def test_the_loop_of_lm_eval_is_hfs_own_also_in_a_model_type_that_has_the_engine(forwards):
+    lm = LPES(pretrained=str(reference.path()))
+    engine, reason = engine_for(lm, requests := questions()[:3], fast=False)
+    assert reason == "it was asked for"
+    assert texts(engine) == alone(lm, requests)
+    assert not forwards
+    assert lm.fast
+
+
+# -- vLLM ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch):
+    """In place of the package, which few machines have."""
+    monkeypatch.setitem(sys.modules, "vllm", fake := SimpleNamespace(__version__="1", LLM=Mock()))
+    return fake
+
+
+def test_vllm_loads_a_models_revision_once_and_goes_with_it(fake_vllm, tmp_path):
+    """A model that comes later may have the same ``id``, and would be answered for by the one before."""
+    lm = tiny_lm(tmp_path, "llama")
+    lm.revision = "v2"
+    for _ in range(2):
+        vllm.VLLMEngine(lm, questions(), {})
+    assert fake_vllm.LLM.call_count == len(vllm._running) == 1
+    assert fake_vllm.LLM.call_args.kwargs["revision"] == "v2"
+    vllm.VLLMEngine(lm, questions(), {"max_num_seqs": 4})
+    assert fake_vllm.LLM.call_count == 2
+    assert fake_vllm.LLM.call_args.kwargs["max_num_seqs"] == 4
+    del lm
+    gc.collect()
+    assert not vllm._running
+
+
+def test_an_argument_that_vllm_does_not_know_is_named(fake_vllm, toy_lm):
+    fake_vllm.LLM.side_effect = TypeError("EngineArgs.__init__() got an unexpected keyword argument 'tp'")
+    with pytest.raises(UserError, match=r"--engine_args: .*unexpected keyword argument 'tp'"):
+        vllm.VLLMEngine(toy_lm, questions(), {"tp": 2})
