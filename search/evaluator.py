@@ -1,7 +1,7 @@
 """The harness as fitness: tasks, requests and scores are lm-eval's own; an engine answers.
 
 lm-eval builds the requests once, from the examples set aside for searches. For every individual the engine sets the
-factors and answers the requests (``search.engines``), and the task's own filters, ``process_results`` and aggregation
+factors and answers the requests (``lpes_eval.engine``), and the task's own filters, ``process_results`` and aggregation
 turn the answers into scores.
 
     >>> evaluate = Evaluator(lm, load_tasks(lm, ["kv_retrieval"]))
@@ -25,15 +25,15 @@ from typing import Any
 from lm_eval.api.metrics import mean
 
 from lpes_eval import rng
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.harness import HarnessEngine
+from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import engines, identity
 from search.cache import FitnessCache
 from search.early_stopping import ERROR, Race
 from search.engines.cluster import Asked, ClusterEngine, Order
-from search.engines.exact import ExactEngine
-from search.engines.harness import HarnessEngine
-from search.engines.limits import draws
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)

@@ -60,10 +60,10 @@ MUTANTS = (
     ),
     Mutant(
         "a layer's output is reused under the same factors only",
-        "search/engines/layer_outputs.py",
+        "lpes_eval/engine/layer_outputs.py",
         "keys = [(prompts, tuple(factors[: h + 1]))",
         "keys = [(prompts, tuple(factors[:h]))",
-        (f"{SEARCH}/test_engines.py::test_layers_below_the_first_changed_factor_are_not_run_again",),
+        ("tests/engine/test_engine.py::test_layers_below_the_first_changed_factor_are_not_run_again",),
     ),
     Mutant(
         "a key-value cache filled under other factors is refused",
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "equal factors are put into the model like any others",
-        "search/engines/harness.py",
+        "lpes_eval/engine/harness.py",
         "rope.apply(self.lm.model, factors)",
         "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
         (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
@@ -255,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "logits that are no numbers are not an answer",
-        "search/engines/exact.py",
+        "lpes_eval/engine/exact.py",
         "            raise no_number(self.factors)",
         "            pass",
         (f"{SEARCH}/test_faults.py::test_an_individual_under_which_the_logits_are_nan_is_named",),

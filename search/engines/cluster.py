@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lpes_eval.engine import engine_for
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.errors import UserError
 from search import identity
-from search.engines.exact import local
-from search.engines.harness import HarnessEngine
 from search.model import load_model
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Worker:
         import ray
 
         if (engine := self._engines.get(chunk.requests)) is None:
-            engine, _ = local(self._lm, ray.get(requests[0]), **speed)
+            engine, _ = engine_for(self._lm, ray.get(requests[0]), **speed)
             self._engines[chunk.requests] = engine
         engine.set_factors(chunk.factors)
         answers: dict[int, list[Any]] = {}
@@ -105,7 +105,7 @@ class Pool:
 
     Args:
         args: the search's command line.
-        speed: ``search.engines.exact.local``'s further arguments.
+        speed: ``lpes_eval.engine.engine_for``'s further arguments.
         kind: what a worker is.
     """
 

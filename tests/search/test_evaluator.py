@@ -12,11 +12,11 @@ from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.data import splits
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search.cache import FitnessCache
-from search.engines.exact import ExactEngine
-from search.engines.limits import reason_against
 from search.evaluator import Cutoff, Evaluator
 from search.tasks import load_tasks
 

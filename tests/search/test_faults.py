@@ -1,6 +1,6 @@
 """What can go wrong around a search: a full disk, a folder that cannot be written, damage, a model without an answer.
 
-Two processes in one folder and torn journals are in ``test_journal.py``, memory that runs out in ``test_engines.py``,
+Two processes in one folder and torn journals are in ``test_journal.py``, memory that runs out in ``tests/engine/test_engine.py``,
 and many more damages in ``tests/fuzz.py``.
 """
 
@@ -11,10 +11,10 @@ import pytest
 
 import toy_search
 from lpes_eval import files, rope
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.errors import UserError, program
 from search.cache import FitnessCache
-from search.engines.exact import ExactEngine
-from search.engines.harness import HarnessEngine
 from search.journal import Journal
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.run import Search

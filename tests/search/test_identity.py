@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lpes_eval.engine.harness import fingerprint
 from search import identity
 from search.evaluator import Evaluator
-from search.identity import fingerprint
 from search.tasks import load_tasks
 from test_evaluator import edit
 
@@ -119,7 +119,7 @@ def test_so_is_another_tokenizer_or_generation_config(toy_lm, fitness, monkeypat
     assert fitness.describe()["reading"] != before["reading"]
 
 
-@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "search/engines/exact.py"])
+@pytest.mark.parametrize("file", ["lpes_eval/rope.py", "lpes_eval/curves.py", "lpes_eval/engine/exact.py"])
 def test_so_is_other_code_of_this_package(fitness, monkeypatch, file):
     before, read = fitness.describe(), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * self.as_posix().endswith(file))

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.methods.lpes import LPES
 from search import engines, ga, model, run, tasks
-from search.engines.harness import HarnessEngine
 from test_ga import found, journal, report
 
 
