@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from lpes_eval.errors import UserError
 from search.space import Y_START, Individual, Points, Space
@@ -44,11 +44,14 @@ class Generation:
         share: the share of the search examples on which they are measured.
         cutoff: an individual that was measured on the same examples, and a fitness; what is less fit than that is of
             no use, and may be given up early.
+        measure: what their fitness is: the tasks' ``score``, or the ``likelihood`` of the reference answers, in nats a
+            token, with the weights of the score. Nothing is given up early by its likelihood.
     """
 
     individuals: list[Individual]
     share: float = 1.0
     cutoff: tuple[Points, float] | None = None
+    measure: Literal["score", "likelihood"] = "score"
 
 
 Steps = Generator[Generation, Sequence[float], Individual]
