@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -28,18 +28,15 @@ class Individual:
         points: its control points.
         origin: the operator that made it.
         parents: the points that it was made from.
-        state: what its optimiser needs to go on from it, as plain data; most need nothing.
     """
 
     points: Points
     origin: str
     parents: tuple[Points, ...] = ()
-    state: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As data that JSON keeps exactly."""
-        data = {"points": self.points, "origin": self.origin, "parents": self.parents}
-        return data | ({"state": self.state} if self.state else {})
+        return {"points": self.points, "origin": self.origin, "parents": self.parents}
 
 
 def to_points(data: Sequence[Sequence[float]]) -> Points:

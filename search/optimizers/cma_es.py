@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lpes_eval.errors import UserError
-from search.optimizers.base import Optimizer
+from search.optimizers.base import Generation, Optimizer, Steps, fittest
 from search.optimizers.random import GenerationConfig
 from search.space import Y_LOW, Y_STEPS, Individual, Points
 
@@ -38,39 +38,47 @@ class CMAES(Optimizer):
             )
 
     def _set_up(self, model: object) -> None:
-        if not 0 <= self._seed < 2**32:
-            raise UserError(f"seed={self._seed}: CMA-ES takes whole numbers from 0 to {2**32 - 1}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed}: CMA-ES takes whole numbers from 0 to {2**32 - 1}")
         try:
-            import numpy as np
-            from cmaes import CMAwM
+            import cmaes  # noqa: F401
+            import numpy  # noqa: F401
         except ImportError as missing:
             raise UserError(f"CMA-ES needs the package {missing.name}: pip install cmaes numpy") from None
+        self.max_evaluations = self.config.size * (self.generations + 1)
+
+    def search(self) -> Steps:
+        """Yield generations of as many; end with the fittest of all."""
+        cma = self._distribution()
+        measured: list[tuple[Individual, float]] = []
+        for _ in range(self.generations + 1):
+            pairs = [self._draw(cma) for _ in range(self.config.size)]
+            individuals = [Individual(P, "cma-es") for P, _ in pairs]
+            fitness = yield Generation(individuals)
+            measured += zip(individuals, fitness, strict=True)
+            cma.tell([(drawn, -f) for (_, drawn), f in zip(pairs, fitness, strict=True)])  # cmaes minimises
+        return fittest(measured)[0]
+
+    def _distribution(self) -> Any:
+        """The coordinates, each from 0 to 1: x of the control points, where they are searched, then y."""
+        import numpy as np
+        from cmaes import CMAwM
+
         L, start = self.space.L, self.start
         fixed = self.space.fixed_x
         x, x_step = ([], []) if fixed else ([x / (L - 1) for x, _ in start], [1 / (L - 1)] * len(start))
         y, y_step = [y - Y_LOW for _, y in start], [1 / Y_STEPS] * len(start)
         steps = np.array(x_step + y_step) * self.space.grid  # a step of 0 means continuous
         bounds = np.tile([0.0, 1.0], (len(steps), 1))
-        size = self.config.size
-        self.max_evaluations = size * (self.generations + 1)
-        self._cma = CMAwM(np.array(x + y), SIGMA, bounds, steps, seed=self._seed, population_size=size)
-        self._drawn: list[Any] = []  # what CMAwM must be told about: its draws before they were put on the grid
+        return CMAwM(np.array(x + y), SIGMA, bounds, steps, seed=self.seed, population_size=self.config.size)
 
-    def _propose(self) -> list[list[Individual]]:
-        self._drawn, generation = [], []
-        for _ in range(self.config.size):
-            for _ in range(self.DRAWS):
-                coordinates, drawn = self._cma.ask()
-                if self.space.contains(P := self._to_points(coordinates)):
-                    break
-            else:
-                P = self._nearest_valid(P)
-            self._drawn.append(drawn)
-            generation.append([Individual(P, "cma-es")])
-        return generation
-
-    def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
-        self._cma.tell([(drawn, -f) for drawn, f in zip(self._drawn, fitness, strict=True)])  # cmaes minimises
+    def _draw(self, cma: Any) -> tuple[Points, Any]:
+        """Control points, and what ``cma`` must be told about: its draw before it was put on the grid."""
+        for _ in range(self.DRAWS):
+            coordinates, drawn = cma.ask()
+            if self.space.contains(P := self._to_points(coordinates)):
+                return P, drawn
+        return self._nearest_valid(P), drawn
 
     def _to_points(self, coordinates: Sequence[float]) -> Points:
         d, L = self.space.d, self.space.L
