@@ -36,6 +36,15 @@ class GuardCheck:
     over: float
     lower_is_better: bool = False
 
+    @property
+    def nothing_to_lose(self) -> bool:
+        """Whether the plain model has 0 already, so that nothing could have become worse."""
+        return self.plain == 0 and not self.lower_is_better
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; whether lower is better is said where it is."""
+        return {name: value for name, value in vars(self).items() if name != "lower_is_better" or value}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -44,6 +53,7 @@ class Entry:
     Attributes:
         key: which factors, on which questions.
         fitness: the weighted score, higher is better.
+        measure: what the fitness is made of: the tasks' ``score``, or the ``likelihood`` of the reference answers.
         generation: of an individual; None for what the search measures besides.
         origin: the operator that made the individual, or what else it is.
         points: its control points.
@@ -63,6 +73,7 @@ class Entry:
 
     key: str
     fitness: float
+    measure: str = "score"
     generation: int | None = None
     origin: str = ""
     points: list[list[float]] = field(default_factory=list)
@@ -81,7 +92,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without what is not said."""
-        data = dataclasses.asdict(self)
+        data = vars(self) | {"guards": {name: guard.to_dict() for name, guard in self.guards.items()}}
         unsaid = {each.name: getattr(Entry("", 0.0), each.name) for each in dataclasses.fields(self)}
         return {k: v for k, v in data.items() if v != unsaid[k] or k in ("fitness", "generation", "prompts", "seconds")}
 
@@ -125,9 +136,14 @@ def read(path: Path) -> Reading:
 
 def entry_of(data: Mapping[str, Any]) -> Entry:
     """The entry as it will be read again; ``ValueError`` where it has what JSON has not, such as NaN."""
-    plain = json.loads(json.dumps(data, allow_nan=False, default=lambda number: number.item()))  # numpy's numbers
+    plain = json.loads(json.dumps(data, allow_nan=False, default=_plain))
     entry: Entry = typed(plain, Entry, "the entry")
     return entry
+
+
+def _plain(value: Any) -> Any:
+    """Of a dataclass its fields, of one of numpy's numbers Python's."""
+    return vars(value) if dataclasses.is_dataclass(value) else value.item()
 
 
 def typed(value: Any, kind: Any, name: str) -> Any:

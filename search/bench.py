@@ -102,6 +102,7 @@ class Bench:
         scaled = set(per_layer[self.args.skip :])
         data = {
             "fitness": measured.fitness,
+            "measure": job.measure,
             "scores": measured.scores,
             "seconds": measured.seconds,
             "prompts": measured.stopped_after or evaluator.asked(part),
@@ -116,7 +117,7 @@ class Bench:
             if job.plain_rows is None:
                 data["guard_rows"] = rows
             else:
-                data["guards"] = {g.name: vars(g.check(job.plain_rows[g.name], rows[g.name])) for g in watched}
+                data["guards"] = {g.name: g.check(job.plain_rows[g.name], rows[g.name]) for g in watched}
             data["guard_prompts"] = sum(guard.prompts(share) for guard in watched)
             data["seconds"] += sum(guard.seconds for guard in watched) - before
         return data | {"seconds": round(data["seconds"], 3)}

@@ -48,7 +48,7 @@ class Search:
         spent: seconds of measuring and prompts answered by the search so far, guards included.
         cut: whether the budget ended it.
         generation: the number of the one that is measured.
-        share: the share of the search examples on which individuals are measured now.
+        measuring: how individuals are measured now (``Generation``): the share of the examples, and by what.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
 
@@ -61,7 +61,7 @@ class Search:
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     cut: bool = False
     generation: int = 0
-    share: float = 1.0
+    measuring: tuple[float, str] = (1.0, "score")
     curve: Curve | None = None
 
     @property
@@ -84,6 +84,12 @@ class Search:
         """The plain model's entry."""
         return self.journal.entries[self.uniform(1.0).digest()]
 
+    def weights(self) -> dict[str, str] | None:
+        """Of the model that measures, as a factors file keeps it."""
+        weights: dict[str, str] | None
+        weights = self.pool.described["weights"] if self.pool else self.evaluator.engine.weights()
+        return weights
+
     def run(self, watch: Watch) -> tuple[Individual, Entry]:
         """Measure what the optimiser yields, until it is done or the budget spent.
 
@@ -104,8 +110,8 @@ class Search:
                 best: Individual = end.value
                 break
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
-            if generation.share != self.share:  # on other questions, what is fitter may differ
-                self.share, fittest = generation.share, None
+            if self.measuring != (measuring := (generation.share, generation.measure)):
+                self.measuring, fittest = measuring, None  # on other questions, what is fitter may differ
             least = generation.cutoff[1] if generation.cutoff else -math.inf
             fitness = []
             for individual, entry, new in self._measured(generation, thinking):
