@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import math
 import time
@@ -15,10 +14,10 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights, task_options
+from search.config import SETTINGS, heights, task_options
 from search.guards import LATE, PENALTY, Guard, over, rank
 from search.journal import Journal
-from search.optimizers.base import Optimizer
+from search.optimizers.base import Generation, Optimizer
 from search.parser import settings_of
 from search.space import Individual, Points, Space, to_points
 from search.tradeoff import ranked, trades
@@ -47,7 +46,8 @@ class Search:
         journal: what was measured, once the folder is open.
         spent: seconds of measuring and prompts answered by the search so far, guards included.
         cut: whether the budget ended it.
-        part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
+        part: the questions on which individuals are measured now (``Generation.share``); None for all.
+        step: the generation that is measured now, the last one if the search is over, and its number.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
 
@@ -62,6 +62,8 @@ class Search:
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     cut: bool = False
     part: list[int] | None = None
+    step: Generation = Generation([])
+    number: int = -1
     curve: Curve | None = None
 
     def run(self, watch: Watch) -> tuple[Individual, dict[str, Any]]:
@@ -73,24 +75,28 @@ class Search:
             The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
         optimizer, journal = self.optimizer, self.journal
-        optimizer.history = {entry["generation"]: entry for entry in journal.individuals.values()}
         fittest: tuple[Individual, dict[str, Any]] | None = None
         counted: set[str] = set()  # factors that are asked for again cost nothing again
         unit, most = self.args.budget or ("seconds", math.inf)
-        while not (self.cut or optimizer.done):
-            fitness, part = [], self.evaluator.part(optimizer.effort)
+        steps, fitness = optimizer.search(), None
+        while not self.cut:
+            began = time.perf_counter()
+            try:
+                self.step = steps.send(fitness)  # type: ignore[arg-type]
+            except StopIteration as end:
+                best: Individual = end.value
+                break
+            asking = time.perf_counter() - began if optimizer.also else 0.0
+            self.number += 1
+            fitness, part, generation = [], self.evaluator.part(self.step.share), self.step.individuals
             if part != self.part:  # on other questions, what is fitter may differ
                 self.part, fittest = part, None
-            began = time.perf_counter()
-            generation = optimizer.ask()
-            asking = time.perf_counter() - began if optimizer.also else 0.0
-            least = cutoff[1] if (cutoff := optimizer.cutoff) else -math.inf
+            least = self.step.cutoff[1] if self.step.cutoff else -math.inf
             coming = [individual for individual in generation if self.name(individual) not in journal.entries]
-            guess = functools.partial(self._foreseen, generation) if optimizer.foresees else None
-            self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part, guess)
+            self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part)
             for individual in generation:
                 name = self.name(individual)
-                made = {"generation": optimizer.generation, **individual.to_dict()}
+                made = {"generation": self.number, **individual.to_dict()}
                 known = journal.entries.get(name)
                 own = name in journal.individuals  # else it was measured as something to beat, perhaps not in full
                 new = known is None or (not own and "stopped_after" in known)
@@ -114,23 +120,10 @@ class Search:
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(rank(entry))
-            else:
-                optimizer.tell(fitness)
         self.evaluator.expect([], None, None)
-        best = fittest[0] if self.cut and fittest is not None else optimizer.best[0]
+        if self.cut and fittest is not None:
+            best = fittest[0]
         return best, self.measure("best", self.factors(best))
-
-    def _foreseen(self, generation: Sequence[Individual]) -> list[Factors]:
-        """What will be measured after this generation, by the answers so far."""
-        if self.args.early_stopping and self.cutoff is None:  # by then there is one, so questions have another order
-            return []
-        entries = ((individual, self.journal.entries.get(self.name(individual))) for individual in generation)
-        fitness = [
-            rank(entry) if entry else self.evaluator.peek(self.factors(individual), self.cutoff, self.part)
-            for individual, entry in entries
-        ]
-        following = self.optimizer.foresee(fitness)
-        return [self.factors(one) for one in following if self.name(one) not in self.journal.entries]
 
     def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Factors, dict[str, Any]]:
         """The best factors by ``--choose``, of those that were measured in full and worsen no guard, and their entry.
@@ -229,7 +222,7 @@ class Search:
     @property
     def cutoff(self) -> Cutoff | None:
         """What individuals have to reach now."""
-        if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
+        if not self.args.early_stopping or (least := self.step.cutoff) is None:
             return None
         points, fitness = least
         entry = self.journal.entries[self.name(Individual(points, ""))]
@@ -276,8 +269,8 @@ class Search:
         if not self.guards:
             return {}
         plain = self.journal.entries.get(self.uniform(1.0).digest())
-        least = self.optimizer.cutoff if part == self.part else None  # it is of the questions that are asked now
-        share = 1.0 if part is None else self.optimizer.effort
+        least = self.step.cutoff if part == self.part else None  # it is of the questions that are asked now
+        share = 1.0 if part is None else self.step.share
         asked = {"guard_prompts": sum(guard.prompts(share) for guard in self.guards)}
         if plain is None:
             return asked | {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
@@ -361,8 +354,6 @@ def make_optimizer(
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
     kind = kind or optimizers.load(args.optimizer)
     config = {each.name: getattr(args, each.name) for each in settings_of(kind) if each.name in args}
-    if args.start == DIVERSE:
-        config["diverse"] = True
     return kind(
         space,
         kind.Config(**config),
@@ -377,7 +368,7 @@ def make_optimizer(
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
     points = args.start
-    if points in (None, DIVERSE):
+    if points is None:
         return space.start()
     if isinstance(points, float | int):
         points = [points] * (space.d + 1)
