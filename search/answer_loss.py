@@ -69,12 +69,6 @@ class AnswerLoss:
         assert values.grad is not None
         return total, values.grad.tolist()
 
-    def mean(self, part: int) -> float:
-        """The mean loss of all examples of a column, under the factors that are applied."""
-        with torch.no_grad():
-            losses = [self._loss(*example).item() for example in self._examples[part]]
-        return sum(losses) / len(losses)
-
     def _loss(self, prompt: list[int], answer: list[int]) -> Tensor:
         device = self.model.device
         ids = torch.tensor([prompt + answer], device=device)

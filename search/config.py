@@ -21,8 +21,6 @@ from search.space import Y_HIGH, Y_LOW, Space
 
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
-DIVERSE = "diverse"
-"""``--start`` for a first population of many curves."""
 MEASURED = (
     "examples", "search_seed", "positions", "lambdas", "task_weights", "metrics", "metadata", "num_fewshot",
     "fewshot_seed", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "gen_kwargs", "guard",
@@ -73,13 +71,13 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     optimizer.settle(args)
     if "curve" in optimizer.ignores:
         args.curve = "free"
-    if args.start == "wide":  # its name in version 0.1
-        args.start = DIVERSE
     if args.start is None:
         args.start = optimizer.default_start
     elif optimizer.default_start is None:
         raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
-    if isinstance(args.start, str) and args.start != DIVERSE:
+    if args.start in ("diverse", "wide"):
+        raise UserError(f"--start {args.start}: is gone, as --start 1 finds better factors; take that")
+    if isinstance(args.start, str):
         args.start = _start(args, optimizer)
     if args.output is None:
         # Of a pattern or a path, what can name a folder.
@@ -118,8 +116,6 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--ray_address: only workers join a cluster; add --workers N")
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
-    if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
-        raise UserError(f"--start {DIVERSE}: {title} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
     return args

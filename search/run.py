@@ -327,8 +327,6 @@ def make_optimizer(
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
     kind = kind or optimizers.load(args.optimizer)
     config = {each.name: getattr(args, each.name) for each in settings_of(kind) if each.name in args}
-    if args.start == DIVERSE:
-        config["diverse"] = True
     return kind(
         space,
         kind.Config(**config),
@@ -343,7 +341,7 @@ def make_optimizer(
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
     points = args.start
-    if points in (None, DIVERSE):
+    if points is None:
         return space.start()
     if isinstance(points, float | int):
         points = [points] * (space.d + 1)

@@ -74,15 +74,9 @@ class Space:
         """One factor a layer and no curve (Table 7, "brute force"): a control point stands on every layer."""
         return cls(L, L - 1, grid, fixed_x=True)
 
-    def start(self) -> Points:
-        """The individual that the search sets out from (Eq. 8), its x rounded to the grid."""
-        return self.line(Y_START, Y_START)
-
-    def line(self, first: float, last: float) -> Points:
-        """A straight line over depth from y = ``first`` to y = ``last``, at the x of Eq. 8, rounded to the grid."""
-        xs = [k * (self.L - 1) / self.d for k in range(self.d + 1)]
-        ys = [min(max(first + (last - first) * k / self.d, Y_LOW), Y_HIGH) for k in range(self.d + 1)]
-        return self.nearest(tuple(zip(xs, ys, strict=True)))
+    def start(self, y: float = Y_START) -> Points:
+        """The same y everywhere, at the x of Eq. 8 (where the search sets out from 1.5), rounded to the grid."""
+        return self.nearest(tuple((k * (self.L - 1) / self.d, y) for k in range(self.d + 1)))
 
     def nearest(self, points: Points) -> Points:
         """The points themselves, or where they come to stand on the grid."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from lpes_eval.errors import UserError
@@ -72,6 +71,9 @@ class Optimizer:
 
     Attributes:
         max_evaluations: the most individuals that it yields; a subclass sets it.
+        max_effort: the same, in measurements on all search examples.
+        expected_evaluations: about how many it is likely to yield, for the estimates of the time.
+        expected_effort: the same, in measurements on all search examples.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -89,6 +91,9 @@ class Optimizer:
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
+    max_effort: float
+    expected_evaluations: int
+    expected_effort: float
     also: str = ""
     """For the search's plan: what it costs besides its evaluations."""
 
@@ -110,7 +115,9 @@ class Optimizer:
         self.generations, self.seed, self.least_effort = generations, seed, least_effort
         self._set_up(model)
         if not hasattr(self, "max_evaluations"):
-            raise UserError(f"{type(self).__name__}: set max_evaluations in _set_up, the most that it asks for")
+            raise UserError(f"{type(self).__name__}: set max_evaluations in _set_up, the most that it yields")
+        for figure in ("max_effort", "expected_evaluations", "expected_effort"):
+            vars(self).setdefault(figure, self.max_evaluations)
 
     def _set_up(self, model: Any) -> None:
         """What a subclass adds to the constructor."""
@@ -126,21 +133,6 @@ class Optimizer:
     def search(self) -> Steps:
         """The search, from its first generation to the individual that it ends with."""
         raise NotImplementedError
-
-    @cached_property
-    def max_effort(self) -> float:
-        """The most that will be measured, in measurements on all search examples."""
-        return self.max_evaluations
-
-    @cached_property
-    def expected_evaluations(self) -> int:
-        """About how many individuals it is likely to yield, for the estimates of the time."""
-        return self.max_evaluations
-
-    @cached_property
-    def expected_effort(self) -> float:
-        """The same, in measurements on all search examples."""
-        return self.expected_evaluations
 
 
 def fittest(measured: Sequence[tuple[Individual, float]]) -> tuple[Individual, float]:

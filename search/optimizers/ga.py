@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +25,6 @@ class GeneticConfig(Config):
     crossover_tries: int = setting(4, at_least(1), "N_ct, attempts at a valid crossover")
     max_dx: float = setting(2, amount, "M_x, the most a mutation moves a point's x", "X")
     max_dy: float = setting(0.2, amount, "M_y, the most it moves a point's y", "Y")
-    diverse: bool = False
 
 
 class GeneticAlgorithm(Optimizer):
@@ -48,10 +45,6 @@ class GeneticAlgorithm(Optimizer):
     Both children of a crossover are measured; the fitter one enters the next population. Parents keep their fitness:
     answers are decoded greedily, so measuring it again would give the same number. Ties are broken at random, anew in
     each generation: where all are equally fit, the population drifts and is not stuck.
-
-    With ``config.diverse`` the initial population is a quarter uniform curves, ``start`` and y = 1 among them, a
-    quarter lines that rise from 1 or fall to it, a quarter drawn evenly, and mutants of the lines. Otherwise all are
-    mutants of ``start``.
     """
 
     Config = GeneticConfig
@@ -65,17 +58,6 @@ class GeneticAlgorithm(Optimizer):
             raise UserError(f"--parents {c.parents}: expected at most as many as --population, {c.population}")
         self._M_x, self._M_y = 0 if self.space.fixed_x else c.max_dx, c.max_dy
         self.max_evaluations = c.population + self.generations * (c.mutations + 2 * c.crossovers)
-
-    @classmethod
-    def settle(cls, args: Namespace) -> None:
-        """Refuse steps that the grid does not have."""
-        for name, steps in () if args.continuous else (("max_dx", X_STEPS), ("max_dy", Y_STEPS)):
-            value = getattr(args, name)
-            if not math.isclose(steps * value, round(steps * value)):
-                raise UserError(
-                    f"--{name} {value:g}: the grid has steps of {1 / steps:g} (Table 9); take a multiple, or leave "
-                    "the grid (--continuous)"
-                )
 
     def search(self) -> Steps:
         """Algorithm 1; of siblings, which are listed together, only the fittest enters the next population."""
@@ -110,26 +92,9 @@ class GeneticAlgorithm(Optimizer):
         return sorted(points, key=lambda P: (-fitness[P], lot(P)))
 
     def _initial(self, rng: Random) -> list[list[Individual]]:
-        """N_ps individuals: the start (Eq. 8), what ``diverse`` adds, and mutants of all but the random ones."""
-        N_ps = self.config.population
-        first = [Individual(self.start, "start"), *(self._diverse(rng) if self.config.diverse else [])]
-        of = [individual.points for individual in first if individual.origin != "random"]
-        mutants = [self._mutation(of[k % len(of)], rng) for k in range(N_ps - len(first))]
-        return [[individual] for individual in [*first[:N_ps], *mutants]]
-
-    def _diverse(self, rng: Random) -> list[Individual]:
-        """What the initial population has besides its first individual, but for the mutants that fill it up."""
-        # However few are taken, they are spread evenly.
-        halves = [0.5, 0.0, 0.25, 0.75, 0.125, 0.375, 0.625, 0.875, 1.0]
-        ys = [Y_LOW + (Y_HIGH - Y_LOW) * part for part in halves]
-        uniform = [self.space.line(y, y) for y in ys]
-        slopes = [line for y in ys if y > Y_LOW for line in (self.space.line(Y_LOW, y), self.space.line(y, Y_LOW))]
-        quarter = max(1, self.config.population // 4)
-        lines: list[Points] = []
-        for kind, most in ((uniform, quarter - 1), (slopes, quarter)):  # the first individual is the first of them
-            lines += list(dict.fromkeys(P for P in kind if P not in (self.start, *lines)))[:most]
-        drawn = [self.space.random(rng) for _ in range(quarter)]
-        return [Individual(P, "line") for P in lines] + [Individual(P, "random") for P in drawn]
+        """The start (Eq. 8), and mutants of it."""
+        mutants = [self._mutation(self.start, rng) for _ in range(self.config.population - 1)]
+        return [[individual] for individual in (Individual(self.start, "start"), *mutants)]
 
     def _crossovers(self, S_pa: Sequence[Points], rng: Random) -> list[list[Individual]]:
         """The valid children of N_cr pairs of parents; none of a pair without any after N_ct attempts."""

@@ -44,7 +44,7 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
             answered += entry["prompts"]
             took += entry["seconds"]
             pace = seconds(entry["seconds"])
-        if optimizer.generation == 0:
+        if search.number == 0:
             first.append(entry["fitness"])
         elif first:
             if len(first) > 1 and len(set(first)) == 1:
@@ -58,7 +58,7 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)
         left = f"about {seconds(to_come * took / answered)}" if answered and to_come else "-"
         line = (
-            f"generation {optimizer.generation}/{optimizer.generations}  individual {asked} of about {total}  "
+            f"generation {search.number}/{optimizer.generations}  individual {asked} of about {total}  "
             f"{individual.origin:9}  fitness {entry['fitness']:.4f}  best {best['fitness']:.4f}  {pace}  left {left}"
         )
         if live is None:
