@@ -150,7 +150,8 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     """What JSON gave, as a value of this type; ``ValueError`` names what has another one."""
     of, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints, data = _hints(kind), typed(value, dict[str, Any], name)
+        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+        data = typed(value, dict[str, Any], name)
         if unknown := data.keys() - hints.keys():
             raise ValueError(f"{name} has the unknown field {min(unknown)!r}")
         try:

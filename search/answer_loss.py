@@ -33,9 +33,7 @@ class AnswerLoss:
         for objective in objectives:
             for number, column in enumerate(objective.columns):
                 requests = [
-                    request
-                    for request in objective.task.instances
-                    if column.position is None or request.idx == number
+                    request for request in objective.task.instances if column.position is None or request.idx == number
                 ]
                 self._weights.append(column.weight)
                 self._examples.append([gold_answer(lm, objective, request, column.position) for request in requests])
@@ -96,7 +94,7 @@ SHORTEST_PREFIX = 16
 
 
 @torch.no_grad()
-def log_likelihoods(model: nn.Module, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+def log_likelihoods(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
     """The mean log-likelihood of each answer's tokens behind its prompt, under the factors that are applied.
 
     What all prompts begin with goes through the model once; its keys and values serve all of them.

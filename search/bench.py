@@ -8,44 +8,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
-from lpes_eval.factors import Factors
 from search import guards
 from search.config import task_options
-from search.evaluator import Cutoff, Evaluator, Measured
+from search.evaluator import Evaluator, Measured
 from search.guards import Guard
+from search.job import Job
 from search.tasks import Objective, load_tasks
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be measured of an individual.
-
-    Attributes:
-        factors: the individual's.
-        split: ``search`` or ``held_out``, whose examples are asked.
-        share: of these examples, those that are asked.
-        measure: ``score``, or ``likelihood`` of the reference answers.
-        cutoff: when to give up.
-        whole: its measurement on all examples, where there is one: these are not asked again.
-        guarded_above: the fitness above which the guards are measured too.
-        plain_rows: of the plain model, each guard's score of every question; None to have these scores recorded.
-    """
-
-    factors: Factors
-    split: str = "search"
-    share: float = 1.0
-    measure: str = "score"
-    cutoff: Cutoff | None = None
-    whole: Entry | None = None
-    guarded_above: float = math.inf
-    plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)
 
 
 class Bench:
@@ -61,8 +34,9 @@ class Bench:
         from search.model import load_model
 
         self.args, self.lm = args, lm or load_model(args, whole)
-        # One of each split; methods of an object that lives as long as its process.
-        self.objectives, self.evaluator, self.guards = map(cache, (self._objectives, self._evaluator, self._guards))
+        self.objectives = cache(self._objectives)  # by split
+        self.evaluator = cache(self._evaluator)
+        self.guards = cache(self._guards)
 
     def _objectives(self, split: str) -> list[Objective]:
         options = task_options(self.args) | ({"positions": None} if split == "held_out" else {})
@@ -100,7 +74,7 @@ class Bench:
         if job.split == "search" and not math.isfinite(measured.fitness):
             raise not_finite(per_layer, measured)
         scaled = set(per_layer[self.args.skip :])
-        data = {
+        data: dict[str, Any] = {
             "fitness": measured.fitness,
             "measure": job.measure,
             "scores": measured.scores,

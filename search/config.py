@@ -100,12 +100,11 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
-    if code := sorted(LOADS_CODE & args.gen_kwargs.keys()):
-        if not args.model_args.get("trust_remote_code"):
-            raise UserError(
-                f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
-                "trust_remote_code=True"
-            )
+    if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
+        raise UserError(
+            f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
+            "trust_remote_code=True"
+        )
     if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
         raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):

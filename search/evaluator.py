@@ -29,7 +29,8 @@ from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search import identity
-from search.early_stopping import ERROR, Race
+from search.early_stopping import Race
+from search.job import Cutoff, Examples
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ FEWEST = 12
 """Questions of a task on which an individual is measured at the least, if there are so many."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
-Examples = Mapping[str, Sequence[Any]]
-"""Each column's metric for every example, by the column's name."""
 Order = tuple[tuple[int, ...], ...]
 """Requests by number, in the order in which they are answered: some together, then the next."""
 
@@ -68,21 +67,6 @@ class Measured:
     seconds: float = 0.0
     stopped_after: int = 0
     ended: list[int | None] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Cutoff:
-    """The fitness below which an individual is of no use, and may be given up.
-
-    Attributes:
-        fitness: what has to be reached.
-        examples: every example's score of the individual that has it, to compare with (``search.early_stopping``).
-        error: how probable it may be that an individual is given up which would have reached it; 0 waits for proof.
-    """
-
-    fitness: float
-    examples: Examples
-    error: float = ERROR
 
 
 class Evaluator:
@@ -133,8 +117,8 @@ class Evaluator:
             prompts = len(objective.task.instances)
             if not (number := sum(next(cut) for _ in range(prompts))):
                 continue
-            text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} tokens "
-            text += "beside their answer"
+            text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
+            text += "tokens beside their answer"
             if objective.by_position:
                 raise PromptTooLong(
                     f"{text}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "

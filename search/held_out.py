@@ -16,9 +16,9 @@ from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import shown
+from search.job import Job
 
 if TYPE_CHECKING:
-    from search.bench import Job
     from search.run import Search
     from search.tasks import Objective
 
@@ -68,7 +68,6 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
     """
     from lpes_eval.compare import statistics
-    from search.bench import Job
 
     args, tasks = search.args, list(search.held_out)
     scaled = found.per_layer()[args.skip :]
@@ -149,7 +148,7 @@ def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
 def smallest_gain(task: Objective, plain: Entry, other: Entry) -> float | None:
     """The smallest gain in a task's mean that would have been beyond chance, by how two measurements differ.
 
-    It is half of the 95 % interval of their difference, on the questions that both were asked; None where there is none.
+    It is half of the 95 % interval of their difference, on the questions that both were asked; None without one.
     """
     from lpes_eval.compare import statistics
 

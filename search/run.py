@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.entries import Entry
@@ -15,16 +15,17 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights
+from search.config import SETTINGS, heights
 from search.guards import PENALTY, rank
+from search.job import Cutoff, Job
 from search.journal import Journal
 from search.optimizers.base import Generation, Optimizer
 from search.parser import settings_of
 from search.space import Individual, Points, Space, to_points
 
 if TYPE_CHECKING:
-    from search.bench import Bench, Job
-    from search.evaluator import Cutoff, Evaluator
+    from search.bench import Bench
+    from search.evaluator import Evaluator
     from search.guards import Guard
     from search.tasks import Objective
     from search.workers import Pool
@@ -168,8 +169,6 @@ class Search:
         return self.pool.map(jobs) if self.pool else map(self.bench.measure, jobs)
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
-        from search.bench import Job
-
         factors, guarded_above = self.factors(individual), math.inf
         if generation.measure == "score":
             part = self.evaluator.part(generation.share)
@@ -196,22 +195,19 @@ class Search:
         return self._cutoff(fitness, entry) if entry.examples else None  # its workers died
 
     def _cutoff(self, fitness: float, entry: Entry) -> Cutoff:
-        from search.evaluator import Cutoff
-
         error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
         return Cutoff(fitness, entry.examples, error)
 
     def measure(self, name: str, factors: Factors, to_beat: Entry | None = None) -> Entry:
         """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
-        from search.bench import Job
-
         key = factors.digest()
         known = self.journal.entries.get(key)
         if known is None or (to_beat is None and not known.examples):
-            plain = self.journal.entries.get(self.uniform(1.0).digest())
             cutoff = self._cutoff(to_beat.fitness, to_beat) if to_beat and self.args.early_stopping else None
-            above = plain.fitness + 1e-9 if plain else -math.inf
-            job = Job(factors, cutoff=cutoff, guarded_above=above, plain_rows=plain and plain.guard_rows)
+            job = Job(factors, cutoff=cutoff, guarded_above=-math.inf)
+            if key != self.uniform(1.0).digest():
+                above = self.plain.fitness + 1e-9
+                job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
             self.journal.record(key, {"origin": name, **self.measured(job)})
         return self.journal.entries[key]
 

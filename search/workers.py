@@ -16,7 +16,8 @@ from typing import Any
 
 from lpes_eval.errors import UserError
 from search import identity
-from search.bench import Bench, Job
+from search.bench import Bench
+from search.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,12 @@ class Worker:
         self._bench = Bench(Namespace(**args))
         self._bench.guards("search")  # whatever can be refused is refused now
         engine, node = self._bench.evaluator("search").engine, os.uname().nodename
-        self._described = {"node": node, "packages": identity.packages(), "model": engine.fingerprint()}
-        self._described["weights"] = engine.weights()
+        self._described = {
+            "node": node,
+            "packages": identity.packages(),
+            "model": engine.fingerprint(),
+            "weights": engine.weights(),
+        }
 
     def describe(self) -> dict[str, Any]:
         """Where it is, and what it measures with."""

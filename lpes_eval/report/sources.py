@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lpes_eval import factors
+from lpes_eval import entries, factors
 from lpes_eval.compare import results
 from lpes_eval.compare.compare import compare
 from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
 from lpes_eval.compare.tables import Report
-from lpes_eval.errors import UserError
-from lpes_eval.files import unseal
+from lpes_eval.errors import DataError, UserError
 from lpes_eval.report import published
 
 ATTENTION = "lpes-eval attention"
@@ -252,27 +251,21 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
 
 def search(name: str, folder: Path) -> Search:
     """A search, read from its folder as far as it went; ``DataError`` where it is none."""
-    way_out = "take the folder of a search, as python -m search.ga writes it"
     journal = folder / "journal.jsonl"
-    with well_formed(folder / "settings.json", "not the settings of a search", way_out):
-        read = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        settings = dict(read["search"])
-        lower = any("lower_is_better" in task for task in read.get("fitness", {}).get("tasks", ()))
-    with well_formed(journal, "not the journal of a search", way_out):
-        # While the search runs, the last line may not be whole yet. A key's last line counts.
-        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = (unseal(json.loads(line), f"{journal}: a line is") for line in lines if line.endswith("\n"))
-        found = {entry["key"]: entry for entry in whole}
-        for entry in found.values():
-            if late := found.get(f"guards of {entry['key']}"):  # measured when the search was over
-                entry["guards"] = late["guards"]
-        entries = [entry for entry in found.values() if "failed" not in entry]  # whose workers died
+    if not journal.is_file():
+        raise DataError(f"{journal}: no such file; take the folder of a search, as python -m search.ga writes it")
+    read = entries.read(journal)  # while the search runs, the last line may not be whole yet
+    if read.settings is None:
+        raise DataError(f"{journal}: has no settings yet, so the search has not begun")
+    settings, fitness = read.settings.get("search", {}), read.settings.get("fitness", {})
+    lower = any("lower_is_better" in task for task in fitness.get("tasks", ()))
+    measured = [entry.to_dict() for entry in read.entries.values() if not entry.failed]  # whose workers died
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     report = folder / "report.json"
     if finished := report.is_file():
-        with well_formed(report, "not the report of a search", way_out):
+        with well_formed(report, "not the report of a search", "run the search again"):
             finished = bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
-    return Search(name, folder, settings, entries, factors.load(files[0]) if files else None, finished, lower)
+    return Search(name, folder, settings, measured, factors.load(files[0]) if files else None, finished, lower)
 
 
 def _attention(name: str, path: Path) -> Attention:

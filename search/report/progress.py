@@ -6,15 +6,16 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from lpes_eval.entries import Entry
 from search.guards import rank
-from search.report.pages import Entry, label, named, seconds
+from search.report.pages import label, named, seconds
 from search.space import Individual
 
 if TYPE_CHECKING:
@@ -27,25 +28,25 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
     optimizer = search.optimizer
     asked = prompts = answered = 0
     took = 0.0  # seconds for the prompts answered now: individuals that are known say nothing about the rest
-    part = search.part
+    part = search.measuring
     first: list[float] = []  # the fitness of the initial population
     best: Entry | None = None
 
-    def show(individual: Individual, entry: dict[str, Any], new: bool) -> None:
+    def show(individual: Individual, entry: Entry, new: bool) -> None:
         nonlocal asked, prompts, answered, took, part, best
         asked += 1
-        prompts += entry["prompts"]
-        if part != search.part:  # on other questions, what is fitter may differ
-            part, best = search.part, None
-        if best is None or ("stopped_after" not in entry and rank(entry) > rank(best)):
+        prompts += entry.prompts
+        if part != search.measuring:  # on other questions, what is fitter may differ
+            part, best = search.measuring, None
+        if best is None or (not entry.stopped_after and rank(entry) > rank(best)):
             best = entry
         pace = "known"
-        if new and entry["seconds"] > 0:
-            answered += entry["prompts"]
-            took += entry["seconds"]
-            pace = seconds(entry["seconds"])
-        if search.number == 0:
-            first.append(entry["fitness"])
+        if new and entry.seconds > 0:
+            answered += entry.prompts
+            took += entry.seconds
+            pace = seconds(entry.seconds)
+        if search.generation == 0:
+            first.append(entry.fitness)
         elif first:
             if len(first) > 1 and len(set(first)) == 1:
                 print(  # above the live display, which takes over what is printed
@@ -58,8 +59,8 @@ def progress(search: Search, to_beat: Mapping[str, Entry]) -> Iterator[Watch]:
         to_come = max(optimizer.expected_effort * search.evaluator.prompts - prompts, 0)
         left = f"about {seconds(to_come * took / answered)}" if answered and to_come else "-"
         line = (
-            f"generation {search.number}/{optimizer.generations}  individual {asked} of about {total}  "
-            f"{individual.origin:9}  fitness {entry['fitness']:.4f}  best {best['fitness']:.4f}  {pace}  left {left}"
+            f"generation {search.generation}/{optimizer.generations}  individual {asked} of about {total}  "
+            f"{individual.origin:9}  fitness {entry.fitness:.4f}  best {best.fitness:.4f}  {pace}  left {left}"
         )
         if live is None:
             print(line, flush=True)
@@ -76,6 +77,6 @@ def _table(search: Search, rows: Mapping[str, Entry]) -> Table:
     for heading in ("fitness", *(label(column, several) for _, column in search.evaluator.columns.values())):
         table.add_column(heading, justify="right")
     for name, entry in rows.items():
-        values = [f"{entry['scores'].get(column, math.nan):.3f}" for column in search.evaluator.columns]
-        table.add_row(name, f"{entry['fitness']:.4f}", *values)
+        values = [f"{entry.scores.get(column, math.nan):.3f}" for column in search.evaluator.columns]
+        table.add_row(name, f"{entry.fitness:.4f}", *values)
     return table
