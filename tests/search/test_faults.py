@@ -89,5 +89,5 @@ def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_
             assert failed
             assert {(entry.failed, entry.fitness) for entry in failed} == {("3 workers died", -PENALTY)}
             assert search.factors(best).per_layer()[0] <= 1.6
-            with pytest.raises(UserError, match="factors 1.7, .*: 3 workers died"):
+            with pytest.raises(UserError, match=r"factors 1.7, .*: 3 workers died"):
                 search.measure("best", Factors.from_uniform(1.7, num_layers=8))

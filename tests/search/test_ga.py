@@ -14,7 +14,7 @@ import pytest
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from lpes_eval.entries import Entry
-from search import ga, guards
+from search import ga
 from search.bench import Bench
 from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
@@ -128,7 +128,9 @@ def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_secon
 def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
     """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
     optimizer = SimpleNamespace(generations=2, expected_evaluations=2, expected_effort=2)
-    watched = SimpleNamespace(optimizer=optimizer, evaluator=SimpleNamespace(prompts=10), measuring=(1, ""), generation=1)
+    watched = SimpleNamespace(
+        optimizer=optimizer, evaluator=SimpleNamespace(prompts=10), measuring=(1, ""), generation=1
+    )
     with progress(watched, {}) as show:
         for fitness, stopped_after in ((0.5, 0), (0.505, 9)):
             show(Individual((), "band"), Entry("", fitness, prompts=9, seconds=1.0, stopped_after=stopped_after), True)
@@ -208,7 +210,11 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
     assert status == 0
     assert "Budget       20,000 prompts to search" in out
     assert "at most 20 generations after the first and 512 individuals" in out
-    assert re.search(r"^Time +\d+ prompts took .*, so about .* to search, when the budget .*, and then .* for the held-out", out, re.MULTILINE)
+    assert re.search(
+        r"^Time +\d+ prompts took .*, so about .* to search, when the budget .*, and then .* for the held-out",
+        out,
+        re.MULTILINE,
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -216,7 +222,7 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     from search.evaluator import Measured
 
     scores = {f"toy@{p}": 0.0 for p in (0, 50, 100)}
-    examples = dict.fromkeys(scores, [0.0])
+    examples = {key: [0.0] for key in scores}
     monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, examples, 0.1))
     _, out, _ = command(*SEARCH_ONLY, "--guard", "none")
     assert out.count("individuals of the first generation have fitness 0.0000") == 1

@@ -176,5 +176,5 @@ def test_a_folder_of_others_or_one_that_cannot_be_made_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds file but no search"), Journal(tmp_path, {}):
         pass
     (tmp_path / "journal.jsonl").write_text(json.dumps(ENTRY) + "\n\n")
-    with pytest.raises(UserError, match="line 1: damaged .* take another folder"), Journal(tmp_path, {}):
+    with pytest.raises(UserError, match=r"line 1: damaged .* take another folder"), Journal(tmp_path, {}):
         pass
