@@ -19,13 +19,14 @@ from typing import Any
 from lpes_eval.compare.tables import finite, reader_may_leave
 from lpes_eval.errors import UserError
 from lpes_eval.files import seal, write_atomically
+from lpes_eval.report.sources import as_entry
+from lpes_eval.report.watch import live
 from search.config import MEASURED, defaults, model_name, parse, resume_command, shown, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
 from search.report import pages
 from search.report.pages import Outcome
-from search.report.progress import progress
 from search.run import Search, load
 from search.space import Y_START, Individual
 
@@ -88,7 +89,10 @@ def run(search: Search) -> Outcome | None:
         print(pages.to_beat(search, to_beat), flush=True)
         so_far: dict[str, Any] | None = None
         missing = not (args.output / "best_effort.json").exists()
-        with progress(search, to_beat) as show:
+        expected = search.optimizer.expected_evaluations
+        with live(args.output.name, expected, search.optimizer.expected_effort * search.evaluator.prompts) as show:
+            for name, entry in to_beat.items():
+                show(as_entry({**entry, "generation": None, "origin": name}))
 
             def watch(individual: Individual, entry: dict[str, Any], new: bool) -> None:
                 nonlocal so_far
@@ -99,7 +103,7 @@ def run(search: Search) -> Outcome | None:
                     so_far = entry
                     if new or missing:  # whatever happens next, they are there
                         write_factors(search, Outcome(to_beat, entry, search.factors(individual)), "best_effort.json")
-                show(individual, entry, new)
+                show(as_entry(entry), new)
 
             try:
                 fittest, best = search.run(watch)

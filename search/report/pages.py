@@ -172,7 +172,7 @@ def verdict(search: Search, outcome: Outcome) -> str:
 def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
     args, held_out = search.args, outcome.held_out
-    individuals = sources.search(args.output.name, args.output).individuals
+    individuals = [entry for entry in search.journal.individuals.values() if "failed" not in entry]
     return _render(
         "summary.md.j2",
         search,
@@ -245,28 +245,26 @@ def write(search: Search, outcome: Outcome) -> None:
         }
         data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-    draw(folder, held_out)
+    draw(folder, outcome)
 
 
-def draw(folder: Path, held_out: HeldOut | None) -> None:
+def draw(folder: Path, outcome: Outcome) -> None:
     """The pictures, which are those of `lpes-eval report`."""
-    found, at = sources.search(folder.name, folder), "{:g} %".format
+    search, at, factors = sources.search(folder.name, folder), "{:g} %".format, outcome.found
     drawn = {
-        "convergence": figures.progress(found),
-        "tradeoff": figures.tradeoff(found),
-        "curve": figures.layers((), [found]),
+        "convergence": figures.progress(search),
+        "tradeoff": figures.tradeoff(search),
+        "curve": figures.factors([(folder.name, 0, factors.per_layer(), factors.control_points())]),
     }
+    held_out = outcome.held_out
     for task in held_out.tasks if held_out else ():
         if task.by_position:
-            metrics: dict[sources.Run | sources.Measured, Metric] = {
-                sources.Measured(name, place): Metric(
-                    True,
-                    {at(column.position): measured.scores[column.name] for column in task.columns},
-                    {at(column.position): tuple(measured.examples[column.name]) for column in task.columns},
-                )
-                for place, (name, measured) in enumerate(held_out.measured.items())  # type: ignore[union-attr]
-            }
-            drawn[f"positions-{task.name}"] = figures.positions(sources.Panel(f"{task.name}, {task.metric}", metrics))
+            lines = []
+            for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
+                values = {at(column.position): measured.scores[column.name] for column in task.columns}
+                scores = {at(column.position): tuple(measured.examples[column.name]) for column in task.columns}
+                lines.append((name, place, Metric(True, values, scores)))
+            drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():
         if picture is not None:
             replace(picture, name=name).save(folder, ("png",))

@@ -5,7 +5,6 @@ import math
 import re
 import signal
 import time
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -15,8 +14,6 @@ from lpes_eval import rope
 from search import guards, run
 from search.optimizers.gradient import GradientDescent
 from search.report.pages import Outcome
-from search.report.progress import progress
-from search.space import Individual
 from small_searches import SEARCH_ONLY, SMALL, found, journal, report
 
 
@@ -120,16 +117,6 @@ def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_secon
     assert factors.origin["fitness"]["value"] == entries[-1]["fitness"]  # the last epoch, not the fittest
     assert factors.unscaled_layers == (0,)
     assert entries[-1]["seconds"] > 1
-
-
-def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
-    """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
-    optimizer = SimpleNamespace(generation=1, generations=2, expected_evaluations=2, expected_effort=2)
-    watched = SimpleNamespace(optimizer=optimizer, evaluator=SimpleNamespace(prompts=10), part=None)
-    with progress(watched, {}) as show:
-        for fitness, also in ((0.5, {}), (0.505, {"stopped_after": 9})):
-            show(Individual((), "band"), {"fitness": fitness, "prompts": 9, "seconds": 1.0, **also}, True)
-    assert capsys.readouterr().out.count("best 0.5000") == 2
 
 
 @pytest.mark.parametrize("stop", [None, signal.SIGTERM], ids=["ctrl-c", "SIGTERM"])
