@@ -17,13 +17,13 @@ from pathlib import Path
 from lpes_eval.compare.tables import finite, reader_may_leave
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
+from lpes_eval.report.watch import live
 from search.config import MEASURED, command, defaults, model_name, parse, shown, without_effect
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
 from search.report import pages
 from search.report.pages import Outcome
-from search.report.progress import progress
 from search.run import Search, load
 from search.space import Y_START, Individual
 
@@ -81,12 +81,15 @@ def run(search: Search) -> Outcome | None:
         plain = search.measure(PLAIN, search.uniform(1.0))
         to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), plain)}
         print(pages.to_beat(search, to_beat), flush=True)
-        with progress(search, to_beat) as show:
+        expected = search.optimizer.expected_evaluations
+        with live(args.output.name, expected, search.optimizer.expected_effort * search.evaluator.prompts) as show:
+            for name, entry in to_beat.items():
+                show(replace(entry, generation=None, origin=name))
             best_so_far = BestSoFar(search, to_beat)
 
             def watch(individual: Individual, entry: Entry, new: bool) -> None:
                 best_so_far(individual, entry, new)
-                show(individual, entry, new)
+                show(entry, new)
 
             try:
                 fittest, best = search.run(watch)

@@ -315,28 +315,24 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
         }
         data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-    draw(folder, held_out)
+    draw(folder, outcome)
 
 
-def draw(folder: Path, held_out: HeldOut | None) -> None:
+def draw(folder: Path, outcome: Outcome) -> None:
     """The pictures, which are those of `lpes-eval report`."""
-    search, at = sources.search(folder.name, folder), "{:g} %".format
-    drawn = {
-        "convergence": figures.progress(search),
-        "tradeoff": figures.tradeoff(search),
-        "curve": figures.layers((), [search]),
-    }
+    search, at, factors = sources.search(folder.name, folder), "{:g} %".format, outcome.found
+    drawn = {"convergence": figures.progress(search), "tradeoff": figures.tradeoff(search)}
+    if not outcome.nothing:
+        drawn["curve"] = figures.factors([(folder.name, 0, factors.per_layer(), factors.control_points())])
+    held_out = outcome.held_out
     for task in held_out.tasks if held_out else ():
         if task.by_position:
-            metrics: dict[sources.Run | sources.Measured, Metric] = {
-                sources.Measured(name, place): Metric(
-                    True,
-                    {at(column.position): measured.scores[column.name] for column in task.columns},
-                    {at(column.position): tuple(measured.examples[column.name]) for column in task.columns},
-                )
-                for place, (name, measured) in enumerate(held_out.measured.items())  # type: ignore[union-attr]
-            }
-            drawn[f"positions-{task.name}"] = figures.positions(sources.Panel(f"{task.name}, {task.metric}", metrics))
+            lines = []
+            for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
+                values = {at(column.position): measured.scores[column.name] for column in task.columns}
+                scores = {at(column.position): tuple(measured.examples[column.name]) for column in task.columns}
+                lines.append((name, place, Metric(True, values, scores)))
+            drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():
         if picture is not None:
             replace(picture, name=name).save(folder, ("png",))

@@ -221,6 +221,27 @@ def test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once(to
     assert load_tasks(toy_lm, ["kv_retrieval"], positions=None, metadata={"num_keys": 6}, examples=3)[0].note == ""
 
 
+def test_other_prompts_documents_weights_or_another_model_are_another_fitness(toy_lm, load, monkeypatch):
+    (plain,) = load("toy_plain")
+    evaluator = Evaluator(toy_lm, [plain])
+    before = evaluator.describe()
+    assert Evaluator(toy_lm, load("toy_plain"), fast=False).describe() == before  # how it is measured is none
+    evaluator([1.0, 1.5, 1.2])
+    assert evaluator.describe() == before
+    documents = [doc | {"answer": "other"} for doc in plain.docs]
+    others = [load("toy_plain", system_instruction="Answer."), [replace(plain, docs=documents)]]
+    for other in (*others, load("toy_plain", examples=2), load("toy_plain", metrics=["em"])):
+        assert Evaluator(toy_lm, other).describe() != before
+    model = evaluator.engine.fingerprint()
+    assert evaluator.engine.fingerprint() == model
+    weight = toy_lm.model.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        was = weight[0, 0].item()
+        weight[0, 0] += 1
+        assert evaluator.engine.fingerprint() != model
+        weight[0, 0] = was
+
+
 def test_the_time_of_the_plan_is_the_plain_models(toy_lm, load):
     evaluate = Evaluator(toy_lm, load("toy"))
     evaluate([1.5] * 3)
