@@ -82,16 +82,20 @@ def search(
     from lpes_eval.errors import UserError
     from lpes_eval.methods.lpes import LayerFactors
     from search import config, ga, run
-    from search.parser import read
+    from search.parser import as_typed
     from search.report.pages import verdict
 
     kind = optimizer if isinstance(optimizer, type) else None
     own = curve if callable(curve) else None
     named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "curve": None if own else curve}
-    flags = read(flags | {name: value for name, value in named.items() if value is not None} | {"preset": preset})
-    args = config.defaults(flags["preset"])
-    vars(args).update(flags)
-    if flags.get("dry_run"):
+    flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
+    try:
+        read = config.given(as_typed(flags))
+    except UserError as error:
+        raise UserError(f"search(): {error}") from None
+    args = config.defaults(read["preset"])
+    vars(args).update(read)
+    if args.dry_run:
         raise UserError("search(): dry_run: is the command's alone")
     if isinstance(model, str | Path):
         args.model_args, model = {**args.model_args, "pretrained": str(model)}, None

@@ -75,15 +75,10 @@ class Bench:
             raise not_finite(per_layer, measured)
         scaled = set(per_layer[self.args.skip :])
         data: dict[str, Any] = {
-            "fitness": measured.fitness,
+            **vars(measured),
             "measure": job.measure,
-            "scores": measured.scores,
-            "seconds": measured.seconds,
             "prompts": measured.stopped_after or evaluator.asked(part),
             "factor": scaled.pop() if len(scaled) == 1 else None,
-            "stopped_after": measured.stopped_after,
-            "examples": measured.examples,
-            "ended": measured.ended,
         }
         if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
             before, share = sum(guard.seconds for guard in watched), 1.0 if part is None else job.share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -228,45 +229,33 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {_typed(action.default)})"
 
 
-def read(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a program hands over by their flags' names, each as the command line reads it.
+def as_typed(flags: Mapping[str, Any]) -> list[str]:
+    """The command line that says the same as values that a program hands over by their flags' names.
 
     Raises:
-        UserError: a flag that there is not, or a value that the command line would refuse.
+        UserError: a flag that there is not, or that takes another kind of value.
     """
     actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
-    if unknown := sorted(flags.keys() - actions.keys()):
-        instead = NOT_TAKEN.get(f"--{unknown[0]}", "is no flag of a search; python -m search.ga --help lists them")
-        raise UserError(f"search(): {unknown[0]} {instead}")
-    found = {}
+    argv = []
     for name, value in flags.items():
-        try:
-            found[actions[name].dest] = _read(actions[name], value)
-        except (argparse.ArgumentTypeError, ValueError) as error:
-            raise UserError(f"search(): {name}: {error}") from None
-    return found
-
-
-def _read(action: argparse.Action, value: Any) -> Any:
-    """What a flag makes of a program's value."""
-    if value is None and action.default is None:
-        return value
-    if value is None:
-        raise argparse.ArgumentTypeError("expected a value, not None; leave it out for the default")
-    if isinstance(value, bool) and (action.nargs == 0 or action.const is True):  # a switch, or one with a value
-        return value
-    if action.nargs == 0:
-        raise argparse.ArgumentTypeError(f"expected True or False, not {value!r}")
-    if isinstance(value, list | tuple):
-        if isinstance(action, _Collect) and action.type is not mapping:
-            return [each for one in value for each in _read(action, one)]
-        value = (";" if action.type is _metrics else ",").join(map(str, value))
-    if isinstance(value, dict) and action.type is mapping:
-        return value
-    read: Any = action.type or str
-    if (value := read(str(value))) not in (action.choices or [value]):
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(action.choices or ())}, not {value!r}")
-    return value
+        if (action := actions.get(name)) is None:
+            raise UserError(f"{name} {NOT_TAKEN.get(f'--{name}', 'is no flag of a search; --help lists them')}")
+        switch = action.nargs == 0 or action.const is True
+        if (value is None and action.default is None) or (switch and value is False):
+            continue
+        if switch and value is True:
+            argv.append(f"--{name}")
+        elif action.nargs == 0 or value is None:
+            raise UserError(f"{name}: expected {'True or False' if action.nargs == 0 else 'a value'}, not {value!r}")
+        elif isinstance(value, dict):
+            argv.append(f"--{name}={json.dumps(value)}")
+        elif isinstance(value, list | tuple) and isinstance(action, _Collect):
+            argv += [f"--{name}={item}" for item in value]
+        elif isinstance(value, list | tuple):
+            argv.append(f"--{name}={(';' if action.type is _metrics else ',').join(map(str, value))}")
+        else:
+            argv.append(f"--{name}={value}")
+    return argv
 
 
 def _metrics(text: str) -> list[str]:

@@ -27,8 +27,8 @@ SAY_AFTER = 30.0
 """Seconds without a worker after which a person is told so."""
 
 
-class Worker:
-    """What measures, in a process of its own; a Ray actor.
+class Worker(Bench):
+    """A bench in a process of its own; a Ray actor.
 
     Args:
         args: the search's command line.
@@ -42,11 +42,11 @@ class Worker:
         with suppress(OSError):  # a machine without this folder needs none, or says what it misses
             os.chdir(folder)
         torch.set_num_threads(threads)
-        self._bench = Bench(Namespace(**args))
-        self._bench.guards("search")  # whatever can be refused is refused now
-        engine, node = self._bench.evaluator("search").engine, os.uname().nodename
+        super().__init__(Namespace(**args))
+        self.guards("search")  # whatever can be refused is refused now
+        engine = self.evaluator("search").engine
         self._described = {
-            "node": node,
+            "node": os.uname().nodename,
             "packages": identity.packages(),
             "model": engine.fingerprint(),
             "weights": engine.weights(),
@@ -55,14 +55,6 @@ class Worker:
     def describe(self) -> dict[str, Any]:
         """Where it is, and what it measures with."""
         return self._described
-
-    def measure(self, job: Job) -> dict[str, Any]:
-        """As ``Bench.measure``."""
-        return self._bench.measure(job)
-
-    def time_two_batches(self) -> tuple[int, float]:
-        """As ``Bench.time_two_batches``."""
-        return self._bench.time_two_batches()
 
 
 class Pool:
@@ -126,6 +118,7 @@ class Pool:
                             results[job] = self._ray.get(ref)
                             self._idle.append(worker)
                         except self._ray.exceptions.RayTaskError as error:
+                            self._idle.append(worker)
                             raise error.cause if isinstance(error.cause, Exception) else error from None
                         except self._ray.exceptions.RayActorError:  # it died, and Ray starts it again
                             self._begin(worker)
@@ -170,10 +163,11 @@ class Pool:
     def _accept(self, described: dict[str, Any]) -> None:
         """Refuse a worker that measures with something else than the driver, or than the first worker."""
         own, node = identity.packages(), described["node"]
-        other = {name: version for name, version in described["packages"].items() if own.get(name) != version}
-        if other:
-            named = ", ".join(f"{name} {version}, not {own.get(name)}" for name, version in other.items())
-            raise UserError(f"the worker on {node} has {named}; install the driver's versions")
+        for name, version in described["packages"].items():
+            if own.get(name) != version:
+                raise UserError(
+                    f"the worker on {node} has {name} {version}, not {own.get(name)}; install the driver's versions"
+                )
         self._first = self._first or described
         if described["model"] != self._first["model"]:
             raise UserError(f"the worker on {node} has another model than the first worker")
@@ -187,21 +181,20 @@ def start_ray(address: str | None) -> Any:
     """
     if not address:  # the name is of another system's; what it does is to bind every port to 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
     try:
         import ray
     except ImportError:
         raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
     if ray.is_initialized():
         return ray
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
     local = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:  # of several classes, one of which is Exception itself
-        token = "" if "RAY_AUTH_MODE" in os.environ else ", or it asks for a token: set RAY_AUTH_MODE=token"
-        where = f"--ray_address {address}: no Ray cluster answers there{token}"
-        if not address:
-            where = "--workers: Ray did not start on this machine; try again, or search without --workers"
+        where = "--workers: Ray did not start on this machine"
+        if address:
+            where = f"--ray_address {address}: no Ray cluster answers, or it asks for a token (RAY_AUTH_MODE=token)"
         raise UserError(f"{where} ({' '.join(str(error).split())[:500]})") from None
     return ray
