@@ -62,7 +62,7 @@ class Search:
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     cut: bool = False
     part: list[int] | None = None
-    step: Generation = Generation([])
+    step: Generation = field(default_factory=lambda: Generation([]))
     number: int = -1
     curve: Curve | None = None
 
