@@ -7,7 +7,7 @@ A search asks a fixed set of prompts under hundreds of factors. What that leaves
   once. The prompts that share it go through the model in one row, each of their tokens behind a mask that shows it the
   beginning and its own prompt;
 * a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
-* on a CPU, a prefill begins with the first layer whose factor has changed (``search.engines.layer_outputs``);
+* on a CPU, a prefill begins with the first layer whose factor has changed (``lpes_eval.engine.layer_outputs``);
 * keys and values are written in place, with room for the whole answer, instead of being copied token after token;
 * on a GPU, a decoding step is recorded once and replayed, so that the GPU does not wait for Python at each operation;
 * batches are filled up to a number of tokens, which is lowered when memory runs out.
@@ -33,11 +33,11 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from transformers.cache_utils import DynamicCache
 
 from lpes_eval import rope
+from lpes_eval.engine import layer_outputs
+from lpes_eval.engine.harness import HarnessEngine
+from lpes_eval.engine.kv_buffer import Buffer, Stored
+from lpes_eval.engine.limits import encode, no_number, room_for_prompt
 from lpes_eval.errors import UserError
-from search.engines import layer_outputs
-from search.engines.harness import HarnessEngine
-from search.engines.kv_buffer import Buffer, Stored
-from search.engines.limits import encode, no_number, reason_against, room_for_prompt
 
 Tokens = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
-        lm: an lm-eval model for which ``search.engines.limits.reason_against`` knows none.
+        lm: an lm-eval model for which ``lpes_eval.engine.limits.reason_against`` knows none.
         requests: lm-eval's instances.
         share_prefixes: prefill a common beginning once.
         reuse_layers: on a CPU, do not run layers whose outputs are known.
@@ -401,9 +401,3 @@ def share(prompts: Sequence[Tokens]) -> list[Group]:
                 continue
         groups.append(Group(beginning, [i]))
     return groups
-
-
-def local(lm: Any, requests: Sequence[Any], fast: bool = True, **options: Any) -> tuple[HarnessEngine, str | None]:
-    """The engine of one process for these requests, and why it is lm-eval's own loop (``search.engines.choose``)."""
-    reason = reason_against(lm, requests, fast)
-    return (ExactEngine(lm, requests, **options) if reason is None else HarnessEngine(lm, requests)), reason

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lpes_eval.config_field import FIELD
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
-from search.engines.exact import ExactEngine
-from search.engines.limits import no_number
 
 _running: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
 """For a transformers model, the options of vLLM's engine and the engine."""

@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 from benchmarks.families import tiny_config, tiny_model
 from benchmarks.reference import tokenizer
 from lpes_eval import rope
+from lpes_eval.engine import exact, layer_outputs, vllm
+from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.kv_buffer import Buffer
+from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
-from search.engines import exact, layer_outputs, vllm
-from search.engines.exact import ExactEngine
-from search.engines.kv_buffer import Buffer
-from search.engines.limits import reason_against
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 

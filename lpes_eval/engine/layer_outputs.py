@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from lpes_eval import rope
-from search.engines.kv_buffer import Buffer, Stored
+from lpes_eval.engine.kv_buffer import Buffer, Stored
 
 MOST = 2 << 30
 """Bytes that are kept of one model; what was not needed for longest goes first."""

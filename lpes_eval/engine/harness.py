@@ -1,8 +1,10 @@
-"""lm-eval's own loop as an engine: for whatever ``search.engines.exact`` cannot answer exactly."""
+"""lm-eval's own loop as an engine: for whatever ``lpes_eval.engine.exact`` cannot answer exactly."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from lpes_eval import config_field, rope
-from search import identity
-from search.engines.limits import is_cut, no_number
+from lpes_eval.engine.limits import is_cut, no_number
 
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
@@ -50,7 +51,7 @@ class HarnessEngine:
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells the model from others, every byte of its weights."""
-        return identity.fingerprint(self.lm.model)
+        return fingerprint(self.lm.model)
 
     def weights(self) -> dict[str, str] | None:
         """The same in short, as a factors file keeps it."""
@@ -116,3 +117,32 @@ class HarnessEngine:
             yield
         finally:
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
+
+
+def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
+    """What tells a model from others: configurations, precision and device, and a hash of every weight's bytes.
+
+    Hashing takes about a second for a gigabyte.
+    """
+    config: Any = model.config
+    weights, first = hashlib.sha256(), next(model.parameters())
+    for name, parameter in model.named_parameters():
+        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    described = json.dumps(settings, sort_keys=True, default=str)
+    generation: Any = getattr(model, "generation_config", None)
+    generating = generation.to_diff_dict() if generation is not None else {}
+    generating = {k: v for k, v in generating.items() if k != "transformers_version" and not k.startswith("_")}
+    return {
+        "weights_sha256": weights.hexdigest(),
+        "config_sha256": _sha256(described),
+        "generation_sha256": _sha256(json.dumps(sorted(generating.items()), default=str)),
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": first.device.type,
+        "attention": str(getattr(config, "_attn_implementation", None)),
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
