@@ -244,8 +244,8 @@ MUTANTS = (
     Mutant(
         "what was given up is not kept",
         "search/optimizers/bands.py",
-        "return fitness > than and fitness >= self._least(than)",
-        "return fitness > than and fitness >= self._least(than) - 1e-9",
+        "if cutoff is None or fitness[fittest] >= cutoff[1]:",
+        "if cutoff is None or fitness[fittest] >= cutoff[1] - 1e-9:",
         (f"{SEARCH}/test_optimizers.py",),
     ),
     Mutant(

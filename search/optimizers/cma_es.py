@@ -46,7 +46,7 @@ class CMAES(Optimizer):
             raise UserError(f"CMA-ES needs the package {missing.name}: pip install cmaes numpy") from None
         size, L = self.config.size, self.space.L
         self.max_evaluations = size * (self.generations + 1)
-        mean, bounds = np.array([y for _, y in self.start]), np.tile([Y_LOW, Y_HIGH], (L, 1))
+        mean, bounds = np.array([y - Y_LOW for _, y in self.start]), np.tile([0.0, Y_HIGH - Y_LOW], (L, 1))
         steps = np.full(L, 1 / Y_STEPS if self.space.grid else 0)  # 0 means continuous
         self._distribution = partial(CMAwM, mean, SIGMA, bounds, steps, seed=self.seed, population_size=size)
 
@@ -57,14 +57,15 @@ class CMAES(Optimizer):
         for _ in range(self.generations + 1):
             # What cma has to be told about are its draws before they were put on the grid.
             pairs = [cma.ask() for _ in range(self.config.size)]
-            individuals = [Individual(self._points(factors), "cma-es") for factors, _ in pairs]
+            individuals = [Individual(self._points(above), "cma-es") for above, _ in pairs]
             fitness = yield Generation(individuals)
             measured += zip(individuals, fitness, strict=True)
             cma.tell([(drawn, -f) for (_, drawn), f in zip(pairs, fitness, strict=True)])  # cmaes minimises
         return fittest(measured)[0]
 
-    def _points(self, factors: Iterable[float]) -> Points:
-        inside = [min(max(float(factor), Y_LOW), Y_HIGH) for factor in factors]
+    def _points(self, above: Iterable[float]) -> Points:
+        """By how much the factors are above the lowest, as control points."""
+        inside = [min(Y_LOW + max(float(y), 0.0), Y_HIGH) for y in above]
         return self.space.nearest(tuple((x, y) for (x, _), y in zip(self.start, inside, strict=True)))
 
 

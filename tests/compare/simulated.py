@@ -63,7 +63,7 @@ def as_run(tasks):
 def failing(seed, tasks, lost=None):
     """The tasks (questions -> accuracies) that fail the gate.
 
-    NOISE of the answers flip in both runs. Of each task (questions), as many right answers as ``lost`` says turn wrong at
+    NOISE of the answers flip in both runs. As many right answers as ``lost`` says of a task (questions) turn wrong at
     each position.
     """
     rng, old, new = np.random.default_rng(seed), {}, {}
