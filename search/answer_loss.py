@@ -116,5 +116,5 @@ def log_likelihoods(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) ->
         wanted = torch.tensor(answer, device=model.device)
         found.append(-nn.functional.cross_entropy(logits.float(), wanted).item())
         if common:
-            cache.crop(common)
+            cache.crop(-(ids.shape[1]))
     return found

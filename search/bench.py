@@ -78,7 +78,7 @@ class Bench:
             **vars(measured),
             "measure": job.measure,
             "prompts": measured.stopped_after or evaluator.asked(part),
-            "factor": scaled.pop() if len(scaled) == 1 else None,
+            "factor": scaled.pop() if len(scaled) == 1 and job.split == "search" else None,
         }
         if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
             before, share = sum(guard.seconds for guard in watched), 1.0 if part is None else job.share

@@ -145,25 +145,30 @@ def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
     return np.array([np.mean(scores, axis=0) for scores in rows.values()])
 
 
-def smallest_gain(task: Objective, plain: Entry, other: Entry) -> float | None:
-    """The smallest gain in a task's mean that would have been beyond chance, by how two measurements differ.
+def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float | None:
+    """The smallest gain in a task's mean that would have been beyond chance; None where one question says nothing.
 
-    It is half of the 95 % interval of their difference, on the questions that both were asked; None without one.
+    It is half of the 95 % interval of the difference of two measurements, on the questions that both were asked.
+    Without another one, the interval is that of two independent measurements that vary as the plain model's does.
     """
     from lpes_eval.compare import statistics
 
-    examples = {
+    examples = other.examples if other else plain.examples
+    same = {
         column.name: [
             None if value is None else before
-            for before, value in zip(plain.examples[column.name], other.examples[column.name], strict=True)
+            for before, value in zip(plain.examples[column.name], examples[column.name], strict=True)
         ]
         for column in task.columns
     }
-    rows, others = _matrix(task, examples), _matrix(task, other.examples)
+    rows, others = _matrix(task, same), _matrix(task, examples)
     if rows is None or others is None or len(rows) < 2:
         return None
-    difference = statistics.compare_paired(rows, others).mean
-    half = (difference.high - difference.low) / 2
+    if other:
+        difference = statistics.compare_paired(rows, others).mean
+        half = (difference.high - difference.low) / 2
+    else:
+        half = float(1.96 * (2 / len(rows)) ** 0.5 * rows.mean(axis=1).std(ddof=1))
     return half if math.isfinite(half) and half > 0 else None
 
 

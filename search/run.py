@@ -226,9 +226,9 @@ class Search:
     def best_uniform(self) -> Factors | None:
         """The uniform factor that gains most over the plain model on the same questions; None where none does."""
         uniform = [entry for entry in self.journal.entries.values() if entry.examples and entry.factor is not None]
-        gains = {entry.factor: entry.fitness - self.plain_on(entry.examples) for entry in uniform}
-        best = max(gains, key=gains.__getitem__, default=None)
-        return self.uniform(best) if best is not None and gains[best] > 1e-9 else None
+        gains = [entry.fitness - self.plain_on(entry.examples) for entry in uniform]
+        gain, best = max(zip(gains, uniform, strict=True), key=lambda pair: pair[0])
+        return self.uniform(best.factor) if gain > 1e-9 and best.factor is not None else None
 
     def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
         """The plain model's fitness on the questions that others were asked."""

@@ -59,11 +59,25 @@ MUTANTS = (
         (f"{ROPE}/test_rotation.py::test_factors_divide_positions_at_the_frequencies_of_the_true_length",),
     ),
     Mutant(
-        "a layer's output is reused under the same factors only",
-        "lpes_eval/engine/layer_outputs.py",
-        "keys = [(prompts, tuple(factors[: h + 1]))",
-        "keys = [(prompts, tuple(factors[:h]))",
-        ("tests/engine/test_engine.py::test_layers_below_the_first_changed_factor_are_not_run_again",),
+        "a prompt takes over no more than is there of the one before",
+        "lpes_eval/engine/exact.py",
+        "common(before.tokens, row.tokens), before.held, len(row.tokens) - 1)",
+        "common(before.tokens, row.tokens), len(row.tokens) - 1)",
+        ("tests/engine/test_engine.py::test_prompts_of_a_batch_are_answered_as_each_alone",),
+    ),
+    Mutant(
+        "a drafted token counts only where the model writes it",
+        "lpes_eval/engine/exact.py",
+        "or k == len(draft) or token != draft[k]:",
+        "or k == len(draft):",
+        ("tests/engine/test_engine.py::test_drafts_save_steps_where_they_are_right_and_change_no_answer",),
+    ),
+    Mutant(
+        "a layer with a window does not see beyond it",
+        "lpes_eval/engine/kv_cache.py",
+        " | (column <= position - (window or self._end))",
+        "",
+        ("tests/engine/test_engine.py::test_prompts_of_a_batch_are_answered_as_each_alone",),
     ),
     Mutant(
         "a key-value cache filled under other factors is refused",
@@ -272,8 +286,8 @@ MUTANTS = (
     Mutant(
         "logits that are no numbers are not an answer",
         "lpes_eval/engine/exact.py",
-        "            raise no_number(self.factors)",
-        "            pass",
+        "                    raise no_number(self.factors)",
+        "                    pass",
         (f"{SEARCH}/test_faults.py::test_an_individual_under_which_the_logits_are_nan_is_named",),
     ),
     Mutant(

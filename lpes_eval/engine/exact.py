@@ -1,112 +1,95 @@
-"""The answers that ``HFLM.generate_until`` would give, in less time: for asking the same questions over and over.
+"""The answers that ``HFLM.generate_until`` would give at batch size 1, in less time.
 
-A search asks a fixed set of prompts under hundreds of factors. What that leaves to save, without changing an answer:
-
-* prompts are tokenised once;
-* a beginning that several prompts share (the records of a question that is asked at several positions) is prefilled
-  once. The prompts that share it go through the model in one row, each of their tokens behind a mask that shows it the
-  beginning and its own prompt;
-* a prefill ends with the keys and values of the last layer: what that layer would make of them is of no use;
-* on a CPU, a prefill begins with the first layer whose factor has changed (``lpes_eval.engine.layer_outputs``);
-* keys and values are written in place, with room for the whole answer, instead of being copied token after token;
-* on a GPU, a decoding step is recorded once and replayed, so that the GPU does not wait for Python at each operation;
-* batches are filled up to a number of tokens, which is lowered when memory runs out.
-
-Greedy decoding is what the model says is most probable next, and each of these asks the model for just that, so the
-answers are those of ``hf`` at batch size 1. Sums are rounded in another order, as they are at any other batch size, so
-a tie between two tokens, to the last bits, may fall the other way.
+Greedy decoding takes what the model says is most probable next, whoever asks and with whom. So prompts are sorted, what
+one shares with the one before is copied instead of computed, all answers are decoded together, and tokens that stand
+earlier in the text are tried as drafts, which count only where the model itself would have written them. Sums are
+rounded in another order, as at any other batch size, so a tie between two tokens, to the last bits, may fall otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
-from transformers.cache_utils import DynamicCache
 
 from lpes_eval import rope
-from lpes_eval.engine import layer_outputs
-from lpes_eval.engine.harness import HarnessEngine
-from lpes_eval.engine.kv_buffer import Buffer, Stored
+from lpes_eval.engine.harness import HarnessEngine, Settled
+from lpes_eval.engine.kv_cache import KVCache
 from lpes_eval.engine.limits import encode, no_number, room_for_prompt
 from lpes_eval.errors import UserError
 
-Tokens = tuple[int, ...]
-
-PREFILLED, PREFILLED_ON_A_GPU = 2048, 32_768
-"""Tokens that are prefilled at once: more do not go faster, and take memory."""
-BATCH, BATCH_ON_A_GPU = 65_536, 262_144
-"""Tokens that are decoded at once, if memory allows. A GPU takes about as long for a step of many prompts as of few."""
-SHORTEST_PREFIX, SHARED = 16, 7 / 8
-"""Tokens that prompts must have in common before it is worth splitting them, and the share of each that these must be:
-behind a prefix attention has a mask, and on a CPU a token there took seven times as long as one in a prefix."""
-
-
-@dataclass
-class Count:
-    """What answering cost: tokens of answers and of prompts.
-
-    Of these, ``prefilled`` went through the model, and ``shared`` did not have to: their prefix was there already.
-    ``reused`` is what was saved of the former: tokens, times the share of the layers that were not run for them.
-    """
-
-    tokens: int = 0
-    prefilled: int = 0
-    shared: int = 0
-    reused: float = 0.0
-
-
-@dataclass
-class Group:
-    """Prompts (by their number) that begin with the same tokens, and go through the model in one row."""
-
-    prefix: Tokens
-    members: list[int]
+MEMORY = 2 << 30
+"""Bytes of keys and values on a processor; on a GPU it is half of what is free."""
+END = 64
+"""The last tokens of prompts are run for all of them together if there are at most so many left to run."""
+SHARED = 1 / 8
+"""The share of a prompt that the one before must have in common with it: behind copied tokens attention has a mask."""
+CHUNK = 512
+"""Tokens behind copied ones that are run at once."""
+MATCH, DRAFT = 3, 8
+"""So many last tokens are looked up in the text, and so many that followed them there are a draft."""
+ACCEPTED = 2 / 3
+"""The share of drafted tokens that is expected to be right."""
+STEP, STEP_ON_A_GPU = 48, 512
+"""A decoding step takes as long for its first token as for so many more."""
 
 
 @dataclass
 class Prompt:
-    """One request, tokenised; each stop with the number of last tokens in which lm-eval looks for it."""
+    """A request, tokenised; each stop with the number of last tokens in which lm-eval looks for it."""
 
-    tokens: Tokens
+    tokens: list[int]
     until: list[str]
     stops: list[tuple[str, int]]
     max_new: int
 
 
 @dataclass
-class _Lane:
-    """How far a prompt has been answered: the model has ``held`` tokens behind the prefix, ``pending`` come next."""
+class Row:
+    """How far request ``number`` is answered: ``tokens`` with the answer, of which the cache has the first ``held``."""
 
-    prompt: int
-    lane: int
-    pending: Tokens
+    number: int
+    prompt: Prompt
+    tokens: list[int]
     held: int = 0
-    answer: Tokens = ()
+    followed: dict[tuple[int, ...], int] = field(default_factory=dict)
+    looked: int = MATCH
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer so far."""
+        return self.tokens[len(self.prompt.tokens) :]
+
+    @property
+    def pending(self) -> list[int]:
+        """What the model has not seen yet."""
+        return self.tokens[self.held :]
+
+    def draft(self, most: int) -> list[int]:
+        """Tokens that followed the last ones where these stood last, earlier in the text (prompt lookup decoding)."""
+        for end in range(self.looked, len(self.tokens)):
+            self.followed[tuple(self.tokens[end - MATCH : end])] = end
+        self.looked = max(MATCH, len(self.tokens))
+        there = self.followed.get(tuple(self.tokens[-MATCH:]))
+        return self.tokens[there : there + most] if there is not None else []
 
 
 class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
     Args:
-        lm: an lm-eval model for which ``lpes_eval.engine.limits.reason_against`` knows none.
+        lm: an lm-eval model for which ``limits.reason_against`` knows no reason.
         requests: lm-eval's instances.
-        share_prefixes: prefill a common beginning once.
-        reuse_layers: on a CPU, do not run layers whose outputs are known.
-        record_steps: on a GPU, replay decoding steps as CUDA graphs.
-        tokens_per_batch: tokens that are worked on at once, by default ``BATCH``; lowered whenever memory runs out.
-        prompts_per_batch: the same in prompts of the longest size.
-
-    Attributes:
-        count: what answering has cost so far.
+        prompts_per_batch: the most that are answered together; by default as many as memory allows.
+        tokens_per_batch: the same in tokens; lowered whenever memory runs out.
     """
 
     def __init__(
@@ -114,290 +97,230 @@ class ExactEngine(HarnessEngine):
         lm: HFLM,
         requests: Sequence[Any],
         *,
-        share_prefixes: bool = True,
-        reuse_layers: bool = True,
-        record_steps: bool = True,
-        tokens_per_batch: int | None = None,
         prompts_per_batch: int | None = None,
+        tokens_per_batch: int | None = None,
     ) -> None:
         super().__init__(lm, requests)
-        self.model, self.count = lm.model, Count()
-        on_cpu = lm.device.type == "cpu"
-        self._prefilled = PREFILLED if on_cpu else PREFILLED_ON_A_GPU
-        if not on_cpu:  # of so many batches each would take nearly as long as one of all prompts
+        self.model, self._on_cpu = lm.model, lm.device.type == "cpu"
+        if not self._on_cpu:  # a small batch takes nearly as long as a large one
             self.looks = 1
-        # A GPU prefills several prompts at once, hardly ever the same together again, and has no memory to spare.
-        reuse_layers &= on_cpu and len(DynamicCache(config=self.model.config).layers) == self.num_layers
-        self._outputs = layer_outputs.of(lm.model) if reuse_layers else None
-        one_gpu = len({p.device for p in self.model.parameters()}) == 1 and lm.device.type == "cuda"
-        self._records = record_steps and one_gpu and self.model._can_compile_fullgraph
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
         self._prompts = [self._prepare(*request.args) for request in requests]
-        prompts = [prompt.tokens for prompt in self._prompts]
-        self.prompt_tokens = sum(map(len, prompts))
-        longest = max(len(prompt.tokens) + prompt.max_new for prompt in self._prompts)
-        own_size = (prompts_per_batch or 0) * longest
-        self.tokens_per_batch = tokens_per_batch or own_size or (BATCH if on_cpu else BATCH_ON_A_GPU)
-        self._groups = share(prompts) if share_prefixes else [Group(p[:-1], [i]) for i, p in enumerate(prompts)]
-        self._groups.sort(key=lambda g: -max(len(prompts[i]) for i in g.members))
-        self._group_of = {i: group for group in self._groups for i in group.members}
+        self.prompt_tokens = sum(len(prompt.tokens) for prompt in self._prompts)
+        self.prompts_per_batch, self.tokens_per_batch = prompts_per_batch or len(self._prompts), tokens_per_batch
 
     def _prepare(self, context: str, arguments: dict[str, Any]) -> Prompt:
-        asked = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
-        room = room_for_prompt(self.lm, asked["max_gen_toks"])
-        kept = encode(self.lm, context, truncation=self.lm.truncation)[-room:]  # as HFLM
+        options = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
+        room = room_for_prompt(self.lm, options["max_gen_toks"])
+        tokens = encode(self.lm, context, truncation=self.lm.truncation)[-room:]  # as HFLM
         end = self.lm.tok_decode(self.lm.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(list(asked["until"]), eos=end)
+        until = handle_stop_sequences(list(options["until"]), eos=end)
         tokens_of = self.lm.tokenizer.encode
         stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
-        return Prompt(tuple(kept), until, stops, asked["max_gen_toks"])
+        return Prompt(tokens, until, stops, options["max_gen_toks"])
 
     def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+        self,
+        order: Sequence[Sequence[int]] | None = None,
+        may_stop: bool = False,
+        settled: Settled | None = None,
     ) -> Iterator[dict[int, list[str]]]:
-        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
-        groups = self._groups if order is None else [group for some in order for group in self._parts(some)]
-        waiting = [row for group in groups for row in self._rows(group)]
-        most = math.ceil(len(waiting) / (self.looks if may_stop else 1))
+        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never.
+
+        Args:
+            order: the requests by number, as they are to be answered: some together, then the next.
+            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
+            settled: for scores alone: an answer ends where its score is settled.
+        """
+        waiting = [self._sorted(numbers) for numbers in order] if order is not None else self._families()
+        most = math.ceil(sum(map(len, waiting)) / (self.looks if may_stop else 1))
+        self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
         while waiting:
-            size = 1
-            while size < min(len(waiting), most) and self._tokens(waiting[: size + 1]) <= self.tokens_per_batch:
-                size += 1
-            batch, waiting = waiting[:size], waiting[size:]
-            answers: dict[int, Tokens] | None = None
+            batch = waiting.pop(0)
+            while waiting and len(batch) < most and self._fits(larger := batch + waiting[0]):
+                batch, waiting = larger, waiting[1:]
+            while not self._fits(batch) and len(batch) > 1:
+                half = len(batch) // 2
+                batch, waiting = batch[:half], [batch[half:], *waiting]
+            answers = None
             with contextlib.suppress(torch.OutOfMemoryError):
-                answers = self._answer(batch)
+                answers = self._answer(batch, settled)
             if answers is None:  # only here, outside, has what it took been given back
                 torch.cuda.empty_cache()
+                self._refuse_alone(batch)
                 self.tokens_per_batch = self._tokens(batch) // 2
-                waiting = [*(batch if size > 1 else self._halves(batch[0])), *waiting]
+                waiting = [batch, *waiting]
                 continue
             yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
 
-    def _responses(self, i: int, answer: Tokens) -> list[str]:
-        """What lm-eval makes of the answer to prompt ``i``; whether it ended by itself is noted."""
-        (self.unended.discard if self._ended(i, answer) else self.unended.add)(i)
-        text = postprocess_generated_text(self.lm.tok_decode(list(answer)), self._prompts[i].until, None)
-        return [text] * (self._requests[i].repeats or 1)
+    def _sorted(self, numbers: Sequence[int]) -> list[int]:
+        """So that each prompt stands behind the one with which it shares most."""
+        return sorted(numbers, key=lambda i: self._prompts[i].tokens)
 
-    def _parts(self, numbers: Sequence[int]) -> list[Group]:
-        """These prompts, those together that share a prefix."""
-        parts: dict[Tokens, list[int]] = {}
-        for i in numbers:
-            parts.setdefault(self._group_of[i].prefix, []).append(i)
-        return [Group(prefix, members) for prefix, members in parts.items()]
+    def _families(self) -> list[list[int]]:
+        """All requests, those together that share half of their prompt with the one before; the longest first."""
+        families: list[list[int]] = []
+        for i in self._sorted(range(len(self._prompts))):
+            tokens = self._prompts[i].tokens
+            if families and 2 * common(self._prompts[families[-1][-1]].tokens, tokens) > len(tokens):
+                families[-1].append(i)
+            else:
+                families.append([i])
+        return sorted(families, key=lambda family: -max(len(self._prompts[i].tokens) for i in family))
 
-    def _rows(self, group: Group) -> Iterator[Group]:
-        """The group in parts that go through the model in a row each.
+    def _tokens(self, numbers: Sequence[int]) -> int:
+        """Columns of all rows of a batch."""
+        return len(numbers) * max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers)
 
-        A token is masked from what is its neighbours', and attention computes that all the same; so what all of them
-        may have is not to be more than their prefix.
-        """
-        _, prefix, behind, _ = self._room([group])
-        lanes = max(1, prefix // behind)
-        for k in range(0, len(group.members), lanes):
-            yield Group(group.prefix, group.members[k : k + lanes])
+    def _fits(self, numbers: Sequence[int]) -> bool:
+        assert self.tokens_per_batch is not None
+        return len(numbers) <= self.prompts_per_batch and self._tokens(numbers) <= self.tokens_per_batch
 
-    def _halves(self, row: Group) -> list[Group]:
-        middle = len(row.members) // 2
-        if not middle:
+    def _tokens_in_memory(self) -> int:
+        """How many tokens' keys and values there is memory for."""
+        cache = KVCache(self.model.config, 1, 1)
+        with torch.inference_mode(), self._precision():
+            self._forward(cache, slice(0, 1), [0], [[self._pad]], [0])
+        memory = MEMORY if self._on_cpu else torch.cuda.mem_get_info(self.lm.device)[0] // 2
+        return memory // cache.nbytes
+
+    def _refuse_alone(self, numbers: Sequence[int]) -> None:
+        if len(numbers) == 1:
             raise UserError(
-                f"not even one prompt of {len(self._prompts[row.members[0]].tokens)} tokens fits the memory of "
+                f"not even one prompt of {len(self._prompts[numbers[0]].tokens)} tokens fits the memory of "
                 f"{self.lm.device}; take a smaller dtype (--model_args dtype=...), another device or a task with "
                 "shorter prompts"
             )
-        return [Group(row.prefix, some) for some in (row.members[:middle], row.members[middle:])]
 
-    def _room(self, rows: Sequence[Group]) -> tuple[int, int, int, int]:
-        """Rows of a batch, tokens of their prefix, tokens that may come behind it of each prompt, prompts of a row."""
-        asked = [(self._prompts[i], len(row.prefix)) for row in rows for i in row.members]
-        behind = max(len(prompt.tokens) + prompt.max_new - prefix for prompt, prefix in asked)
-        return len(rows), max(len(row.prefix) for row in rows), behind, max(len(row.members) for row in rows)
+    def _precision(self) -> Any:
+        dtype = self.lm.mixed_precision_dtype
+        return torch.autocast(self.lm.device.type, dtype, enabled=dtype is not None)
 
-    def _tokens(self, rows: Sequence[Group]) -> int:
-        n, prefix, behind, lanes = self._room(rows)
-        return n * (prefix + behind * lanes)
-
-    def _answer(self, rows: Sequence[Group]) -> dict[int, Tokens]:
+    def _answer(self, numbers: Sequence[int], settled: Settled | None) -> dict[int, list[int]]:
         """Each prompt's answer, with the token that ended it."""
-        lm = self.lm
-        buffer, prefilled = Buffer(self.model.config, *self._room(rows)), self.count.prefilled
-        with (
-            torch.inference_mode(),
-            torch.autocast(lm.device.type, lm.mixed_precision_dtype, lm.mixed_precision_dtype is not None),
-        ):
-            self._prefill(rows, buffer)
-            answers = self._decode(rows, buffer)
-        self.count.shared += sum(len(self._prompts[i].tokens) for i in answers) - (self.count.prefilled - prefilled)
-        self.count.tokens += sum(map(len, answers.values()))
+        columns = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers) + END + DRAFT
+        cache = KVCache(self.model.config, len(numbers), columns)
+        rows = [Row(i, self._prompts[i], list(self._prompts[i].tokens)) for i in numbers]
+        answers: dict[int, list[int]] = {}
+        with torch.inference_mode(), self._precision(), masked_attention_of_groups(self._on_cpu):
+            # 1) Of each prompt, run what it does not share with the one before, but for the end
+            for number in range(len(rows)):
+                self._prefill(cache, rows, number)
+            # 2) Run what is pending of all prompts, first their ends, then token after token, with drafts
+            while rows:
+                self._step(cache, rows)
+                # 3) Take out the answers that are complete; the last row takes a free row's place
+                for number in reversed(range(len(rows))):
+                    row = rows[number]
+                    if not self._complete(row) and not (
+                        settled and settled(row.number, self._text(row.prompt, row.answer))
+                    ):
+                        continue
+                    answers[row.number] = row.answer
+                    last = rows.pop()
+                    if last is not row:
+                        rows[number] = last
+                        cache.copy(len(rows), number, last.held)
         return answers
 
-    def _prefill(self, rows: Sequence[Group], buffer: Buffer) -> None:
-        """Run the rows' prefixes through the model, each once, as far as their keys and values go.
+    def _prefill(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
+        row = rows[number]
+        if number:
+            before = rows[number - 1]
+            shared = min(common(before.tokens, row.tokens), before.held, len(row.tokens) - 1)
+            if shared >= SHARED * len(row.tokens):
+                cache.copy(number - 1, number, shared)
+                row.held = shared
+        while len(row.pending) > END:
+            tokens = row.pending[:-1][: CHUNK if row.held else None]
+            self._forward(cache, slice(number, number + 1), [row.held], [tokens], [0])
+            row.held += len(tokens)
 
-        Padding stands behind them, where they do not see it, so attention needs no mask.
-        """
-        targets: dict[Tokens, list[int]] = {}
-        for number, row in enumerate(rows):
-            if row.prefix:
-                targets.setdefault(row.prefix, []).append(number)
-        device = self.model.device
-        waiting = sorted(targets, key=len, reverse=True)
-        while waiting:
-            longest = len(waiting[0])
-            size = max(1, self._prefilled // longest)
-            some, waiting = waiting[:size], waiting[size:]
-            self.count.prefilled += sum(map(len, some))
-            buffer.copies = [(source, target) for source, prefix in enumerate(some) for target in targets[prefix]]
-            in_force = rope.applied(self.model) or [1.0] * self.num_layers
-            reused = self._outputs.reused(tuple(some), in_force, buffer) if self._outputs else contextlib.nullcontext(0)
-            with contextlib.suppress(Stored), reused as known:
-                self.count.reused += sum(map(len, some)) * known / self.num_layers
-                self.model(
-                    input_ids=torch.tensor([p + (self._pad,) * (longest - len(p)) for p in some], device=device),
-                    position_ids=torch.arange(longest, device=device)[None],
-                    **rope.with_cache(self.model, buffer),
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-        buffer.copies = None
+    def _step(self, cache: KVCache, rows: Sequence[Row]) -> None:
+        """One forward pass over what is pending, with drafts: every answer grows by a token or more."""
+        pending = [row.pending for row in rows]
+        drafts = [row.draft(DRAFT) for row in rows]
+        most = self._draft_length([len(draft) for draft in drafts], max(map(len, pending)))
+        drafts = [draft[:most] for draft in drafts]
+        asked = [range(len(p) - 1, len(p) + len(d)) for p, d in zip(pending, drafts, strict=True)]
+        kept = sorted(set().union(*asked))
+        tokens = [p + d for p, d in zip(pending, drafts, strict=True)]
+        highest, best = self._forward(cache, slice(0, len(rows)), [row.held for row in rows], tokens, kept)
+        for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            first = kept.index(asked[number][0])
+            row.held = len(row.tokens)
+            for k in range(len(draft) + 1):
+                if math.isnan(highest[number][first + k]):
+                    raise no_number(self.factors)
+                token = best[number][first + k]
+                row.tokens.append(token)
+                if self._complete(row) or k == len(draft) or token != draft[k]:
+                    break
+                row.held += 1
 
-    def _decode(self, rows: Sequence[Group], buffer: Buffer) -> dict[int, Tokens]:
-        prefixes = [len(row.prefix) for row in rows]
-        asked = [  # for each row of the buffer the prompts still being answered
-            [_Lane(i, lane, self._prompts[i].tokens[len(row.prefix) :]) for lane, i in enumerate(row.members)]
-            for row in rows
-        ]
-        self.count.prefilled += sum(len(lane.pending) for lanes in asked for lane in lanes)
-        answers: dict[int, Tokens] = {}
-        while asked:
-            best = self._forward(prefixes, asked, buffer)
-            for lanes, tokens in zip(asked, best, strict=True):
-                for lane, token in zip(lanes, tokens, strict=True):
-                    lane.held += len(lane.pending)
-                    lane.pending = (token,)
-                    lane.answer += (token,)
-                    if len(lane.answer) >= self._prompts[lane.prompt].max_new or self._ended(lane.prompt, lane.answer):
-                        answers[lane.prompt] = lane.answer
-                lanes[:] = [lane for lane in lanes if lane.prompt not in answers]
-            answered = [row for row, lanes in enumerate(asked) if not lanes]
-            if self._records and len(answered) < len(asked) / 2:
-                continue  # with fewer rows the step would have to be recorded again
-            for row in reversed(answered):
-                buffer.drop(row)
-                asked[row], prefixes[row] = asked[-1], prefixes[-1]
-                asked.pop()
-                prefixes.pop()
-        return answers
+    def _draft_length(self, drafts: Sequence[int], pending: int) -> int:
+        """So many tokens of each draft are tried that the most tokens are expected in the time of the step."""
+        fixed = STEP if self._on_cpu else STEP_ON_A_GPU
 
-    def _forward(self, prefixes: list[int], asked: list[list[_Lane]], buffer: Buffer) -> list[list[int]]:
-        """One forward pass over what is pending: for each row, the most probable next token of each of its prompts."""
-        queries: list[list[tuple[int, int, int]]] = []  # for each row: token, lane, how far behind the prefix
-        for lanes in asked:
-            new = [[(token, lane.lane, n) for n, token in enumerate(lane.pending, lane.held)] for lane in lanes]
-            queries.append([query for some in new for query in some[:-1]] + [some[-1] for some in new])
-        longest, kept = max(map(len, queries)), max(map(len, asked))
-        seen = buffer.prefix + (max(query[2] for row in queries for query in row) + 1) * buffer.lanes
-        if may_record := self._records and longest <= buffer.lanes:  # then the next steps have the same shape
-            longest, kept, seen = buffer.lanes, buffer.lanes, buffer.columns
-        queries = [[(self._pad, 0, -1)] * (longest - len(row)) + row for row in queries]
-        rows = [[(*query, prefix) for query in row] for row, prefix in zip(queries, prefixes, strict=True)]
-        table = torch.tensor(rows, device=self.model.device)
-        if may_record and buffer.recorded is not None:
-            found = buffer.recorded(table)
-        else:
-            step = functools.partial(self._step, kept=kept, seen=seen, buffer=buffer)
-            found = step(table)
-            if may_record:
-                buffer.recorded = record(step, table)
-                self._records = buffer.recorded is not None
-        highest, best = found.tolist()
-        if any(math.isnan(value) for row, lanes in zip(highest, asked, strict=True) for value in last(row, lanes)):
-            raise no_number(self.factors)
-        return [[int(token) for token in last(row, lanes)] for row, lanes in zip(best, asked, strict=True)]
+        def speed(most: int) -> float:
+            expected = len(drafts) + ACCEPTED * sum(min(draft, most) for draft in drafts)
+            return expected / (fixed + len(drafts) * (pending + most))
 
-    def _step(self, table: torch.Tensor, kept: int, seen: int, buffer: Buffer) -> torch.Tensor:
-        """The highest logit and its token, (2, rows, kept), for the last queries of each row.
+        return max(range(max(drafts) + 1), key=speed)
 
-        ``table`` is (rows, queries, 4): a token, its lane, how far behind its row's prefix it stands (-1: padding), and
-        the tokens of that prefix. ``seen`` columns of the buffer can be seen.
-        """
-        tokens, lane, n, prefix = table.unbind(-1)  # (rows, queries) each
-        padded = n < 0
-        buffer.written = (buffer.prefix + n * buffer.lanes + lane).masked_fill(padded, buffer.columns - 1)
-        buffer.seen = seen
+    def _forward(
+        self, cache: KVCache, rows: slice, held: Sequence[int], tokens: Sequence[list[int]], kept: Sequence[int]
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        """One forward pass over tokens that follow those held: the highest logits and their tokens, (rows, kept)."""
+        width = max(map(len, tokens))
+        first = torch.tensor(held)[:, None]
+        cache.place(rows, first + torch.arange(width), device := self.model.device)
         logits = self.model(
-            input_ids=tokens,
-            attention_mask=self._mask(prefix, lane, n, buffer),
-            position_ids=(prefix + n).masked_fill(padded, 0),
-            **rope.with_cache(self.model, buffer),
+            input_ids=torch.tensor([some + [self._pad] * (width - len(some)) for some in tokens], device=device),
+            attention_mask=cache.mask(self.lm.mixed_precision_dtype or self.model.dtype),
+            position_ids=cache.positions,
+            **rope.with_cache(self.model, cache),
             use_cache=True,
-            logits_to_keep=kept,
+            logits_to_keep=torch.tensor(kept, device=device),
         ).logits
-        highest, best = logits[:, -kept:].max(-1)
-        return torch.stack((highest.float(), best.float()))  # together, as a GPU waits for each copy
+        highest, best = logits.max(-1)
+        return highest.float().tolist(), best.tolist()
 
-    def _mask(self, prefix: torch.Tensor, lane: torch.Tensor, n: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-        """What each token sees, (rows, 1, queries, columns): its row's prefix, and its own prompt up to itself."""
-        column = torch.arange(buffer.seen, device=n.device)
-        behind = column - buffer.prefix
-        lane, n, prefix = lane[..., None], n[..., None], prefix[..., None]
-        own = (behind >= 0) & (behind % buffer.lanes == lane) & (behind // buffer.lanes <= n)
-        visible = (column < prefix) | own | (n < 0)  # padding sees all, as it has to see something
-        dtype = next((keys.dtype for keys, _ in buffer.held.values()), self.model.dtype)  # autocast has its own
-        return torch.zeros(visible.shape, dtype=dtype, device=n.device).masked_fill(~visible, -torch.inf)[:, None]
+    def _complete(self, row: Row) -> bool:
+        """Whether nothing may follow the last token."""
+        return len(row.answer) >= row.prompt.max_new or self._ended(row.prompt, row.answer)
 
-    def _ended(self, i: int, answer: Tokens) -> bool:
-        """Whether the last token of prompt ``i``'s answer ends it."""
+    def _ended(self, prompt: Prompt, answer: list[int]) -> bool:
+        """Whether an answer ends by itself."""
         decode = self.lm.tokenizer.decode
-        return answer[-1] in self._ends or any(
-            stop in decode(answer[-window:]) for stop, window in self._prompts[i].stops
-        )
+        return answer[-1] in self._ends or any(stop in decode(answer[-window:]) for stop, window in prompt.stops)
+
+    def _text(self, prompt: Prompt, answer: list[int]) -> str:
+        """What lm-eval makes of an answer."""
+        return postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
+
+    def _responses(self, i: int, answer: list[int]) -> list[str]:
+        """The answer to request ``i`` for each of its repeats; whether it ended by itself is noted."""
+        (self.unended.discard if self._ended(self._prompts[i], answer) else self.unended.add)(i)
+        return [self._text(self._prompts[i], answer)] * (self._requests[i].repeats or 1)
 
 
-def last(row: list[Any], lanes: Sequence[_Lane]) -> list[Any]:
-    """What belongs to a row's prompts; padding stands before it."""
-    return row[len(row) - len(lanes) :]
+def common(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two texts share from the first one on."""
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def record(step: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor) -> Callable | None:
-    """A step as a CUDA graph, which does the same with tables of the same shape; None where it cannot be recorded.
-
-    The step has to have run before, as nothing may be loaded while it is recorded.
-    """
-    table, graph = table.clone(), torch.cuda.CUDAGraph()
+@contextlib.contextmanager
+def masked_attention_of_groups(on_cpu: bool) -> Iterator[None]:
+    """On a processor, do not repeat keys and values for every query head; transformers does so behind a mask."""
+    name, before = "TRANSFORMERS_SDPA_FORCE_GQA", os.environ.get("TRANSFORMERS_SDPA_FORCE_GQA")
+    if on_cpu:
+        os.environ[name] = "1"
     try:
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-            found = step(table)
-    except RuntimeError:  # the model waits for the GPU, or there is no memory left
-        return None
-
-    def replay(new: torch.Tensor) -> torch.Tensor:
-        table.copy_(new)
-        graph.replay()
-        return found
-
-    return replay
-
-
-def share(prompts: Sequence[Tokens]) -> list[Group]:
-    """Group prompts of which nearly all is a common beginning; in sorted order these are neighbours.
-
-    A prefix never is a whole prompt: the last token is what the model is asked about.
-    """
-    groups: list[Group] = []
-    for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
-        beginning = prompts[i][:-1]
-        if groups:
-            last = groups[-1]
-            pairs = zip(last.prefix, beginning, strict=False)
-            common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            longest = max(len(prompts[j]) for j in (i, *last.members))
-            if common >= max(SHORTEST_PREFIX, SHARED * longest):
-                last.prefix = beginning[:common]
-                last.members.append(i)
-                continue
-        groups.append(Group(beginning, [i]))
-    return groups
+        yield
+    finally:
+        if on_cpu:
+            os.environ.pop(name) if before is None else os.environ.update({name: before})

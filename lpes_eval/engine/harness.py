@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -18,6 +18,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lpes_eval import config_field, rope
 from lpes_eval.engine.limits import is_cut, no_number
 
+Settled = Callable[[int, str], bool]
+"""Whether whatever follows leaves a request's score as it is, by the request's number and its answer so far."""
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
 
@@ -63,13 +65,17 @@ class HarnessEngine:
         rope.apply(self.lm.model, factors)
 
     def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+        self,
+        order: Sequence[Sequence[int]] | None = None,
+        may_stop: bool = False,
+        settled: Settled | None = None,
     ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next.
             may_stop: whether the caller may stop after any batch, so that smaller ones save work.
+            settled: for scores alone: an answer may end where its score is settled; here all are whole.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
@@ -84,7 +90,7 @@ class HarnessEngine:
         responses: dict[int, list[Any]] = {i: [] for i in numbers}
         by_type: dict[str, list[int]] = {}
         for i in numbers:
-            by_type.setdefault(self._requests[i].request_type, []).extend([i] * self._requests[i].repeats)
+            by_type.setdefault(self._requests[i].request_type, []).extend([i] * (self._requests[i].repeats or 1))
         for request_type, repeated in by_type.items():
             found = getattr(self.lm, request_type)([self._requests[i] for i in repeated], disable_tqdm=True)
             for i, response in zip(repeated, found, strict=True):
@@ -104,6 +110,7 @@ class HarnessEngine:
             yield
             return
         detect, likelihoods = self.lm._detect_batch_size, self.lm._loglikelihood_tokens
+        fast, self.lm.fast = getattr(self.lm, "fast", False), False  # a model type of ours asks an engine otherwise
 
         def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
             length = len(requests[pos][1] + requests[pos][2]) if requests else None
@@ -116,6 +123,7 @@ class HarnessEngine:
         try:
             yield
         finally:
+            self.lm.fast = fast
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lpes_eval.errors import UserError
 
@@ -26,7 +26,7 @@ def reason_against(lm: Any, requests: Sequence[Any], fast: bool = True) -> str |
         return "it was asked for"
     if not isinstance(lm, HFLM) or lm.backend != "causal":
         return "the model is not a causal transformers model"
-    if type(lm)._model_generate is not HFLM._model_generate or lm.think_end_token is not None or lm.world_size > 1:
+    if type(lm)._model_generate is not HFLM._model_generate or lm.think_end_token is not None:
         return "the model generates in a way of its own"
     if any(request.request_type != "generate_until" or len(request.args) != 2 for request in requests):
         return "not all requests are for generated text"
@@ -40,15 +40,16 @@ def reason_against(lm: Any, requests: Sequence[Any], fast: bool = True) -> str |
     if others := {key for key in effective - HARMLESS if not key.startswith("_")}:
         return f"the model's generation config sets {', '.join(sorted(others))}"
     config = lm.model.config.get_text_config(decoder=True)
-    if not all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
-        return "not all of the model's layers attend to the whole text"
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if kinds - {DynamicLayer, DynamicSlidingWindowLayer} or getattr(config, "attention_chunk_size", None):
+        return "not all of its layers attend to the text or to a window of it"
     if getattr(config, "num_kv_shared_layers", None):
         return "some of its layers attend to another layer's keys"
     if (attention := lm.model.config._attn_implementation) not in ("sdpa", "eager"):
         return f"answers were not compared under {attention} attention"
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
-    if dynamic := kinds & {"dynamic", "longrope"}:
+    types = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
+    if dynamic := types & {"dynamic", "longrope"}:
         return f"its {dynamic.pop()} positions depend on how far decoding has come"
     return None
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from lpes_eval.config_field import FIELD
 from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.harness import Settled
 from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
 
@@ -30,7 +31,7 @@ class VLLMEngine(ExactEngine):
             import vllm
         except ImportError as error:
             raise UserError(f"--engine vllm: vLLM cannot be loaded ({error}); install it in this environment") from None
-        super().__init__(lm, requests, share_prefixes=False, reuse_layers=False)
+        super().__init__(lm, requests)
         self.identity = {"engine": f"vLLM {vllm.__version__}", "engine_args": dict(options)}
         if _running.get(lm.model, (None, None))[0] != options:
             _running.pop(lm.model, None)  # its memory is needed
@@ -53,7 +54,10 @@ class VLLMEngine(ExactEngine):
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
     def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
+        self,
+        order: Sequence[Sequence[int]] | None = None,
+        may_stop: bool = False,
+        settled: Settled | None = None,
     ) -> Iterator[dict[int, list[str]]]:
         """Each request's responses, by its number: all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams
@@ -61,10 +65,10 @@ class VLLMEngine(ExactEngine):
         numbers = range(len(self._prompts)) if order is None else [i for together in order for i in together]
         prompts = [self._prompts[i] for i in numbers]
         asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until, logprobs=0) for p in prompts]
-        found = self._llm.generate([{"prompt_token_ids": list(p.tokens)} for p in prompts], asked, use_tqdm=False)
+        found = self._llm.generate([{"prompt_token_ids": p.tokens} for p in prompts], asked, use_tqdm=False)
         answers = {}
         for i, one in zip(numbers, found, strict=True):
             if math.isnan(one.outputs[0].cumulative_logprob):
                 raise no_number(self.factors)
-            answers[i] = self._responses(i, tuple(one.outputs[0].token_ids))
+            answers[i] = self._responses(i, list(one.outputs[0].token_ids))
         yield answers

@@ -12,11 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
+from tqdm import tqdm
 
 import lpes_eval
 from lpes_eval import reference
+from lpes_eval.engine import engine_for
 from lpes_eval.errors import UserError
 
 
@@ -57,7 +60,9 @@ class MethodLM(HFLM):
     Args:
         pretrained: as for ``hf``. Left out, or ``reference``: the model that is shipped with this package;
             ``reference-kv`` is the smaller one.
-        **kwargs: the method's settings, and what else ``hf`` takes.
+        fast: whether greedy answers come from ``lpes_eval.engine`` where it gives those of ``hf`` at batch size 1.
+        **kwargs: the method's settings, and what else ``hf`` takes. For the engine a ``batch_size`` of 2 or more is the
+            most prompts at once; with ``auto`` and 1, lm-eval's default, memory alone decides.
 
     Attributes:
         title: what the method is called in prose; its section in docs/methods.md has this title.
@@ -74,9 +79,14 @@ class MethodLM(HFLM):
     paper: ClassVar[str]
     published_time: ClassVar[float | None] = None
     Inside: ClassVar[Any]
+    by_engine: ClassVar[bool] = False
+    """Whether the engine's answers are those of ``hf`` with this method in the model."""
 
-    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+    def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
         self.given = dict(kwargs)
+        if not isinstance(fast, bool):
+            raise UserError(f"fast={fast}: expected True or False")
+        self.fast = fast and self.by_engine
         own = {field.name for field in dataclasses.fields(self.Inside) if field.init} & kwargs.keys()
         self.method = self.Inside(**{name: kwargs.pop(name) for name in own})
         if pretrained is None:
@@ -150,6 +160,25 @@ class MethodLM(HFLM):
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, the version of this package, and ``recorded``."""
         return super().get_model_info() | {"lpes_eval": lpes_eval.__version__, **self.recorded()}
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """As ``hf``, which answers itself only where the engine would not give its answers; a line says why."""
+        if not self.fast:
+            return super().generate_until(requests, disable_tqdm)
+        most = int(self.batch_size) if self.batch_size != "auto" else 1
+        engine, reason = engine_for(self, requests, prompts_per_batch=most if most > 1 else None)
+        if reason is not None:
+            logging.getLogger("lm_eval").info("hf's own loop answers, because %s", reason)
+            return super().generate_until(requests, disable_tqdm)
+        answers: dict[int, str] = {}
+        hidden = disable_tqdm or self.rank != 0
+        with tqdm(total=len(requests), disable=hidden, desc="Running generate_until requests") as bar:
+            for batch in engine.answer():
+                for number, (text, *_) in batch.items():
+                    answers[number] = text
+                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                bar.update(len(batch))
+        return [answers[number] for number in range(len(requests))]
 
     def recorded(self) -> dict[str, Any]:
         """What is kept of the method with the results: its name and settings."""

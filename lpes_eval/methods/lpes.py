@@ -113,6 +113,7 @@ class LPES(MethodLM):
     paper = "2606.27705"
     published_time: ClassVar[float | None] = 1.0
     Inside: ClassVar[Any] = LayerFactors
+    by_engine = True
     foreign: ClassVar = {"factor": "lpes takes factors=, which may be one number for all layers"}
     """Arguments of the other model type with factors, and what to give instead."""
 

@@ -1,27 +1,28 @@
-"""Answers to prompts that share rows and finish at different times, against ``HFLM.generate_until``."""
+"""The engine's answers to prompts that share beginnings and finish at different times, against ``hf`` one by one."""
 
 import gc
 import random
 import sys
-from collections import Counter
-from contextlib import ExitStack
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer
 
 from benchmarks.families import tiny_config, tiny_model
 from benchmarks.reference import tokenizer
-from lpes_eval import rope
-from lpes_eval.engine import exact, layer_outputs, vllm
+from lpes_eval import reference, rope
+from lpes_eval.engine import engine_for, exact, vllm
 from lpes_eval.engine.exact import ExactEngine
-from lpes_eval.engine.kv_buffer import Buffer
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
+from lpes_eval.methods.ms_poe import Method as MsPoE
+from lpes_eval.methods.pi import PI
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 
@@ -40,29 +41,28 @@ def questions(beginnings=(60, 61, 48, 20), asked_of_each=4, seed=0, tokens=14):
     ]
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """The buffers that are made: how many rows and lanes each has, and how many rows are dropped while others go on."""
-    seen = []
-
-    class Watched(Buffer):
-        def __init__(self, config, rows, prefix, behind, lanes):
-            super().__init__(config, rows, prefix, behind, lanes)
-            self.made, self.dropped_early = (rows, prefix, behind, lanes), 0
-            seen.append(self)
-
-        def drop(self, row):
-            super().drop(row)
-            self.dropped_early += self.rows > 0
-
-    monkeypatch.setattr(exact, "Buffer", Watched)
-    return seen
+def alone(lm, requests):
+    """What ``hf`` answers to each request, by itself."""
+    return [HFLM.generate_until(lm, [request], disable_tqdm=True)[0] for request in requests]
 
 
-def texts(engine):
+def texts(engine, **options):
     """The first response to every request, in their order."""
-    found = {i: responses[0] for batch in engine.answer() for i, responses in batch.items()}
-    return [found[i] for i in sorted(found)]
+    answers = {i: responses[0] for batch in engine.answer(**options) for i, responses in batch.items()}
+    return [answers[i] for i in sorted(answers)]
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Rows and tokens of every forward pass that an engine asks for."""
+    shapes, forward = [], ExactEngine._forward
+
+    def watched(self, cache, rows, held, tokens, kept):
+        shapes.append((len(tokens), max(map(len, tokens))))
+        return forward(self, cache, rows, held, tokens, kept)
+
+    monkeypatch.setattr(ExactEngine, "_forward", watched)
+    return shapes
 
 
 FAMILIES = {  # what differs in how keys, positions and masks reach attention
@@ -71,6 +71,9 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
     "falcon": {},
     "qwen2_moe": {},
     "deepseek_v3": {},
+    "longcat_flash": {},
+    "mistral": {},  # a window of 16 tokens in all layers
+    "gemma3_text": {},  # in some of them
 }
 
 
@@ -85,70 +88,111 @@ def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
     return lm
 
 
-@pytest.mark.parametrize(("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("llama", "eager")])
-def test_prompts_that_share_a_row_are_answered_as_each_alone(family, attention, tmp_path, watched):
+@pytest.mark.parametrize(
+    ("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("llama", "eager"), ("gemma3_text", "eager")]
+)
+def test_prompts_of_a_batch_are_answered_as_each_alone(family, attention, tmp_path, forwards):
     special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID, **FAMILIES[family]}
     lm, requests = tiny_lm(tmp_path, family, attention=attention, **special), questions()
     assert reason_against(lm, requests) is None
-    expected = lm.generate_until(requests, disable_tqdm=True)
+    expected = alone(lm, requests)
     assert len(set(expected)) > len(requests) / 3
-    for budget in (10_000, 400):
-        answerer = ExactEngine(lm, requests, tokens_per_batch=budget)
-        assert texts(answerer) == expected
-    assert max(buffer.lanes for buffer in watched) > 1
-    assert any(buffer.dropped_early for buffer in watched)
+    for tokens in (10_000, 700):
+        forwards.clear()
+        assert texts(ExactEngine(lm, requests, tokens_per_batch=tokens)) == expected
+        rows = [rows for rows, _ in forwards]
+        assert max(rows) > 2
+        assert len(set(rows)) > 3  # answers that are complete leave
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_so_they_are_in_half_precision(dtype, tmp_path):
     lm, requests = tiny_lm(tmp_path, "llama", dtype, eos_token_id=[1]), questions()
-    same = [
-        ours == theirs
-        for ours, theirs in zip(texts(ExactEngine(lm, requests)), lm.generate_until(requests, True), strict=True)
-    ]
-    assert sum(same) >= 0.8 * len(same)  # but for ties, which rounding decides
+    pairs = zip(texts(ExactEngine(lm, requests)), alone(lm, requests), strict=True)
+    assert sum(ours == theirs for ours, theirs in pairs) >= 0.8 * len(requests)  # but for ties, which rounding decides
 
 
 @pytest.mark.parametrize("longer", [(), (90,)])
 def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, longer):
-    """By themselves, and in a batch with a longer row, behind whose columns the shorter one's are padding."""
+    """By themselves, and in a batch with a longer row; one stands twice."""
     requests = questions(beginnings=(60,), asked_of_each=1)[:1] + questions(beginnings=longer, asked_of_each=3)
     text = max((request.args[0] for request in questions(beginnings=(60,), asked_of_each=1)), key=len)
-    requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ("", " red", " red 1")]
+    ends = ("", " red", " red 1", " red", " red" * 90)
+    requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ends]
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    expected = toy_lm.generate_until(requests, disable_tqdm=True)
+    expected = alone(toy_lm, requests)
     assert texts(ExactEngine(toy_lm, requests)) == expected
-    assert texts(ExactEngine(toy_lm, requests[-3:])) == expected[-3:]
+    assert texts(ExactEngine(toy_lm, requests[-5:])) == expected[-5:]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_recorded_step_answers_as_the_model_itself(family, tmp_path, monkeypatch, watched):
-    """A GPU replays it; here it runs again on the tensor that it was recorded with, and recording fails at last."""
-    lm, requests, tables = tiny_lm(tmp_path, family, eos_token_id=tokenizer.END_ID), questions(), []
+def test_a_shared_beginning_is_run_once(toy_lm, forwards):
+    requests = questions(beginnings=(60, 60), asked_of_each=3)
+    engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    texts(engine)
+    prefills = [tokens for rows, tokens in forwards if rows == 1 and tokens > exact.END]
+    lengths = sorted(len(prompt.tokens) for prompt in engine._prompts)
+    assert sorted(prefills) == pytest.approx([lengths[2], lengths[-3]], rel=0.1)  # of each text one
 
-    def record(step, table):
-        tables.append(table := table.clone())
-        return None if len(tables) > 3 else lambda new: step(table.copy_(new))
 
-    monkeypatch.setattr(exact, "record", record)
-    expected = texts(ExactEngine(lm, requests))
-    assert not tables
-    for budget in (10_000, 400):
-        tables.clear()
-        engine = ExactEngine(lm, requests, tokens_per_batch=budget)
-        engine._records = True
-        assert texts(engine) == expected
-        assert len(tables) > 1
-        assert engine._records == (len(tables) < 4)
-    assert any(buffer.dropped_early for buffer in watched)
-    assert any(len(table) > 1 and table.shape[1] > 1 for table in tables)
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_save_steps_where_they_are_right_and_change_no_answer(right, toy_lm, forwards, monkeypatch):
+    requests = questions()
+    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    engine = ExactEngine(toy_lm, requests)
+    monkeypatch.setattr(exact.Row, "draft", lambda row, most: [])
+    steps = []
+    answered, responses = {}, engine._responses
+    monkeypatch.setattr(engine, "_responses", lambda i, tokens: answered.update({i: tokens}) or responses(i, tokens))
+    expected = texts(engine)
+    steps.append(len(forwards))
+
+    def draft(row, most):
+        following = answered[row.number][len(row.answer) :][:most]
+        return following if right else [*following[:1], *(token + 1 for token in following[1:])]
+
+    monkeypatch.setattr(exact.Row, "draft", draft)
+    monkeypatch.setattr(engine, "_draft_length", lambda drafts, pending: max(drafts))
+    forwards.clear()
+    assert texts(engine) == expected == alone(toy_lm, requests)
+    decoding = max(map(len, answered.values()))
+    saved = steps[0] - len(forwards)
+    assert saved >= (decoding * 0.7 if right else decoding * 0.3)
+
+
+def test_a_draft_is_what_followed_the_last_tokens_where_they_stood_last():
+    row = exact.Row(0, Mock(tokens=[]), [1, 2, 3, 4, 9, 1, 2, 3, 5, 6, 7, 1, 2, 3])
+    assert row.draft(2) == [5, 6]
+    row.tokens += [5, 6, 7]
+    assert row.draft(8) == [1, 2, 3, 5, 6, 7]
+    row.tokens += [8]
+    assert row.draft(8) == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "pending", "expected"),
+    [([0, 0], 1, 0), ([8, 8], 1, 8), ([8] * 12, 1, 8), ([8, *[0] * 40], 1, 0), ([8] * 3 + [2] * 3, 1, 8)],
+)
+def test_drafts_are_tried_where_enough_prompts_have_some(drafts, pending, expected):
+    assert ExactEngine._draft_length(SimpleNamespace(_on_cpu=True), drafts, pending) == expected
+
+
+def test_an_answer_ends_where_its_score_is_settled(toy_lm):
+    requests = questions()
+    engine = ExactEngine(toy_lm, requests)
+    whole = texts(engine)
+    settled = lambda number, text: number % 2 and len(text) >= 5  # noqa: E731
+    ended = texts(engine, settled=settled)
+    for number, (short, long) in enumerate(zip(ended, whole, strict=True)):
+        assert long.startswith(short)
+        assert short == long if number % 2 == 0 else len(short) >= min(5, len(long))
+    assert sum(map(len, ended[1::2])) < 0.7 * sum(map(len, whole[1::2]))
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
     requests = questions()
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     expected = texts(ExactEngine(toy_lm, requests))
-    answerer = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
     forward, refused, most = toy_lm.model.forward, [], 2
 
     def small_memory(*args, **kwargs):
@@ -158,128 +202,97 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(toy_lm.model, "forward", small_memory)
-    assert texts(answerer) == expected
+    assert texts(engine) == expected
     assert refused
-    assert answerer.tokens_per_batch < 10_000
+    assert engine.tokens_per_batch < 10_000
     most = 0
     with pytest.raises(UserError, match="not even one prompt"):
-        texts(answerer)
+        texts(engine)
 
 
-def test_a_prefill_computes_nothing_behind_the_last_layers_keys(toy_lm):
-    requests = questions(beginnings=(60, 60), asked_of_each=3)
-    answerer = ExactEngine(toy_lm, requests, reuse_layers=False)
-    tokens = Counter()
-    with ExitStack() as hooks:
-        for h, layer in enumerate(toy_lm.model.model.layers):
-            hooks.enter_context(
-                layer.mlp.register_forward_pre_hook(lambda _, args, h=h: tokens.update({h: args[0].shape[1]}))
-            )
-        texts(answerer)
-    prefixes = {group.prefix for group in answerer._groups}
-    assert tokens[0] == tokens[1]
-    assert tokens[0] - tokens[2] >= max(map(len, prefixes)) > 100
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layers_below_the_first_changed_factor_are_not_run_again(family, tmp_path, watched):
-    lm, requests = tiny_lm(tmp_path, family, num_hidden_layers=3), questions()
-    reusing, running = ExactEngine(lm, requests), ExactEngine(lm, requests, reuse_layers=False)
-    prefixes = sum(len(group.prefix) for group in reusing._groups)
-    asked = {(1, 1.5, 1.2): 0, (1, 1.5, 1.3): 2, (1, 1.2, 1.3): 1, (1.1, 1.2, 1.3): 0, (1, 1.5, 2): 2}
-    for factors, known in asked.items():
-        watched.clear()
-        before = reusing.count.reused
-        reusing.set_factors(factors)
-        assert texts(reusing) == texts(running)
-        assert reusing.count.reused - before == pytest.approx(prefixes * known / 3)
-        once, every = watched
-        for pair, expected in zip(once.held.values(), every.held.values(), strict=True):
-            assert all(map(torch.equal, pair, expected))
-
-
-def test_all_layers_are_run_where_one_has_the_keys_of_two(tmp_path, watched):
-    lm, requests = tiny_lm(tmp_path, "longcat_flash"), questions()
-    reusing, running = ExactEngine(lm, requests), ExactEngine(lm, requests, reuse_layers=False)
-    for factors in ([1.0, 1.5], [1.0, 1.2]):
-        reusing.set_factors(factors)
-        assert texts(reusing) == texts(running)
-    assert len(watched[0].held) == 4
-    assert reusing.count.reused == 0
-
-
-def test_outputs_of_layers_take_no_more_memory_than_they_may(toy_lm, monkeypatch):
-    requests = questions(seed=1)
-    monkeypatch.setattr(layer_outputs, "MOST", most := 400_000)
-    kept = layer_outputs.LayerOutputs(rope.find_decoder(toy_lm.model).layers)
-    monkeypatch.setitem(layer_outputs._kept, toy_lm.model, kept)
-    engine = ExactEngine(toy_lm, requests)
-    for factors in ([1.0, 1.3, 1.2], [1.0, 1.3, 1.4], [1.0, 1.1, 1.4]):
-        engine.set_factors(factors)
-        assert texts(engine) == texts(ExactEngine(toy_lm, requests, reuse_layers=False))
-        assert most / 2 < sum(output.nbytes for output in kept._outputs.values()) == most - kept._left <= most
-
-
-def test_a_new_engine_knows_no_outputs_of_weights_that_may_have_changed_since(tmp_path):
-    lm, requests = tiny_lm(tmp_path, "llama"), questions()
-    before = texts(ExactEngine(lm, requests))
-    with torch.no_grad():
-        lm.model.model.layers[0].mlp.down_proj.weight.mul_(-1)
-    after = texts(ExactEngine(lm, requests))
-    assert before != after == texts(ExactEngine(lm, requests, reuse_layers=False))
-
-
-def test_a_layers_own_forward_is_put_back(toy_lm, monkeypatch):
-    """As ``accelerate`` puts it there, to move a layer's weights."""
-    layer, other, _ = toy_lm.model.model.layers
-    monkeypatch.setitem(vars(layer), "forward", own := Mock(wraps=layer.forward))
-    texts(ExactEngine(toy_lm, questions(seed=2)))
-    assert own.called
-    assert layer.forward is own
-    assert "forward" not in vars(other)
-
-
-def test_a_batch_has_room_for_no_more_tokens_than_it_may(toy_lm, watched):
+def test_a_batch_has_no_more_tokens_and_prompts_than_it_may(toy_lm, forwards, monkeypatch):
     requests = questions(beginnings=(60, 61, 48, 20, 33, 70), asked_of_each=6)
-    for budget in (600, 1500):
-        watched.clear()
-        texts(ExactEngine(toy_lm, requests, tokens_per_batch=budget))
-        made = [buffer.made for buffer in watched]
-        assert any(rows > 1 for rows, *_ in made)
-        for rows, prefix, behind, lanes in made:
-            assert rows == 1 or rows * (prefix + behind * lanes) <= budget
-            assert lanes == 1 or lanes * behind <= prefix
-        for buffer in watched:
-            (keys, values), (rows, prefix, behind, lanes) = buffer.held[0], buffer.made
-            assert keys.shape == values.shape == (rows, 1, prefix + behind * lanes + 1, 16)
+    expected = texts(ExactEngine(toy_lm, requests))
+    sizes, answer = [], ExactEngine._answer
+    monkeypatch.setattr(ExactEngine, "_answer", lambda self, some, ends: sizes.append(some) or answer(self, some, ends))
+    for most in ({"tokens_per_batch": 600}, {"tokens_per_batch": 1500}, {"prompts_per_batch": 5}):
+        sizes.clear()
+        engine = ExactEngine(toy_lm, requests, **most)
+        assert texts(engine) == expected
+        assert max(map(len, sizes)) > 1
+        assert max(map(len, sizes)) <= most.get("prompts_per_batch", len(requests))
+        assert all(engine._tokens(some) <= most.get("tokens_per_batch", 1e9) for some in sizes)
+    bytes_of_a_token = 2 * 3 * 16 * 4  # keys and values of three layers with a head of 16 numbers in float32
+    engine = ExactEngine(toy_lm, requests)
+    texts(engine)
+    assert engine.tokens_per_batch == exact.MEMORY // bytes_of_a_token
 
 
 def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_one(toy_lm):
     requests = questions(beginnings=range(20, 36), asked_of_each=1)
-    answerer = ExactEngine(toy_lm, requests)
+    engine = ExactEngine(toy_lm, requests)
     order = [(i,) for i in reversed(range(len(requests)))]
-    several = list(answerer.answer(order, may_stop=True))
-    (at_once,) = answerer.answer(order)
+    several = list(engine.answer(order, may_stop=True))
+    (at_once,) = engine.answer(order)
     assert len(several) > 4
     assert at_once == {i: answer for batch in several for i, answer in batch.items()}
 
 
-@pytest.mark.parametrize(("common", "together"), [(90, True), (75, False)])
-def test_prompts_share_a_prefill_only_where_nearly_all_of_them_is_the_same(common, together):
-    prompts = [tuple(range(common)) + tuple(range(1000 * i, 1000 * i + 100 - common)) for i in (1, 2)]
-    assert (len(exact.share(prompts)) == 1) == together
+# -- lm-eval's own call ----------------------------------------------------------------------------------------------
 
 
-def test_many_prompts_behind_one_prefix_share_its_prefill_and_not_one_row(toy_lm, watched):
-    """As with examples in front of every question: the row would be longer than what they share."""
-    requests = questions(beginnings=(100,), asked_of_each=12)
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
-    answerer = ExactEngine(toy_lm, requests)
-    assert texts(answerer) == toy_lm.generate_until(requests, disable_tqdm=True)
-    shared = max(len(group.prefix) for group in answerer._groups)
-    assert answerer.count.shared == 11 * shared
-    (buffer,) = watched
-    assert buffer.made[0] > 3  # the two short ones have a row each
+@pytest.mark.parametrize(("kind", "settings"), [(LPES, {"factors": [1.1, 1.2, 1, 1, 1.3, 1]}), (PI, {"factor": 1.3})])
+def test_lm_evals_call_is_answered_by_the_engine_as_hf_answers_it(kind, settings, forwards, capfd):
+    lm, slow = kind(batch_size=3, **settings), kind(batch_size=1, fast=False, **settings)
+    requests, partial = questions(), []
+    lm.cache_hook = SimpleNamespace(add_partial=lambda *entry: partial.append(entry))
+    answers = lm.generate_until(requests)
+    assert f"{len(requests)}/{len(requests)}" in capfd.readouterr().err
+    assert max(rows for rows, _ in forwards) == 3
+    forwards.clear()
+    assert answers == slow.generate_until(requests, disable_tqdm=True)
+    assert not forwards
+    expected = [("generate_until", request.args, text) for request, text in zip(requests, answers, strict=True)]
+    assert sorted(partial, key=repr) == sorted(expected, key=repr)
+
+
+def test_the_default_batch_size_of_lm_eval_and_auto_leave_it_to_memory(forwards):
+    for size in (1, "auto"):
+        forwards.clear()
+        LPES(batch_size=size).generate_until(questions(), disable_tqdm=True)
+        assert max(rows for rows, _ in forwards) > 10
+
+
+def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(forwards, caplog):
+    caplog.set_level("INFO", logger="lm_eval")
+    lm = LPES()
+    (request, *_) = questions()
+    request.arguments[1]["num_beams"] = 2
+    assert len(lm.generate_until([request], disable_tqdm=True)) == 1
+    assert "hf's own loop answers, because generation is not plainly greedy (num_beams)" in caplog.text
+    MsPoE().generate_until(questions()[:2], disable_tqdm=True)  # which decides on the prompt what holds for the answer
+    assert not forwards
+    with pytest.raises(UserError, match=r"^fast=no: expected True or False"):
+        LPES(fast="no")
+
+
+@pytest.mark.parametrize("family", ["llama4_text", "gemma3n_text", "qwen3_next"])
+def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_path):
+    engine, reason = engine_for(tiny_lm(tmp_path, family), questions()[:2])
+    assert type(engine) is HarnessEngine
+    assert reason == "not all of its layers attend to the text or to a window of it"
+
+
+def test_the_loop_of_lm_eval_is_hfs_own_also_in_a_model_type_that_has_the_engine(forwards):
+    lm = LPES(pretrained=str(reference.path()))
+    engine, reason = engine_for(lm, requests := questions()[:3], fast=False)
+    assert reason == "it was asked for"
+    assert texts(engine) == alone(lm, requests)
+    assert not forwards
+    assert lm.fast
+
+
+# -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

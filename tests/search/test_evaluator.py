@@ -50,9 +50,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
     tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
-    switches = [
-        {"share_prefixes": share, "tokens_per_batch": budget} for share in (True, False) for budget in (40, 4000)
-    ]
+    switches = [{"tokens_per_batch": budget} for budget in (40, 4000)]
     fast = [Evaluator(toy_lm, tasks, **switch) for switch in switches]
     assert all(evaluator.slow_because is None for evaluator in fast)
     slow = Evaluator(toy_lm, tasks, fast=False)
@@ -295,13 +293,13 @@ def test_examples_before_a_question_show_no_held_out_question(load):
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
-def test_what_is_given_up_hangs_on_no_batch_and_no_prefix(toy_lm, load):
+def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     tasks = load("toy_luck")
     ways = [
         {},
         {"tokens_per_batch": 1},
         {"tokens_per_batch": 300},
-        {"share_prefixes": False},
+        {"prompts_per_batch": 2},
     ]
     evaluators = [Evaluator(toy_lm, tasks, **way) for way in ways]
     tried = list(individuals(8, seed=4))
@@ -461,13 +459,13 @@ def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
 
 
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
-    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, lambdas=[2, 3, 5], examples=2)
+    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 6}, lambdas=[2, 3, 5], examples=2)
     assert [(column.position, column.weight, column.metric) for column in task.columns] == [
         (0, 0.2, "acc@0"),
         (50, 0.3, "acc@50"),
         (100, 0.5, "acc@100"),
     ]
-    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 4}, "examples": 2}
+    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 6}, "examples": 2}
     (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
     assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
     assert {column.weight for column in held_out.columns} == {1 / 6}
