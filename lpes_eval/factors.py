@@ -203,10 +203,10 @@ class Factors:
 
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
-        from lpes_eval import drawing
+        from lpes_eval.report import figures
 
-        line = ("factors", self.per_layer(num_layers), 1, self.control_points(num_layers))
-        return drawing.factors([line]).in_notebook()
+        line = ("factors", 1, self.per_layer(num_layers), self.control_points(num_layers))
+        return figures.factors([line]).in_notebook()
 
     # -- keeping it --------------------------------------------------------------------------------------------------
 

@@ -74,31 +74,6 @@ def _finite(text: str) -> float:
     return number
 
 
-CHECKSUM = "sha256"
-
-
-def seal(data: Mapping[str, Any]) -> dict[str, Any]:
-    """An object as it will be read again, with a checksum of its own beside its fields."""
-    plain: dict[str, Any] = json.loads(json.dumps(data, default=lambda number: number.item()))  # numpy
-    return plain | {CHECKSUM: _checksum(plain)}
-
-
-def unseal(data: Any, where: str) -> dict[str, Any]:
-    """What was sealed, in whatever layout it was written.
-
-    Raises:
-        DataError: it is damaged, or was changed by hand; the message begins with ``where``.
-    """
-    kept = {name: value for name, value in data.items() if name != CHECKSUM} if isinstance(data, dict) else {}
-    if not kept or data.get(CHECKSUM) != _checksum(kept):
-        raise DataError(f"{where}: damaged, or changed since it was written (its checksum does not fit)")
-    return kept
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
-
-
 def read_json(path: str | Path) -> Any:
     """The JSON value of a file; see ``parse``."""
     return parse(b"".join(_lines(Path(path), None)), str(path))

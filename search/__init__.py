@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lpes_eval.entries import Entry
     from lpes_eval.factors import Factors
     from search.optimizers.base import Optimizer
     from search.report.pages import Outcome
@@ -32,7 +33,7 @@ class Result:
     factors: Factors
     shown: bool
     verdict: str
-    history: list[dict[str, Any]]
+    history: list[Entry]
     outcome: Outcome
     folder: Path
 
@@ -68,7 +69,7 @@ def search(
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
-        KeyboardInterrupt: the best factors so far are in ``best_effort.json``.
+        KeyboardInterrupt: the best factors so far are in ``best_effort.json``, if there are better ones than 1.
 
     Example:
 
@@ -81,17 +82,21 @@ def search(
     from lpes_eval.errors import UserError
     from lpes_eval.methods.lpes import LayerFactors
     from search import config, ga, run
-    from search.parser import read
+    from search.parser import as_typed
     from search.report.pages import verdict
 
-    kind, own = optimizer if isinstance(optimizer, type) else None, curve if callable(curve) else None
+    kind = optimizer if isinstance(optimizer, type) else None
+    own = curve if callable(curve) else None
     named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "curve": None if own else curve}
-    flags = read(flags | {name: value for name, value in named.items() if value is not None} | {"preset": preset})
-    args = config.defaults(flags["preset"])
-    vars(args).update(flags)
-    for name, way_out in (("dry_run", "is the command's alone"), ("resume", "name the folder as output=")):
-        if flags.get(name):
-            raise UserError(f"search(): {name}: {way_out}")
+    flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
+    try:
+        read = config.given(as_typed(flags))
+    except UserError as error:
+        raise UserError(f"search(): {error}") from None
+    args = config.defaults(read["preset"])
+    vars(args).update(read)
+    if args.dry_run:
+        raise UserError("search(): dry_run: is the command's alone")
     if isinstance(model, str | Path):
         args.model_args, model = {**args.model_args, "pretrained": str(model)}, None
     elif model is not None:
@@ -102,9 +107,9 @@ def search(
             raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
         loaded = model.config._name_or_path
         shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
-        kept = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
-        kept = {k: v for k, v in kept.items() if k not in NOT_OF_THE_MODEL and isinstance(v, PLAIN)}
-        args.model_args = {**args.model_args, **kept, "pretrained": next(shipped, loaded)}
+        given = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
+        given = {k: v for k, v in given.items() if k not in NOT_OF_THE_MODEL and isinstance(v, PLAIN)}
+        args.model_args = {**args.model_args, **given, "pretrained": next(shipped, loaded)}
     args.optimizer = kind.__name__ if kind else args.optimizer
     args.curve = "own" if own else args.curve
     config.complete(args, kind)
@@ -118,5 +123,4 @@ def search(
         if model is not None:
             model.set_factors(before)
     assert outcome is not None  # a plan alone is the command's
-    history = list(made.journal.individuals.values())
-    return Result(outcome.found, outcome.shown, verdict(made, outcome), history, outcome, args.output)
+    return Result(outcome.found, outcome.shown, verdict(made, outcome), made.journal.individuals, outcome, args.output)

@@ -1,4 +1,4 @@
-"""The loss that gradient descent lowers: the cross-entropy of reference answers, and its gradient over the factors."""
+"""The likelihood of reference answers: as a measure of factors, and as the loss that gradient descent lowers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from lpes_eval import rope
 from lpes_eval.errors import UserError
@@ -30,21 +31,12 @@ class AnswerLoss:
         self._weights: list[float] = []
         self._examples: list[list[tuple[list[int], list[int]]]] = []
         for objective in objectives:
-            task = objective.task
-            if task.OUTPUT_TYPE != "generate_until":
-                raise UserError(f"--optimizer gradient needs reference answers in words; {objective.name} has none")
             for number, column in enumerate(objective.columns):
-                requests = [request for request in task.instances if column.position is None or request.idx == number]
+                requests = [
+                    request for request in objective.task.instances if column.position is None or request.idx == number
+                ]
                 self._weights.append(column.weight)
-                self._examples.append([self._encode(lm, task, request, column.position) for request in requests])
-
-    @staticmethod
-    def _encode(lm: Any, task: Any, request: Any, position: float | None) -> tuple[list[int], list[int]]:
-        """Tokens of a request's prompt, and of its reference answer."""
-        ids, _ = lm.tok_batch_encode([request.args[0]])
-        target = task.doc_to_target(request.doc) if position is None else task.written(request.doc, position)
-        answer = target if isinstance(target, str) else str(target[0])
-        return ids[0].tolist(), lm.tok_encode(task.config.target_delimiter + answer, add_special_tokens=False)
+                self._examples.append([gold_answer(lm, objective, request, column.position) for request in requests])
 
     def choose(self, uniform: float, other: float) -> tuple[int, int]:
         """A column, by weight, and an example in it, evenly, from two numbers in [0, 1)."""
@@ -75,14 +67,54 @@ class AnswerLoss:
         assert values.grad is not None
         return total, values.grad.tolist()
 
-    def mean(self, part: int) -> float:
-        """The mean loss of all examples of a column, under the factors that are applied."""
-        with torch.no_grad():
-            losses = [self._loss(*example).item() for example in self._examples[part]]
-        return sum(losses) / len(losses)
-
     def _loss(self, prompt: list[int], answer: list[int]) -> Tensor:
         device = self.model.device
         ids = torch.tensor([prompt + answer], device=device)
         logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1]
         return nn.functional.cross_entropy(logits.float(), torch.tensor(answer, device=device))
+
+
+def gold_answer(lm: Any, objective: Objective, request: Any, position: float | None) -> tuple[list[int], list[int]]:
+    """Tokens of a request's prompt, and of its reference answer.
+
+    Raises:
+        UserError: the answers of this task are not generated text.
+    """
+    task = objective.task
+    if task.OUTPUT_TYPE != "generate_until":
+        raise UserError(f"{objective.name}: has no reference answers in words, whose likelihood could be measured")
+    ids, _ = lm.tok_batch_encode([request.args[0]])
+    target = task.doc_to_target(request.doc) if position is None else task.written(request.doc, position)
+    answer = target if isinstance(target, str) else str(target[0])
+    return ids[0].tolist(), lm.tok_encode(task.config.target_delimiter + answer, add_special_tokens=False)
+
+
+SHORTEST_PREFIX = 16
+"""Tokens that prompts must have in common before their keys and values are worth keeping."""
+
+
+@torch.no_grad()
+def log_likelihoods(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """The mean log-likelihood of each answer's tokens behind its prompt, under the factors that are applied.
+
+    What all prompts begin with goes through the model once; its keys and values serve all of them.
+    """
+    prompts = [prompt for prompt, _ in pairs]
+    ends = [at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1]
+    common = min([*ends[:1], *(len(prompt) - 1 for prompt in prompts)])
+    cache = DynamicCache(config=model.config)
+    if len(prompts) < 2 or common < SHORTEST_PREFIX or not all(type(each) is DynamicLayer for each in cache.layers):
+        common = 0  # layers with a window forget what a crop would bring back
+    if common:
+        ids = torch.tensor([prompts[0][:common]], device=model.device)
+        model(input_ids=ids, **rope.with_cache(model, cache), use_cache=True, logits_to_keep=1)
+    found = []
+    for prompt, answer in pairs:
+        ids = torch.tensor([prompt[common:] + answer[:-1]], device=model.device)
+        carried = rope.with_cache(model, cache) if common else {}
+        logits = model(input_ids=ids, **carried, use_cache=bool(common), logits_to_keep=len(answer)).logits[0]
+        wanted = torch.tensor(answer, device=model.device)
+        found.append(-nn.functional.cross_entropy(logits.float(), wanted).item())
+        if common:
+            cache.crop(-(ids.shape[1]))
+    return found

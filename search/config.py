@@ -6,7 +6,6 @@ Nothing here needs a model, so ``--help`` and a refusal come within a second.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,26 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval import factors as factors_file
-from lpes_eval.errors import DataError, FactorsError, UserError
-from lpes_eval.files import read_json, unseal
+from lpes_eval.errors import FactorsError, UserError
 from search import optimizers
 from search.optimizers.base import Optimizer
 from search.parser import PRESETS, build_parser, settings_of
 from search.space import Y_HIGH, Y_LOW, Space
 
-AGAIN = "give the search's own command again instead of --resume"
-CHANGEABLE = ("choose", "budget", "held_out_examples")
-"""Flags that may be given with ``--resume``: what was measured stays as it is."""
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
-DIVERSE = "diverse"
-"""``--start`` for a first population of many curves."""
 MEASURED = (
     "examples", "search_seed", "positions", "lambdas", "task_weights", "metrics", "metadata", "num_fewshot",
     "fewshot_seed", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "gen_kwargs", "guard",
     "budget",
 )  # fmt: skip
 """Flags that decide what a search measures; of the settings, ``fitness`` says what came of them."""
+LOADS_CODE = {"custom_generate", "trust_remote_code"}
+"""Arguments of ``generate`` by which it runs code from a folder or the Hub."""
 WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in_8bit", "peft", "quantization_config"}
 """Arguments of models that cannot be put together without their weights."""
 
@@ -54,71 +49,17 @@ def given(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line: what is given overrides the preset; ``--resume`` takes it from the search's folder."""
+    """Read the command line: what is given overrides the preset."""
     flags = given(argv)
     args = defaults(flags.get("preset", "default"))
-    if folder := flags.get("resume"):
-        try:
-            vars(args).update(_kept(folder, flags), output=folder)
-            return complete(args)
-        except UserError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError, ImportError, OSError) as error:
-            raise UserError(f"{folder / 'arguments.json'}: not a search's ({error}); {AGAIN}") from None
     vars(args).update(flags)
     return complete(args)
 
 
-def _kept(folder: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of the search in a folder; ``flags`` are those given with ``--resume``."""
-    path = folder / "arguments.json"
-    if not path.exists():
-        raise UserError(f"{folder}: holds no search to go on with (arguments.json is missing)")
-    try:
-        kept = unseal(read_json(path), str(path))
-    except DataError as error:
-        raise UserError(f"{error}; {AGAIN}") from None
-    code = loads_code(kept)
-    if flags.keys() - {"resume", *CHANGEABLE, *code}:
-        others = f"{', '.join(f'--{name}' for name in CHANGEABLE[:-1])} and --{CHANGEABLE[-1]}"
-        raise UserError(f"--resume takes all settings from {folder}; leave other flags than {others} out")
-    if any(flags.get(name) != kept[name] for name in code):
-        raise UserError(
-            f"{folder}: going on runs code, or joins a cluster, named in arguments.json; if you trust it, say so: "
-            f"{resume_command(folder, kept)}"
-        )
-    return kept | {name: flags.get(name, kept.get(name)) for name in CHANGEABLE}
-
-
-def loads_code(kept: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Of a search's flags those by which code from elsewhere runs, each as it is typed: a folder may be anybody's.
-
-    What vLLM makes of an argument is vLLM's; numbers alone are harmless. Whoever has a Ray cluster runs code in it.
-    """
-    options, address = kept.get("engine_args") or {}, kept.get("ray_address")
-    harmless = all(type(value) in (int, float) for value in options.values())
-    named = {"tasks": kept["tasks"], "guard": [guard["task"] for guard in kept["guard"]]}
-    typed = {
-        "include_path": [kept["include_path"]] * bool(kept["include_path"]),
-        "confirm_run_unsafe_code": [""] * bool(kept["confirm_run_unsafe_code"]),
-        "model_args": [json.dumps(shown(kept["model_args"]))] * bool(kept["model_args"].get("trust_remote_code")),
-        "engine_args": [json.dumps(options)] * (not harmless),
-        "ray_address": [address] * bool(address),
-        "tasks": [",".join(kept["tasks"])],
-        "guard": [f"{guard['task']}:{guard['metric'] or ''}:{guard['max_drop']}" for guard in kept["guard"]],
-    }
-    for flag, names in named.items():
-        if not any(name.endswith(".yaml") or Path(name).expanduser().is_dir() for name in names):
-            del typed[flag]
-    return {flag: values for flag, values in typed.items() if values}
-
-
-def resume_command(folder: Path, kept: Mapping[str, Any]) -> str:
-    """The command that goes on with the search in a folder, whose flags are ``kept``."""
-    words = ["python", "-m", "search.ga", "--resume", str(folder)]
-    for flag, values in loads_code(kept).items():
-        words += [word for value in values for word in (f"--{flag}", value) if word]
-    return shlex.join(words)
+def command(argv: Sequence[str]) -> str:
+    """The search's own command, without the token of the Hub."""
+    words = [re.sub(r"""(\btoken["']?\s*[=:]\s*["']?)[^,"'}\s]+""", r"\1...", word) for word in argv]
+    return shlex.join(["python", "-m", "search.ga", *words])
 
 
 def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> argparse.Namespace:
@@ -130,13 +71,13 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     optimizer.settle(args)
     if "curve" in optimizer.ignores:
         args.curve = "free"
-    if args.start == "wide":  # its name in version 0.1
-        args.start = DIVERSE
     if args.start is None:
         args.start = optimizer.default_start
     elif optimizer.default_start is None:
         raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
-    if isinstance(args.start, str) and args.start != DIVERSE:
+    if args.start in ("diverse", "wide"):
+        raise UserError(f"--start {args.start}: is gone, as --start 1 finds better factors; take that")
+    if isinstance(args.start, str):
         args.start = _start(args, optimizer)
     if args.output is None:
         # Of a pattern or a path, what can name a folder.
@@ -151,18 +92,19 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if args.lambdas is None:
         args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
-        number, asked = len(args.lambdas), len(args.positions)
-        raise UserError(f"--lambdas: {number} weights for {asked} --positions ({positions}); expected one each")
-    if isinstance(args.choose, list) and len(args.choose) != len(args.positions):
-        raise UserError(f"--choose: {len(args.choose)} weights, expected {len(args.positions)}, one a position")
-    if isinstance(args.choose, list) and (min(args.choose) < 0 or not any(args.choose)):
-        raise UserError("--choose: expected weights of 0 or more, one of them above 0")
+        numbers = f"{len(args.lambdas)} weights for {len(args.positions)} --positions ({positions})"
+        raise UserError(f"--lambdas: {numbers}; expected one each")
     if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
         raise UserError(f"--positions: found {positions}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
+    if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
+        raise UserError(
+            f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
+            "trust_remote_code=True"
+        )
     if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
         raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):
@@ -173,8 +115,6 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--ray_address: only workers join a cluster; add --workers N")
     if args.early_stopping == "off" or optimizer.needs_every_fitness:
         args.early_stopping = None
-    if args.start == DIVERSE and not hasattr(optimizer.Config, "diverse"):
-        raise UserError(f"--start {DIVERSE}: {title} has no population to begin with; leave it out")
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
     return args

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.compare.statistics import compare_paired, holm, interval
 from lpes_eval.compare.tables import reader_may_leave
 from lpes_eval.data import mdqa, source
+from lpes_eval.entries import Entry
 from lpes_eval.errors import DataError, PromptTooLong, UserError, program
 from lpes_eval.flags import at_least, budget, mapping, model_args
 from lpes_eval.harness import plugin
@@ -33,7 +34,8 @@ from search.optimizers.bands import levels_of
 from search.parser import batch_size, names
 
 if TYPE_CHECKING:
-    from search.evaluator import Cutoff, Evaluator
+    from search.evaluator import Evaluator
+    from search.job import Cutoff
 
 Band = tuple[int, int, float]
 POSITIONS = [0.0, 50.0, 100.0]
@@ -107,7 +109,7 @@ class Diagnosis:
 
     def measure(
         self, name: str, evaluator: Evaluator, factors: list[float], part: list[int], cutoff: Cutoff | None = None
-    ) -> dict[str, Any]:
+    ) -> Entry:
         """The journal's entry of this name; what it does not know is measured, and kept there."""
         if name not in self.journal.entries:
             print(f"  {name}", flush=True)
@@ -235,20 +237,20 @@ def _ask_the_plain_model(found: Diagnosis) -> None:
                 continue
             name = f"{length.name}, {length.title}: questions {part[0] + 1} to {part[-1] + 1}"
             entry = found.measure(name, length.evaluator, [1.0] * length.evaluator.num_layers, part)
-            length.rows += _rows(length.evaluator, entry["examples"])
+            length.rows += _rows(length.evaluator, entry.examples)
 
 
 def _try_bands(found: Diagnosis) -> None:
     """One band of layers by one step, on every task, then the next; at last the best band on other questions."""
-    from search.evaluator import Cutoff
+    from search.job import Cutoff
 
-    def ask(scan: Scan, band: Band | None, part: list[int], cutoff: Cutoff | None = None) -> dict[str, Any]:
+    def ask(scan: Scan, band: Band | None, part: list[int], cutoff: Cutoff | None = None) -> Entry:
         first, last, step = band or (0, -1, 1.0)
         factors = [step if first <= h <= last else 1.0 for h in range(scan.evaluator.num_layers)]
         what = f"layers {first} to {last} by {step:g}" if band else "plain"
         name = f"{scan.name}, questions {part[0] + 1} to {part[-1] + 1}: {what}"
         entry = found.measure(name, scan.evaluator, factors, part, cutoff)
-        scan.seconds, scan.prompts = scan.seconds + entry["seconds"], scan.prompts + entry["prompts"]
+        scan.seconds, scan.prompts = scan.seconds + entry.seconds, scan.prompts + entry.prompts
         return entry
 
     parts = {scan.name: list(range(len(scan.evaluator.questions))) for scan in found.scans}
@@ -257,14 +259,14 @@ def _try_bands(found: Diagnosis) -> None:
         for band in ((first, last, step) for step in STEPS):
             for scan in (scan for scan in found.scans if found.left(0.85)):
                 best = to_beat[scan.name]
-                entry = ask(scan, band, parts[scan.name][:SCANNED], Cutoff(best["fitness"], best["examples"]))
+                entry = ask(scan, band, parts[scan.name][:SCANNED], Cutoff(best.fitness, best.examples))
                 scan.bands.append(band)
-                if entry["examples"] and entry["fitness"] > best["fitness"] + 1e-9:
+                if entry.examples and entry.fitness > best.fitness + 1e-9:
                     scan.best, to_beat[scan.name] = band, entry
     for scan in found.scans:
         if scan.best is not None and (others := parts[scan.name][SCANNED:]) and found.left(1.0):
-            scan.plain = _rows(scan.evaluator, ask(scan, None, others)["examples"])
-            scan.scaled = _rows(scan.evaluator, ask(scan, scan.best, others)["examples"])
+            scan.plain = _rows(scan.evaluator, ask(scan, None, others).examples)
+            scan.scaled = _rows(scan.evaluator, ask(scan, scan.best, others).examples)
 
 
 def bands_of(num_layers: int) -> list[tuple[int, int]]:

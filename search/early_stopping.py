@@ -15,7 +15,7 @@ from collections.abc import Sequence
 BOLDNESS = 0.75
 """The most that is staked of what could be lost at once (arXiv 2010.09686 recommends 1/2 or 3/4)."""
 ERROR = 0.3
-"""How probable an error may be if nothing else is said. 0.01 gains 0.3 points at most (docs/landscapes.md)."""
+"""How probable an error may be if nothing else is said. 0.01 gains 0.3 points at most."""
 SHARES = (0.0, 0.5, 1.0)
 """How much of the parent's score is subtracted from an individual's before betting on it. With 1 all that is left of
 similar answers is where they differ, with 0 a poor individual is not obscured by what the parent happens to know; a

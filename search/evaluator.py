@@ -11,7 +11,6 @@ turn the answers into scores.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import time
@@ -25,15 +24,13 @@ from typing import Any
 from lm_eval.api.metrics import mean
 
 from lpes_eval import rng
-from lpes_eval.engine.exact import ExactEngine
-from lpes_eval.engine.harness import HarnessEngine
+from lpes_eval.engine import engine_for
 from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
-from search import engines, identity
-from search.cache import FitnessCache
-from search.early_stopping import ERROR, Race
-from search.engines.cluster import Asked, ClusterEngine, Order
+from search import identity
+from search.early_stopping import Race
+from search.job import Cutoff, Examples
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
@@ -44,10 +41,8 @@ FEWEST = 12
 """Questions of a task on which an individual is measured at the least, if there are so many."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
-Examples = Mapping[str, Sequence[Any]]
-"""Each column's metric for every example, by the column's name."""
-Scored = dict[tuple[str, int], Mapping[str, Any]]
-"""What ``process_results`` said of an example, by its task and number."""
+Order = tuple[tuple[int, ...], ...]
+"""Requests by number, in the order in which they are answered: some together, then the next."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Measured:
         scores: each column's score, by its name.
         examples: each column's metric for every example, in the order of ``Objective.docs``; None where the example was
             not asked.
-        seconds: time it took; 0 if it was known.
+        seconds: time it took.
         ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed, None
             where it was not asked.
         stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then those
@@ -74,29 +69,13 @@ class Measured:
     ended: list[int | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Cutoff:
-    """The fitness below which an individual is of no use, and may be given up.
-
-    Attributes:
-        fitness: what has to be reached.
-        examples: every example's score of the individual that has it, to compare with (``search.early_stopping``).
-        error: how probable it may be that an individual is given up which would have reached it; 0 waits for proof.
-    """
-
-    fitness: float
-    examples: Examples
-    error: float = ERROR
-
-
 class Evaluator:
     """Measures factors by tasks, on this machine.
 
     Args:
         lm: an lm-eval model over a transformers model; its weights and settings stay as they are.
         objectives: what is measured (``load_tasks``).
-        cache: where to look up and keep what was measured, across runs.
-        speed: ``search.engines.choose``'s further arguments.
+        speed: ``lpes_eval.engine.engine_for``'s further arguments.
 
     Attributes:
         engine: what answers.
@@ -112,41 +91,34 @@ class Evaluator:
         PromptTooLong: a prompt of a task by position would be cut.
     """
 
-    def __init__(
-        self, lm: Any, objectives: Sequence[Objective], *, cache: FitnessCache | None = None, **speed: Any
-    ) -> None:
-        self.lm, self.objectives, self.cache = lm, list(objectives), cache
-        self.progress: Callable[[int, int], None] = lambda answered, asked: None
+    def __init__(self, lm: Any, objectives: Sequence[Objective], **speed: Any) -> None:
+        self.lm, self.objectives = lm, list(objectives)
+        self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
-        self.engine, self.slow_because = engines.choose(lm, self._requests, **speed)
+        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
         self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
         self.columns: dict[str, tuple[Objective, Column]] = {
             column.name: (objective, column) for objective in objectives for column in objective.columns
         }
         self._refuse_cut()
-        self._scored: dict[str, Scored] = {}  # of factors that are measured, or expected
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
         for i, request in enumerate(self._requests):
             self._numbers.setdefault((request.task_name, request.doc_id), []).append(i)
-        found: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
+        questions: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
         for objective in objectives:
             for number, question in enumerate(objective.questions):
-                found.setdefault((objective.name, question), []).append((objective, number))
-        self.questions = list(found.values())
-
-    def asked(self, part: Sequence[int] | None) -> int:
-        """How many prompts some of the questions have (None: all)."""
-        return self.prompts if part is None else sum(map(len, self.in_order(part)))
+                questions.setdefault((objective.name, question), []).append((objective, number))
+        self.questions = list(questions.values())
 
     def _refuse_cut(self) -> None:
         cut = iter(self.engine.cut)
         for objective in self.objectives:
-            asked = len(objective.task.instances)
-            if not (number := sum(next(cut) for _ in range(asked))):
+            prompts = len(objective.task.instances)
+            if not (number := sum(next(cut) for _ in range(prompts))):
                 continue
-            text = f"{objective.name}: {number} of {asked} prompts do not fit the model's {self.lm.max_length} tokens "
-            text += "beside their answer"
+            text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
+            text += "tokens beside their answer"
             if objective.by_position:
                 raise PromptTooLong(
                     f"{text}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
@@ -161,14 +133,18 @@ class Evaluator:
             for u in order
         )
 
+    def asked(self, part: Sequence[int] | None) -> int:
+        """How many prompts some of the questions have (None: all)."""
+        return self.prompts if part is None else sum(map(len, self.in_order(part)))
+
     def part(self, share: float) -> list[int] | None:
         """The first questions of every task, by number, so that they are this share of all; None for all of them."""
-        asked = [
+        part = [
             number
             for number, question in enumerate(self.questions)
             if question[0][1] < max(FEWEST, math.ceil(share * len(question[0][0].docs)))
         ]
-        return None if len(asked) == len(self.questions) else asked
+        return None if len(part) == len(self.questions) else part
 
     def __call__(
         self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None, part: Sequence[int] | None = None
@@ -181,81 +157,27 @@ class Evaluator:
             part: the questions to ask, by number; by default all.
         """
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
-        kept, race, order = self._to_ask(factors, cutoff, part)
-        if (known := self._known(kept)) is not None:
-            if race is not None and race.lost(known["examples"]):
-                return Measured(*race.partial, {}, stopped_after=race.asked)
-            return self.score(known["examples"], ended=known.get("ended", []))
+        race, order = None, None if part is None else self.in_order(part)
+        if cutoff is not None and self.why_unbounded is None:
+            questions = range(len(self.questions)) if part is None else part
+            race = _Racing(self, factors.digest(self.num_layers), cutoff, questions)
+            order = self.in_order(race.order)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
-        some = race is not None or part is not None or isinstance(self.engine, ClusterEngine)  # it hands out questions
-        answers = self._answers(order if some else None, race, scored := self._scored.setdefault(kept, {}))
-        examples = self._examples(answers, scored)
-        del self._scored[kept]
+        answers, examples = self._answers(order, race)
         seconds = time.perf_counter() - start
-        ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
-        whole = all(answers[i] for together in order for i in together)
-        if self.cache is not None and whole:  # of one given up too, where all were under way by then
-            self.cache.put(self._context, kept, {"examples": examples, "ended": ended})
         if race is not None and race.over:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
+        ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
         return self.score(examples, seconds, ended)
 
-    def expect(
-        self,
-        coming: Sequence[Factors],
-        cutoff: Cutoff | None,
-        part: Sequence[int] | None,
-        guess: Callable[[], Sequence[Factors]] | None = None,
-    ) -> None:
-        """Factors that are to be measured next: an engine of several processes begins with what is not known.
+    def _answers(self, order: Order | None, race: _Racing | None) -> tuple[list[Any], dict[str, list[Any]]]:
+        """The responses to every request, and each column's metric for every example.
 
-        ``guess`` says what may come after them, as far as it can be told by then.
-        """
-
-        def asked(coming: Sequence[Factors]) -> Asked:
-            found = []
-            for factors in coming:
-                kept, race, order = self._to_ask(factors, cutoff, part)
-                if self._known(kept) is None:
-                    found.append((factors.per_layer(self.num_layers), order, race is not None))
-            return found
-
-        self._scored.clear()
-        if isinstance(self.engine, ClusterEngine):
-            self.engine.expect(asked(coming), guess and (lambda: asked(guess())))
-
-    def peek(self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None) -> float:
-        """The fitness of factors that are expected, by the answers so far; -inf until half of them are there."""
-        assert isinstance(self.engine, ClusterEngine)  # no other one guesses
-        kept, _, order = self._to_ask(factors, cutoff, part)
-        found = self.engine.found(factors.per_layer(self.num_layers), order)
-        if 2 * len(found) < sum(map(len, order)):
-            return -math.inf
-        answers = [found.get(i, []) for i in range(len(self._requests))]
-        examples = self._examples(answers, self._scored.setdefault(kept, {}))
-        if not all(any(value is not None for value in values) for values in examples.values()):
-            return -math.inf
-        return self.score(examples).fitness
-
-    def _to_ask(
-        self, factors: Factors, cutoff: Cutoff | None, part: Sequence[int] | None
-    ) -> tuple[str, _Racing | None, Order]:
-        """The factors' name in the cache, their race, and the requests in the order in which they are asked."""
-        name, questions = factors.digest(self.num_layers), list(range(len(self.questions)) if part is None else part)
-        race = _Racing(self, name, cutoff, questions) if cutoff is not None and self.why_unbounded is None else None
-        kept = name if part is None else f"{name} {questions}"
-        return kept, race, self.in_order(questions if race is None else race.order)
-
-    def _known(self, kept: str) -> dict[str, Any] | None:
-        return self.cache.get(self._context, kept) if self.cache is not None else None
-
-    def _answers(self, order: Sequence[Sequence[int]] | None, race: _Racing | None, scored: Scored) -> list[Any]:
-        """The responses to every request; none to what is not in the order, or was not asked before the race was lost.
-
-        Without an order all are asked.
+        Without an order all are asked. What is not in the order, or was not asked before the race was lost, has none.
         """
         answers: list[Any] = [[] for _ in self._requests]
+        scored: dict[tuple[str, int], Mapping[str, Any]] = {}
         total = len(answers) if order is None else sum(map(len, order))
         answered = checked = 0
         for batch in self.engine.answer(order, may_stop=race is not None):
@@ -268,35 +190,18 @@ class Evaluator:
             checked = answered
             if race.lost(self._examples(answers, scored)):  # question after question: batches decide nothing
                 break
-        return answers
+        return answers, self._examples(answers, scored)
 
-    def time_two_batches(self) -> tuple[int, float]:
-        """Prompts in two batches (of each worker) drawn evenly, and the seconds they took under the plain model."""
-        self.engine.set_factors([1.0] * self.num_layers)
-        order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
-        start = time.perf_counter()
-        batches = islice(self.engine.answer(order, may_stop=True), 2 * self.engine.workers)
-        return sum(map(len, batches)), time.perf_counter() - start
-
-    @cached_property
-    def why_unbounded(self) -> str | None:
-        """Why nothing can be said about the fitness before all answers are there; None if something can."""
-        for request in self._requests:
-            if draws(self.lm, [request]):
-                return f"{request.task_name} draws its answers at random"
-        for objective, column in self.columns.values():
-            if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
-                return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
-        return None
-
-    def _examples(self, answers: Sequence[Any], scored: Scored) -> dict[str, list[Any]]:
+    def _examples(
+        self, answers: Sequence[Any], scored: dict[tuple[str, int], Mapping[str, Any]]
+    ) -> dict[str, list[Any]]:
         """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing.
 
-        ``scored`` has the examples that are scored already, and is given the others.
+        ``scored`` has what ``process_results`` said of examples before, and is given the others.
         """
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
-        found: dict[str, list[Any]] = {name: [] for name in self.columns}
+        examples: dict[str, list[Any]] = {name: [] for name in self.columns}
         for objective in self.objectives:
             objective.task.apply_filters()
             for number, doc in enumerate(objective.docs):
@@ -311,34 +216,85 @@ class Evaluator:
                     if metrics is not None and column.metric not in metrics:
                         has = ", ".join(metrics)
                         raise UserError(f"{objective.name} has no metric {column.metric!r}; it has {has}")
-                    found[column.name].append(None if metrics is None else metrics[column.metric])
-        return found
+                    examples[column.name].append(None if metrics is None else metrics[column.metric])
+        return examples
 
     def score(self, examples: Examples, seconds: float = 0.0, ended: Sequence[int | None] = ()) -> Measured:
         """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
-        asked = {name: [value for value in examples[name] if value is not None] for name in self.columns}
-        scores = {name: float(o.aggregation(column)(asked[name])) for name, (o, column) in self.columns.items()}
-        kept = {name: list(values) for name, values in examples.items()}
-        return Measured(self._weighted(scores), scores, kept, seconds, ended=list(ended))
+        scores = {}
+        for name, (objective, column) in self.columns.items():
+            values = [value for value in examples[name] if value is not None]
+            scores[name] = float(objective.aggregation(column)(values))
+        values_of = {name: list(values) for name, values in examples.items()}
+        return Measured(self.weighted(scores), scores, values_of, seconds, ended=list(ended))
 
     def only(self, examples: Examples, part: Sequence[int], ended: Sequence[int | None] = ()) -> Measured:
         """Of examples that are all known, those of some questions."""
         prompts = {i for together in self.in_order(part) for i in together}
-        asked = {(objective.name, number) for u in part for objective, number in self.questions[u]}
+        chosen = {(objective.name, number) for u in part for objective, number in self.questions[u]}
         return self.score(
             {
-                name: [v if (objective.name, n) in asked else None for n, v in enumerate(examples[name])]
+                name: [v if (objective.name, n) in chosen else None for n, v in enumerate(examples[name])]
                 for name, (objective, _) in self.columns.items()
             },
-            ended=[one if i in prompts else None for i, one in enumerate(ended)],
+            ended=[end if i in prompts else None for i, end in enumerate(ended)],
         )
 
-    def _weighted(self, scores: Mapping[str, float]) -> float:
+    def weighted(self, scores: Mapping[str, float]) -> float:
+        """The fitness of these columns' scores."""
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
 
+    def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
+        """The mean log-likelihood of the reference answers' tokens, in place of scores: one pass a prompt, no decoding.
+
+        Raises:
+            UserError: a task whose answers are not generated text.
+        """
+        from search.answer_loss import gold_answer, log_likelihoods
+
+        factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
+        start = time.perf_counter()
+        self.engine.set_factors(factors.per_layer(self.num_layers))
+        examples: dict[str, list[Any]] = {
+            name: [None] * len(objective.docs) for name, (objective, _) in self.columns.items()
+        }
+        for u in range(len(self.questions)) if part is None else part:
+            for objective, number in self.questions[u]:
+                requests = sorted(
+                    (self._requests[i] for i in self._numbers[objective.name, number]), key=lambda request: request.idx
+                )
+                pairs = [
+                    gold_answer(self.lm, objective, request, column.position)
+                    for request, column in zip(requests, objective.columns, strict=True)
+                ]
+                for column, value in zip(objective.columns, log_likelihoods(self.lm.model, pairs), strict=True):
+                    examples[column.name][number] = value
+        scores = {name: mean([v for v in values if v is not None]) for name, values in examples.items()}
+        fitness = sum(column.weight * scores[name] for name, (_, column) in self.columns.items())
+        return Measured(fitness, scores, examples, time.perf_counter() - start)
+
+    def time_two_batches(self) -> tuple[int, float]:
+        """Prompts in two batches drawn evenly, and the seconds they took under the plain model."""
+        self.engine.set_factors([1.0] * self.num_layers)
+        order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
+        start = time.perf_counter()
+        batches = islice(self.engine.answer(order, may_stop=True), 2)
+        return sum(map(len, batches)), time.perf_counter() - start
+
+    @cached_property
+    def why_unbounded(self) -> str | None:
+        """Why nothing can be said about the fitness before all answers are there; None if something can."""
+        for request in self._requests:
+            if draws(self.lm, [request]):
+                return f"{request.task_name} draws its answers at random"
+        for objective, column in self.columns.values():
+            if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
+                return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
+        return None
+
     def describe(self) -> dict[str, Any]:
-        """What is measured, as plain data: equal where the same individual would get the same fitness."""
-        asked = [[request.task_name, request.doc_id, request.args] for request in self._requests]
+        """What is asked, as plain data: equal where the same questions are asked and weighted in the same way."""
+        requests = [[request.task_name, request.doc_id, request.args] for request in self._requests]
         return {
             "tasks": [
                 {
@@ -348,28 +304,11 @@ class Evaluator:
                     "filter": objective.filter,
                     **({"lower_is_better": True} if objective.sign < 0 else {}),
                     "examples": len(objective.docs),
-                    "config_sha256": identity.sha256(_settings(objective.task)),
-                    "code_sha256": identity.code(*_code_of(objective.task)),
                 }
                 for objective in self.objectives
             ],
-            "requests_sha256": identity.sha256([asked, [objective.docs for objective in self.objectives]]),
-            "reading": identity.reading(self.lm),
-            "model": self.engine.fingerprint(),
-            "code_sha256": identity.code(type(self.lm), type(self), ExactEngine, HarnessEngine),
-            **self.engine.identity,
+            "requests_sha256": identity.sha256([requests, [objective.docs for objective in self.objectives]]),
         }
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """``describe()`` as it was first, which reads all of the model's weights."""
-        return self.describe()
-
-    @cached_property
-    def _context(self) -> str:
-        """What the examples' scores depend on, for the cache: not the weights, which make one sum of them."""
-        tasks = [{**task, "weights": list(task["weights"])} for task in self.described["tasks"]]
-        return json.dumps({**self.described, "tasks": tasks, "packages": identity.packages()}, sort_keys=True)
 
 
 class _Racing:
@@ -425,20 +364,8 @@ class _Racing:
             self.asked += self._prompts[question]
             if self._race.lost and len(self._seen) == len(self._share) and self._next < len(self._order):
                 scores = {column: float(mean(values)) for column, values in self._seen.items()}
-                fitness = self._evaluator._weighted(scores)
+                fitness = self._evaluator.weighted(scores)
                 self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores
                 self.over = True
                 break
         return self.over
-
-
-def _code_of(task: Any) -> list[Any]:
-    """Whatever a task's scores are computed by."""
-    metrics = getattr(task, "_metric_fn_list", {})
-    return [type(task), vars(task.config), metrics, task.aggregation(), [e.filters for e in task._filters]]
-
-
-def _settings(task: Any) -> dict[str, Any]:
-    """A task's configuration, wherever its YAML file lies."""
-    metadata = {name: value for name, value in (task.config.metadata or {}).items() if name != "config_source"}
-    return {**vars(task.config), "metadata": metadata}

@@ -11,25 +11,24 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from search.config import task_options
-from search.engines import speed_options
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator, Measured
+    from search.tasks import Objective
 
 logger = logging.getLogger(__name__)
 
 PENALTY = 1e6
 """Individuals that worsen a guard are told to the optimiser as so much less fit than any score."""
-LATE = "guards of {}"
-"""The journal's key of guards that were measured after the entry of that key, which the search goes by."""
 
 
 @dataclass
@@ -37,7 +36,7 @@ class Guard:
     """A score that must not fall by more than ``max_drop``.
 
     With ``ends`` it is the share of answers that end by themselves, which the search's own evaluator counts.
-    ``seconds`` is the time that it has taken so far; what was known takes none.
+    ``seconds`` is the time that it has taken so far.
     """
 
     name: str
@@ -55,24 +54,26 @@ class Guard:
         if self.ends:
             rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
         else:
-            own = evaluator(factors, part=evaluator.part(share))
-            self.seconds += own.seconds
+            guarded = evaluator(factors, part=evaluator.part(share))
+            self.seconds += guarded.seconds
             for question in evaluator.questions:
-                found = [(task.sign, own.examples[column.name][n]) for task, n in question for column in task.columns]
-                if not all(value is None or isinstance(value, int | float) for _, value in found):
+                scores = [
+                    (task.sign, guarded.examples[column.name][n]) for task, n in question for column in task.columns
+                ]
+                if not all(value is None or isinstance(value, int | float) for _, value in scores):
                     raise UserError(
                         f"--guard {self.name}: its metric is no average of the examples' scores; name another one "
                         "(--guard TASK:METRIC)"
                     )
-                rows.append([None if value is None else sign * value for sign, value in found])
+                rows.append([None if value is None else sign * value for sign, value in scores])
         return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
 
     def prompts(self, share: float) -> int:
         """How many ``rows`` asks beyond the search's own measurement."""
         return 0 if self.ends else self.evaluator.asked(self.evaluator.part(share))
 
-    def check(self, plain: Sequence[float | None], found: Sequence[float | None]) -> dict[str, Any]:
-        """How the questions' scores compare with the plain model's: as plain data, for the journal.
+    def check(self, plain: Sequence[float | None], scaled: Sequence[float | None]) -> GuardCheck:
+        """How the questions' scores under factors compare with the plain model's.
 
         One question gives no interval, and shows nothing.
         """
@@ -80,19 +81,24 @@ class Guard:
 
         from lpes_eval.compare import statistics
 
-        both = np.array([pair for pair in zip(plain, found, strict=True) if None not in pair], dtype=float)
+        both = np.array([pair for pair in zip(plain, scaled, strict=True) if None not in pair], dtype=float)
         difference = statistics.compare_paired(both[:, :1], both[:, 1:], replicates=2000).mean
         drop, ends = -difference.difference, [difference.low, difference.high]
         worse = bool(difference.high < -self.max_drop) and not difference.by_chance
         lower = not self.ends and all(task.sign < 0 for task in self.evaluator.objectives)
         sign = -1.0 if lower else 1.0  # as the metric has it
-        return {
-            "plain": sign * float(both[:, 0].mean()),
-            "found": sign * float(both[:, 1].mean()),
-            "interval": [end if math.isfinite(end) else None for end in sorted(sign * end for end in ends)],
-            "over": drop - self.max_drop if worse else 0.0,
-            **({"lower_is_better": True} if lower else {}),
-        }
+        return GuardCheck(
+            plain=sign * float(both[:, 0].mean()),
+            found=sign * float(both[:, 1].mean()),
+            interval=[end if math.isfinite(end) else None for end in sorted(sign * end for end in ends)],
+            over=float(drop - self.max_drop) if worse else 0.0,
+            lower_is_better=lower,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What it asks and allows, as plain data."""
+        asked = {} if self.ends else self.evaluator.describe()
+        return {"name": self.name, "max_drop": self.max_drop, **asked}
 
 
 def check_names(args: argparse.Namespace) -> None:
@@ -114,26 +120,37 @@ def _named(guard: Mapping[str, Any]) -> Iterator[None]:
         raise UserError(f"--guard {guard['task']}: {error}") from None
 
 
-def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: int) -> list[Guard]:
-    """The guards of a search, on the examples of a split; ``evaluator`` is the one of the search's tasks on it.
+def load(
+    args: argparse.Namespace,
+    evaluator: Evaluator,
+    split: str,
+    examples: int,
+    measured_by: Callable[[Sequence[Objective]], Evaluator],
+) -> list[Guard]:
+    """The guards of a search, on the examples of a split.
+
+    Args:
+        args: the command line.
+        evaluator: of the search's tasks, on this split.
+        split: ``search`` or ``held_out``.
+        examples: of each guard, at most.
+        measured_by: makes the evaluator of other tasks.
 
     Raises:
         UserError: a guard that was asked for cannot be measured. One that nobody asked for is left out with a warning.
     """
-    from search.evaluator import Evaluator
     from search.tasks import load_tasks
 
-    asked, guards = [guard for guard in args.guard if guard["task"] != "none"], []
+    named, guards = [guard for guard in args.guard if guard["task"] != "none"], []
     options = {**task_options(args), "split": split, "examples": examples, "weights": None}
     if split == "held_out":
         options["positions"] = None
 
-    def measured_by(task: str, metric: str | None, **size: int) -> Evaluator:
-        own = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
-        found = load_tasks(evaluator.lm, [task], **options | own)
-        return Evaluator(evaluator.lm, found, cache=evaluator.cache, **speed_options(args))
+    def build(task: str, metric: str | None, **size: int) -> Evaluator:
+        changed = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
+        return measured_by(load_tasks(evaluator.lm, [task], **options | changed))
 
-    if len(asked) == len(args.guard):  # nobody said none
+    if len(named) == len(args.guard):  # nobody said none
         by_position = [objective for objective in evaluator.objectives if objective.by_position]
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
             guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
@@ -143,26 +160,26 @@ def load(args: argparse.Namespace, evaluator: Evaluator, split: str, examples: i
             if size < 4:
                 continue
             try:
-                half = measured_by(objective.name, None, **{setting: size // 2})
+                half = build(objective.name, None, **{setting: size // 2})
                 guards.append(Guard(f"{objective.name}, {setting}={size // 2}", 0.01, half))
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
-    for guard in asked:
+    for guard in named:
         with _named(guard):
-            found = measured_by(guard["task"], guard["metric"])
+            other = build(guard["task"], guard["metric"])
         name = ":".join(filter(None, (guard["task"], guard["metric"])))
         if name in (each.name for each in guards):
             raise UserError(f"--guard {name}: is given twice")
-        guards.append(Guard(name, guard["max_drop"], found))
+        guards.append(Guard(name, guard["max_drop"], other))
     return guards
 
 
-def over(entry: Mapping[str, Any]) -> float:
+def over(entry: Entry) -> float:
     """By how much an individual worsens its guards in all, beyond what is allowed; 0 where it worsens none."""
-    return float(sum(guard["over"] for guard in entry.get("guards", {}).values()))
+    return sum(guard.over for guard in entry.guards.values())
 
 
-def rank(entry: Mapping[str, Any]) -> float:
+def rank(entry: Entry) -> float:
     """An individual's fitness, as an optimiser is told it."""
     worsened = over(entry)
-    return -PENALTY * (1 + worsened) if worsened else float(entry["fitness"])
+    return -PENALTY * (1 + worsened) if worsened else entry.fitness

@@ -8,20 +8,17 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
-from search import guards
 from search.config import shown
-from search.engines import speed_options
+from search.job import Job
 
 if TYPE_CHECKING:
-    from search.evaluator import Evaluator, Measured
-    from search.journal import Journal
     from search.run import Search
     from search.tasks import Objective
 
@@ -39,29 +36,29 @@ class HeldOut:
         factors: what was measured, by name.
         measured: the scores, by the same names.
         comparisons: (task, name) -> ``PairedComparison`` of the found factors with it, by question.
-        guards: what the guards came to (``Guard.check``), by name.
+        guards: what the guards came to, by name.
     """
 
     tasks: list[Objective]
     factors: dict[str, Factors]
-    measured: dict[str, Measured]
+    measured: dict[str, Entry]
     comparisons: dict[tuple[str, str], Any]
-    guards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    guards: Mapping[str, GuardCheck] = field(default_factory=dict)
 
     @property
     def worsened(self) -> list[str]:
         """The guards that the factors worsen by more than allowed, beyond chance."""
-        return [name for name, guard in self.guards.items() if guard["over"]]
+        return [name for name, guard in self.guards.items() if guard.over]
 
     @property
     def lower(self) -> list[str]:
         """The guards that become worse beyond chance, though not shown by more than allowed."""
-        found = []
+        names = []
         for name, guard in self.guards.items():
-            low, high = guard["interval"]
-            best = -(low or 0.0) if "lower_is_better" in guard else high or 0.0
-            found += [name] if best < 0 and not guard["over"] else []
-        return found
+            low, high = guard.interval
+            best = -(low or 0.0) if guard.lower_is_better else high or 0.0
+            names += [name] if best < 0 and not guard.over else []
+        return names
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
@@ -71,23 +68,27 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
     """
     from lpes_eval.compare import statistics
-    from search import identity
-    from search.evaluator import Evaluator
 
     args, tasks = search.args, list(search.held_out)
-    evaluator = Evaluator(search.lm, tasks, cache=search.evaluator.cache, **speed_options(args))
     scaled = found.per_layer()[args.skip :]
     uniform = search.best_uniform or search.uniform(sum(scaled) / len(scaled))
     factors = {PLAIN: search.uniform(1.0)}
     if uniform.digest() != found.digest():
         factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
-    watched = guards.load(args, evaluator, "held_out", args.held_out_examples)
-    asked = identity.sha256(evaluator.described)
-    measured = {name: _measure(name, values, asked, evaluator, search.journal) for name, values in factors.items()}
+    measured: dict[str, Entry] = {}
+    for name, values in factors.items():
+        guarded = name in (PLAIN, FOUND)
+        job = Job(
+            values,
+            split="held_out",
+            guarded_above=-math.inf if guarded else math.inf,
+            plain_rows=measured[PLAIN].guard_rows if measured else None,
+        )
+        measured[name] = _measure(search, name, job)
     comparisons = {}
     for task in tasks:
-        rows = {name: _matrix(task, scores.examples) for name, scores in measured.items()}
+        rows = {name: _matrix(task, entry.examples) for name, entry in measured.items()}
         mine = rows.pop(FOUND)
         for name, other in rows.items():
             if mine is not None and other is not None:  # a corpus metric has no score of a single example to pair
@@ -95,56 +96,80 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
         write_atomically(args.output / HELD_OUT_NUMBERS, json.dumps(numbers) + "\n")
-    found_guards = {}
-    for guard in watched:
-        print(f"  held-out examples: guard {guard.name} ...", flush=True)
-        guard.evaluator.progress = every_ten_seconds()
-        plain, with_factors = (guard.rows(factors[name], measured[name]) for name in (PLAIN, FOUND))
-        found_guards[guard.name] = guard.check(plain, with_factors)
-    return HeldOut(tasks, factors, measured, comparisons, found_guards)
+    return HeldOut(tasks, factors, measured, comparisons, measured[FOUND].guards)
 
 
-def _measure(name: str, factors: Factors, asked: str, evaluator: Evaluator, journal: Journal) -> Measured:
-    """The scores under ``factors``, from the journal if they are there."""
-    from search.evaluator import Measured
-
-    key, kept = f"held out {asked} {factors.digest()}", ("fitness", "scores", "examples", "seconds", "ended")
-    if key not in journal.entries:
-        print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
-        evaluator.progress = every_ten_seconds()
-        measured = evaluator(factors)
-        print(f"    took {timedelta(seconds=round(measured.seconds))}", flush=True)
-        entry = {each: getattr(measured, each) for each in kept}
-        try:
-            journal.record(key, {"generation": None, "origin": "held out", **entry})
-        except ValueError:  # JSON has no NaN, which some metrics give
-            return measured
-    return Measured(**{each: journal.entries[key][each] for each in kept})
+def _measure(search: Search, name: str, job: Job) -> Entry:
+    """The entry of factors on held-out examples, from the journal if it is there."""
+    key, entries = f"held out {search.args.held_out_examples} {job.factors.digest()}", search.journal.entries
+    known = entries.get(key)
+    if known is not None and (name != FOUND or known.guards or not job.plain_rows):  # what was PI has no guards
+        return known
+    evaluator = search.bench.evaluator("held_out")
+    print(f"  held-out examples: {name}, {evaluator.prompts} prompts ...", flush=True)
+    evaluator.progress = every_ten_seconds()
+    data = {"origin": "held out", **search.measured(job)}
+    try:
+        return search.journal.record(key, data)
+    except ValueError:  # JSON has no NaN, which some metrics give
+        return Entry(key, **data)
 
 
 def every_ten_seconds() -> Callable[[int, int], None]:
     """Says how many prompts are answered, from time to time, while it is called after every batch."""
     last = time.monotonic()
 
-    def say(answered: int, asked: int) -> None:
+    def say(answered: int, prompts: int) -> None:
         nonlocal last
-        if time.monotonic() - last > 10 and answered < asked:
+        if time.monotonic() - last > 10 and answered < prompts:
             last = time.monotonic()
-            print(f"    {answered} of {asked} prompts answered", flush=True)
+            print(f"    {answered} of {prompts} prompts answered", flush=True)
 
     return say
 
 
 def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
-    """Scores of shape (questions, columns), a question's examples averaged; None where not all have finite ones."""
+    """Scores of shape (questions, columns) of what was asked, a question's examples averaged.
+
+    None where not all have finite ones.
+    """
     import numpy as np
 
     rows: dict[Any, list[list[float]]] = {}
     for question, *scores in zip(task.questions, *(examples[column.name] for column in task.columns), strict=True):
+        if None in scores:
+            continue
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
             return None
         rows.setdefault(question, []).append(scores)
     return np.array([np.mean(scores, axis=0) for scores in rows.values()])
+
+
+def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float | None:
+    """The smallest gain in a task's mean that would have been beyond chance; None where one question says nothing.
+
+    It is half of the 95 % interval of the difference of two measurements, on the questions that both were asked.
+    Without another one, the interval is that of two independent measurements that vary as the plain model's does.
+    """
+    from lpes_eval.compare import statistics
+
+    examples = other.examples if other else plain.examples
+    same = {
+        column.name: [
+            None if value is None else before
+            for before, value in zip(plain.examples[column.name], examples[column.name], strict=True)
+        ]
+        for column in task.columns
+    }
+    rows, others = _matrix(task, same), _matrix(task, examples)
+    if rows is None or others is None or len(rows) < 2:
+        return None
+    if other:
+        difference = statistics.compare_paired(rows, others).mean
+        half = (difference.high - difference.low) / 2
+    else:
+        half = float(1.96 * (2 / len(rows)) ** 0.5 * rows.mean(axis=1).std(ddof=1))
+    return half if math.isfinite(half) and half > 0 else None
 
 
 def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file: str = "factors.json") -> str:
@@ -153,6 +178,10 @@ def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file
     fitting = {name: fnmatch.filter([task.name for task in tasks], name) or [name] for name in args.tasks}
     limit = args.held_out_examples if args.held_out_examples < 500 else None
     divided = any(task.divided for task in tasks)
+    metadata = dict(args.metadata)
+    if any(task.left_out for task in tasks):
+        places = {column.position for task in tasks for column in task.columns if column.position is not None}
+        metadata["positions"] = sorted(places)
     flags = {
         "model": "lpes",
         "model_args": as_lm_eval_reads_it({**shown(args.model_args), "factors": str(args.output / file)}),
@@ -163,7 +192,8 @@ def reproduce_command(args: argparse.Namespace, tasks: Sequence[Objective], file
         "fewshot_as_multiturn": "false" if args.fewshot_as_multiturn is False else None,
         "seed": None if args.fewshot_seed == 1234 else f"0,1234,1234,{args.fewshot_seed}",
         "confirm_run_unsafe_code": args.confirm_run_unsafe_code,
-        **{name: json.dumps(value) for name in ("metadata", "gen_kwargs") if (value := getattr(args, name))},
+        "metadata": json.dumps(metadata) if metadata else None,
+        "gen_kwargs": json.dumps(args.gen_kwargs) if args.gen_kwargs else None,
         "samples": args.output / HELD_OUT_NUMBERS if divided else None,
         "limit": None if divided else limit,
     }

@@ -1,14 +1,11 @@
-"""Nothing evaluated is ever lost: the folder of a search.
+"""Nothing evaluated is ever lost: the folder of a search, and its memory, the journal.
 
-=================  =================================================================================================
-``settings.json``  what the search is: whoever goes on with it must bring the same
-``journal.jsonl``  one line for every individual evaluated, on the disk before the next one is begun, with a checksum
-                   of its own; a key's last line counts
-``.lock``          held while a process works here; the system frees it however the process ends
-=================  =================================================================================================
+``journal.jsonl`` begins with what the search is: whoever goes on with it must bring the same settings. Then comes one
+line for every individual evaluated, on the disk before the next one is begun; a key's last line counts
+(``lpes_eval.entries``). ``.lock`` is held while a process works here; the system frees it however the process ends.
 
-The optimiser is deterministic and the journal knows every number it was told: going on means asking it again from the
-start. What ``kill -9`` can cost is the evaluation that was under way.
+The optimiser is deterministic and the journal knows every fitness that it was sent: going on means running it again
+from the start. What ``kill -9`` can cost is the evaluation that was under way.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import DataError, UserError
-from lpes_eval.files import parse, read_json, seal, unseal, write_atomically
+from lpes_eval import entries
+from lpes_eval.entries import Entry
+from lpes_eval.errors import UserError
 
 
 class Journal:
@@ -37,7 +35,7 @@ class Journal:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self.settings = json.loads(json.dumps(settings, allow_nan=False))
-        self.entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, Entry] = {}
         self.notes: list[str] = []
         self._path = self.folder / "journal.jsonl"
 
@@ -57,9 +55,10 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
-            self._check_settings()
-            self._read()
+            settings = self._read()
             self._file = self._path.open("ab")
+            if settings is None:
+                self._write({"settings": self.settings})
         except BaseException:
             self._lock.release()
             raise
@@ -73,63 +72,49 @@ class Journal:
             self._lock.release()
 
     @property
-    def individuals(self) -> dict[str, dict[str, Any]]:
+    def individuals(self) -> list[Entry]:
         """The entries of individuals: what else is measured is of no generation."""
-        return {key: entry for key, entry in self.entries.items() if entry.get("generation") is not None}
+        return [entry for entry in self.entries.values() if entry.generation is not None]
 
-    def record(self, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep what was found for ``key``: when this returns it is on the disk.
+    def record(self, key: str, data: Mapping[str, Any]) -> Entry:
+        """Keep what was measured for ``key``: when this returns it is on the disk.
 
         Returns:
-            The entry as it will be read again, so that a resumed search computes with the same values.
+            The entry as it will be read again, so that a search that goes on computes with the same values.
+
+        Raises:
+            ValueError: it is not an entry's data; JSON has no NaN.
         """
-        sealed = seal({"key": key, **entry})
-        self._file.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
+        entry = entries.entry_of({"key": key, **data})
+        self._write(entry.to_dict())
+        self.entries[key] = entry
+        return entry
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries[key] = unseal(sealed, key)
-        return self.entries[key]
 
     def _refuse_others(self) -> None:
         """Refuse a folder of somebody else's; hidden are a lock, and what is left of a file whose writer was killed."""
         names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        if names and "settings.json" not in names:
-            found = "a journal but no settings.json" if self._path.name in names else f"{names[0]} but no search"
-            raise UserError(f"{self.folder}: holds {found}; take an empty folder or a new name")
+        if names and self._path.name not in names:
+            raise UserError(f"{self.folder}: holds {names[0]} but no search; take an empty folder or a new name")
 
-    def _check_settings(self) -> None:
-        path = self.folder / "settings.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(self.settings, indent=2, allow_nan=False) + "\n")
-            return
-        try:
-            found = read_json(path)
-        except DataError:
-            raise UserError(f"{path}: is damaged, so what it is a search for is unknown; take another folder") from None
-        if changes := _differences(found, self.settings):
+    def _read(self) -> dict[str, Any] | None:
+        """Read the journal, cut off a torn line, and return the settings that it holds."""
+        if not self._path.exists():
+            return None
+        settings, self.entries, torn = entries.read(self._path)
+        if settings is not None and (changes := _differences(settings, self.settings)):
             raise UserError(
                 f"{self.folder}: was begun with other settings ({'; '.join(changes)}); "
-                "take these settings back, or another folder for a new search"
+                "take these settings back, or another folder for a new search (--output)"
             )
-
-    def _read(self) -> None:
-        if not self._path.exists():
-            return
-        *lines, torn = self._path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                entry = unseal(parse(line, str(self._path)), str(self._path))
-                self.entries[entry["key"]] = entry
-            except (DataError, LookupError):
-                if number == len(lines) and not torn:
-                    torn = line + b"\n"
-                    break
-                raise UserError(
-                    f"{self._path}, line {number}: damaged; delete the line to have its individual evaluated again"
-                ) from None
         if torn:
-            os.truncate(self._path, self._path.stat().st_size - len(torn))
+            os.truncate(self._path, self._path.stat().st_size - torn)
             self.notes.append(f"{self._path}: the last line was torn off in writing and has been dropped")
+        return settings
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:

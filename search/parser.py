@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -40,8 +41,7 @@ examples:
       any task, group or metric of lm-eval can be (a part of) the fitness
   python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h
       factors that do not make gsm8k worse, after two hours at most
-  python -m search.ga --resume runs/kv_retrieval-bands-0
-      go on after Ctrl-C, a crash or kill -9; the same command as before does the same
+After Ctrl-C, a crash or kill -9 the same command goes on.
 
 It ends with factors.json in the output folder (best_effort.json, where the factors were not shown to be better than
 none), summary.md, report.json and pictures. More in docs/search.md: what a search costs, and how to choose examples.
@@ -112,10 +112,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
-    add("--start", metavar="Y|diverse|FILE",
-        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others); "
-        "diverse, for a first population of many curves; or the control points of a factors file, moved to the grid "
-        "unless --continuous")  # fmt: skip
+    add("--start", metavar="Y|FILE",
+        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others), "
+        "or the control points of a factors file, moved to the grid unless --continuous")  # fmt: skip
     add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
     add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
@@ -124,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("giving individuals up early").add_argument
     add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
         metavar="bound|probable|off",
-        help="stop measuring factors early. bound: once they provably cannot be kept, which finds the same ones; "
+        help="stop measuring factors early. bound: when the score can no longer reach the cutoff; same result; "
         "probable: once that is unlikely, which saves more (without a value: bound)")  # fmt: skip
     add("--early_stopping_error", type=share, default=ERROR, metavar="P",
         help="with probable: how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
@@ -132,13 +131,13 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--engine", choices=("transformers", "vllm"), default="transformers",
-        help="what answers; vllm equals transformers but for ties, and is kept apart from it")  # fmt: skip
+        help="what answers; vLLM gives the same answers except for ties")  # fmt: skip
     add("--engine_args", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
         help="of vllm.LLM: tensor_parallel_size=2, gpu_memory_utilization=0.8, ...")  # fmt: skip
-    add("--no_cache", action="store_true", help="neither look up nor keep what was measured, beyond this search")
 
     add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument
-    add("--workers", type=at_least(1), metavar="N", help="processes that answer, each with the model loaded once")
+    add("--workers", type=at_least(1), metavar="N",
+        help="processes that measure one individual each, with the model loaded once")  # fmt: skip
     add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
         help="GPUs of each worker, 0.5 for half of one (default: none, the workers share the cores)")  # fmt: skip
     add("--ray_address", metavar="ADDRESS",
@@ -152,15 +151,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
         "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
         "answers that end by themselves, unless there is --guard none")  # fmt: skip
-    add("--choose", type=_choice, metavar="mean|worst|B,M,E",
-        help="of the individuals measured in full, end with the one that has the best mean over positions, the best "
-        "worst position, or the best sum by other lambdas; also with --resume, when the search is over (default: the "
-        "fittest)")  # fmt: skip
     add("--guard_examples", type=at_least(2), default=48, metavar="N", help="search examples of a guard, at most")
 
     add = parser.add_argument_group("the run").add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the search (default: runs/TASKS-OPTIMIZER-SEED)")
-    add("--resume", type=Path, metavar="DIR", help="go on with the search in DIR; no other flag is needed")
     add("--dry_run", action="store_true", help="print the plan and how long it may take, and stop")
     add("--held_out_examples", type=at_least(0), default=100, metavar="N",
         help="held-out examples for the evaluation at the end, at most; 0 leaves it out")  # fmt: skip
@@ -184,30 +178,33 @@ def settings_of(optimizer: type[Optimizer]) -> list[Field[Any]]:
     return [each for each in fields(optimizer.Config) if each.metadata]
 
 
-OF_LM_EVAL = {
-    "--config": "give the flags themselves",
-    "--model": "a search always runs the lpes model; --model_args says which weights",
-    "--limit": "--examples and --held_out_examples say how many are used",
-    "--samples": "--examples and --search_seed choose them",
-    "--use_cache": "a search keeps and looks up what it measured by itself (--no_cache)",
-    "--cache_requests": "a search builds its requests once",
-    "--output_path": "--output names the folder",
-    "--log_samples": "run the lm_eval command that the search prints at its end",
-    "--predict_only": "a search needs scores",
-    "--max_batch_size": "--batch_size N is the limit",
-    "--trust_remote_code": "if you must, --model_args trust_remote_code=True",
+NOT_TAKEN = {
+    "--config": "is lm_eval's; give the flags themselves",
+    "--model": "is lm_eval's; a search always runs the lpes model, and --model_args says which weights",
+    "--limit": "is lm_eval's; --examples and --held_out_examples say how many are used",
+    "--samples": "is lm_eval's; --examples and --search_seed choose them",
+    "--use_cache": "is lm_eval's; the journal of a search keeps what was measured",
+    "--cache_requests": "is lm_eval's; a search builds its requests once",
+    "--output_path": "is lm_eval's; --output names the folder",
+    "--log_samples": "is lm_eval's; run the lm_eval command that the search prints at its end",
+    "--predict_only": "is lm_eval's; a search needs scores",
+    "--max_batch_size": "is lm_eval's; --batch_size N is the limit",
+    "--trust_remote_code": "is lm_eval's; if you must, --model_args trust_remote_code=True",
+    "--resume": "is gone: the command that began the search goes on with it, by the journal in its --output folder",
+    "--choose": "is gone: --lambdas weigh the positions, and tradeoff.png and journal.jsonl have all individuals",
+    "--no_cache": "is gone: a search remembers what its own journal has, and nothing else",
 }
-"""Flags of lm_eval that a search does not take, and what serves instead."""
+"""Flags that a search does not take, and what does their work."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Ends in one line, without the usage of fifty flags before it."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and what serves instead of a flag that only lm_eval has."""
-        for flag, instead in OF_LM_EVAL.items():
+        """Say what is wrong, and what does the work of a flag that lm_eval has, or that there was."""
+        for flag, instead in NOT_TAKEN.items():
             if re.search(rf"unrecognized arguments:.*{flag}(?![\w])", message):
-                raise UserError(f"{flag} is a flag of lm_eval that a search does not take: {instead}")
+                raise UserError(f"{flag} {instead}")
         raise UserError(f"{message}; `{self.prog} --help` explains the flags")
 
 
@@ -232,44 +229,33 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {_typed(action.default)})"
 
 
-def read(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a program hands over by their flags' names, each as the command line reads it.
+def as_typed(flags: Mapping[str, Any]) -> list[str]:
+    """The command line that says the same as values that a program hands over by their flags' names.
 
     Raises:
-        UserError: a flag that there is not, or a value that the command line would refuse.
+        UserError: a flag that there is not, or that takes another kind of value.
     """
     actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
-    if unknown := sorted(flags.keys() - actions.keys()):
-        raise UserError(f"search(): {unknown[0]}: no flag of a search; python -m search.ga --help lists them")
-    found = {}
+    argv = []
     for name, value in flags.items():
-        try:
-            found[actions[name].dest] = _read(actions[name], value)
-        except (argparse.ArgumentTypeError, ValueError) as error:
-            raise UserError(f"search(): {name}: {error}") from None
-    return found
-
-
-def _read(action: argparse.Action, value: Any) -> Any:
-    """What a flag makes of a program's value."""
-    if value is None and action.default is None:
-        return value
-    if value is None:
-        raise argparse.ArgumentTypeError("expected a value, not None; leave it out for the default")
-    if isinstance(value, bool) and (action.nargs == 0 or action.const is True):  # a switch, or one with a value
-        return value
-    if action.nargs == 0:
-        raise argparse.ArgumentTypeError(f"expected True or False, not {value!r}")
-    if isinstance(value, list | tuple):
-        if isinstance(action, _Collect) and action.type is not mapping:
-            return [each for one in value for each in _read(action, one)]
-        value = (";" if action.type is _metrics else ",").join(map(str, value))
-    if isinstance(value, dict) and action.type is mapping:
-        return value
-    read: Any = action.type or str
-    if (value := read(str(value))) not in (action.choices or [value]):
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(action.choices or ())}, not {value!r}")
-    return value
+        if (action := actions.get(name)) is None:
+            raise UserError(f"{name} {NOT_TAKEN.get(f'--{name}', 'is no flag of a search; --help lists them')}")
+        switch = action.nargs == 0 or action.const is True
+        if (value is None and action.default is None) or (switch and value is False):
+            continue
+        if switch and value is True:
+            argv.append(f"--{name}")
+        elif action.nargs == 0 or value is None:
+            raise UserError(f"{name}: expected {'True or False' if action.nargs == 0 else 'a value'}, not {value!r}")
+        elif isinstance(value, dict):
+            argv.append(f"--{name}={json.dumps(value)}")
+        elif isinstance(value, list | tuple) and isinstance(action, _Collect):
+            argv += [f"--{name}={item}" for item in value]
+        elif isinstance(value, list | tuple):
+            argv.append(f"--{name}={(';' if action.type is _metrics else ',').join(map(str, value))}")
+        else:
+            argv.append(f"--{name}={value}")
+    return argv
 
 
 def _metrics(text: str) -> list[str]:
@@ -283,15 +269,6 @@ def _guard(text: str) -> list[dict[str, Any]]:
         return [{"task": task, "metric": metric or None, "max_drop": amount(drop) if drop else 0.01}]
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
-
-
-def _choice(text: str) -> str | list[float]:
-    try:
-        return text if text in ("mean", "worst") else numbers(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"expected mean, worst, or weights with commas between them, not {text!r}"
-        ) from None
 
 
 def names(text: str) -> list[str]:

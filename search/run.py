@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import DIVERSE, SETTINGS, heights, task_options
-from search.guards import LATE, PENALTY, Guard, over, rank
+from search.config import SETTINGS, heights
+from search.guards import PENALTY, rank
+from search.job import Cutoff, Job
 from search.journal import Journal
-from search.optimizers.base import Optimizer
+from search.optimizers.base import Generation, Optimizer
 from search.parser import settings_of
 from search.space import Individual, Points, Space, to_points
-from search.tradeoff import ranked, trades
 
 if TYPE_CHECKING:
-    from search.evaluator import Cutoff, Evaluator, Measured
+    from search.bench import Bench
+    from search.evaluator import Evaluator
+    from search.guards import Guard
     from search.tasks import Objective
+    from search.workers import Pool
 
-Watch = Callable[[Individual, dict[str, Any], bool], None]
+Watch = Callable[[Individual, Entry, bool], None]
 """Called for every individual: its entry in the journal, and whether it was measured now."""
 Curve = Callable[[Points, int], Sequence[float]]
 
@@ -38,142 +41,200 @@ class Search:
 
     Attributes:
         args: the command line.
-        lm: the lm-eval model.
-        evaluator: measures factors on the search examples.
+        bench: measures factors in this process.
         optimizer: fresh; the journal brings it to where it was.
         settings: what decides the outcome, as plain data.
-        held_out: the tasks on examples that the search does not see, for the evaluation at its end; none without one.
-        guards: what the factors must not cost, on search examples.
+        pool: the workers that measure instead, if there are any.
         journal: what was measured, once the folder is open.
         spent: seconds of measuring and prompts answered by the search so far, guards included.
         cut: whether the budget ended it.
-        part: the questions on which individuals are measured now (``Optimizer.effort``); None for all.
+        generation: the number of the one that is measured.
+        measuring: how individuals are measured now (``Generation``): the share of the examples, and by what.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
 
     args: argparse.Namespace
-    lm: Any
-    evaluator: Evaluator
+    bench: Bench
     optimizer: Optimizer
     settings: dict[str, Any]
-    held_out: Sequence[Objective] = ()
-    guards: Sequence[Guard] = ()
+    pool: Pool | None = None
     journal: Journal = None  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     cut: bool = False
-    part: list[int] | None = None
+    generation: int = 0
+    measuring: tuple[float, str] = (1.0, "score")
     curve: Curve | None = None
 
-    def run(self, watch: Watch) -> tuple[Individual, dict[str, Any]]:
-        """Ask, measure, tell, until the optimiser is done or the budget spent.
+    @property
+    def evaluator(self) -> Evaluator:
+        """Of the tasks, on the search examples."""
+        return self.bench.evaluator("search")
+
+    @property
+    def guards(self) -> list[Guard]:
+        """What the factors must not cost, on search examples."""
+        return self.bench.guards("search")
+
+    @property
+    def held_out(self) -> list[Objective]:
+        """The tasks on examples that the search does not see, for the evaluation at its end; none without one."""
+        return self.bench.objectives("held_out") if self.args.held_out_examples else []
+
+    @property
+    def plain(self) -> Entry:
+        """The plain model's entry."""
+        return self.journal.entries[self.uniform(1.0).digest()]
+
+    def weights(self) -> dict[str, str] | None:
+        """Of the model that measures, as a factors file keeps it."""
+        weights: dict[str, str] | None
+        weights = self.pool.described["weights"] if self.pool else self.evaluator.engine.weights()
+        return weights
+
+    def run(self, watch: Watch) -> tuple[Individual, Entry]:
+        """Measure what the optimiser yields, until it is done or the budget spent.
 
         What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
 
         Returns:
             The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
-        optimizer, journal = self.optimizer, self.journal
-        optimizer.history = {entry["generation"]: entry for entry in journal.individuals.values()}
-        fittest: tuple[Individual, dict[str, Any]] | None = None
+        steps = self.optimizer.search()
+        fitness: list[float] = None  # type: ignore[assignment]  # what a generator is sent first
+        fittest: tuple[Individual, Entry] | None = None
         counted: set[str] = set()  # factors that are asked for again cost nothing again
-        unit, most = self.args.budget or ("seconds", math.inf)
-        while not (self.cut or optimizer.done):
-            fitness, part = [], self.evaluator.part(optimizer.effort)
-            if part != self.part:  # on other questions, what is fitter may differ
-                self.part, fittest = part, None
+        while True:
             began = time.perf_counter()
-            generation = optimizer.ask()
-            asking = time.perf_counter() - began if optimizer.also else 0.0
-            least = cutoff[1] if (cutoff := optimizer.cutoff) else -math.inf
-            coming = [individual for individual in generation if self.name(individual) not in journal.entries]
-            guess = functools.partial(self._foreseen, generation) if optimizer.foresees else None
-            self.evaluator.expect([self.factors(individual) for individual in coming], self.cutoff, self.part, guess)
-            for individual in generation:
-                name = self.name(individual)
-                made = {"generation": optimizer.generation, **individual.to_dict()}
-                known = journal.entries.get(name)
-                own = name in journal.individuals  # else it was measured as something to beat, perhaps not in full
-                new = known is None or (not own and "stopped_after" in known)
-                # What an interrupted search spent before counts too; what it measured is not thrown away.
-                if new and self.spent[unit] >= most:
-                    self.cut = True
-                    break
-                if new:
-                    entry = self.evaluate(individual)
-                    entry["seconds"], asking = round(entry["seconds"] + asking, 3), 0.0
-                    journal.record(name, {**made, **entry})
-                elif known and not own:  # an individual from now on
-                    journal.record(name, {**known, **made})
-                entry = journal.entries[name]
-                if name not in counted:
-                    self.spent["seconds"] += entry["seconds"]
-                    self.spent["prompts"] += entry["prompts"] + entry.get("guard_prompts", 0)
-                counted.add(name)
-                kept = "stopped_after" not in entry and rank(entry) >= least  # by the optimiser too
-                if fittest is None or (kept and rank(entry) > rank(fittest[1])):
+            try:
+                generation = steps.send(fitness)
+            except StopIteration as end:
+                best: Individual = end.value
+                break
+            thinking = time.perf_counter() - began if self.optimizer.also else 0.0
+            if self.measuring != (measuring := (generation.share, generation.measure)):
+                self.measuring, fittest = measuring, None  # on other questions, what is fitter may differ
+            least = generation.cutoff[1] if generation.cutoff else -math.inf
+            fitness = []
+            for individual, entry, new in self._measured(generation, thinking):
+                if entry.key not in counted:
+                    self.spent["seconds"] += entry.seconds / (len(self.pool) if self.pool else 1)
+                    self.spent["prompts"] += entry.prompts + entry.guard_prompts
+                counted.add(entry.key)
+                useful = not entry.stopped_after and rank(entry) >= least  # to the optimiser too
+                if fittest is None or (useful and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(rank(entry))
-            else:
-                optimizer.tell(fitness)
-        self.evaluator.expect([], None, None)
-        best = fittest[0] if self.cut and fittest is not None else optimizer.best[0]
+            if self.cut:
+                best = fittest[0] if fittest is not None else Individual(self.optimizer.start, "start")
+                break
+            self.generation += 1
         return best, self.measure("best", self.factors(best))
 
-    def _foreseen(self, generation: Sequence[Individual]) -> list[Factors]:
-        """What will be measured after this generation, by the answers so far."""
-        if self.args.early_stopping and self.cutoff is None:  # by then there is one, so questions have another order
-            return []
-        entries = ((individual, self.journal.entries.get(self.name(individual))) for individual in generation)
-        fitness = [
-            rank(entry) if entry else self.evaluator.peek(self.factors(individual), self.cutoff, self.part)
-            for individual, entry in entries
-        ]
-        following = self.optimizer.foresee(fitness)
-        return [self.factors(one) for one in following if self.name(one) not in self.journal.entries]
+    def _measured(self, generation: Generation, thinking: float) -> Iterator[tuple[Individual, Entry, bool]]:
+        """Each individual of a generation with its entry, and whether it was measured now, until the budget is spent.
 
-    def chosen(self, fittest: Individual, best: Mapping[str, Any]) -> tuple[Factors, dict[str, Any]]:
-        """The best factors by ``--choose``, of those that were measured in full and worsen no guard, and their entry.
-
-        Where a budget ends the search before it asks all questions, that is ``fittest`` alone, with its entry ``best``.
+        ``thinking`` are the seconds that the optimiser took to make the generation.
         """
         entries = self.journal.entries
-        plain = entries[self.uniform(1.0).digest()]
-        individuals = [*self.journal.individuals.values(), {**best, **fittest.to_dict()}]
-        found = trades([plain, *individuals], self.evaluator)
-        for trade in ranked(found, self.args.choose, self.evaluator):
-            if trade.entry["key"] == plain["key"]:
-                break
-            factors = self.factors(Individual(to_points(trade.entry["points"]), trade.entry["origin"]))
-            if not over(entry := self._with_guards(factors)):
-                return factors, entry
-        return self.uniform(1.0), plain
+        unit, most = self.args.budget or ("seconds", math.inf)
+        names = [self.name(individual, generation) for individual in generation.individuals]
+        jobs: dict[str, Job] = {}
+        for name, individual in zip(names, generation.individuals, strict=True):
+            known = entries.get(name)
+            # The plain model and PI are in the journal before they are individuals, PI perhaps not in full.
+            if known is None or (known.generation is None and known.stopped_after):
+                jobs.setdefault(name, self._job(individual, generation))
+        results = self.measure_all(list(jobs.values()))
+        for name, individual in zip(names, generation.individuals, strict=True):
+            made = {"generation": self.generation, **individual.to_dict()}
+            new = jobs.pop(name, None) is not None
+            if new:
+                # What an interrupted search spent before counts too; what it measured is not thrown away.
+                if self.spent[unit] >= most:
+                    self.cut = True
+                    return
+                data = next(results)
+                if "failed" in data:
+                    data |= {"fitness": -PENALTY}
+                else:
+                    data["seconds"], thinking = round(data["seconds"] + thinking, 3), 0.0
+                self.journal.record(name, {**made, **data})
+            elif entries[name].generation is None:  # an individual from now on
+                self.journal.record(name, {**entries[name].to_dict(), **made})
+            yield individual, entries[name], new
 
-    def _with_guards(self, factors: Factors) -> dict[str, Any]:
-        """The entry of factors that were measured in full, with their guards, which the search may have left out."""
-        entries, key = self.journal.entries, factors.digest()
-        entry, plain = dict(entries[key]), entries[self.uniform(1.0).digest()]
-        if self.guards and key != plain["key"] and "guards" not in entry:
-            if (kept := LATE.format(key)) not in entries:
-                measured = self.evaluator.score(entry["examples"], ended=entry["ended"])
-                compared = self._compared(plain, measured, factors)
-                self.journal.record(kept, {"generation": None, "origin": "guards", "guards": compared})
-            entry["guards"] = entries[kept]["guards"]
-        return entry
+    def measure_all(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
+        """What is measured of each, in their order; without workers one after the other, as they are asked for."""
+        return self.pool.map(jobs) if self.pool else map(self.bench.measure, jobs)
+
+    def _job(self, individual: Individual, generation: Generation) -> Job:
+        factors, guarded_above = self.factors(individual), math.inf
+        if generation.measure == "score":
+            part = self.evaluator.part(generation.share)
+            plain = self.evaluator.only(self.plain.examples, part) if part else self.plain
+            guarded_above = plain.fitness + 1e-9  # sums are rounded
+            if generation.cutoff is not None:
+                guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
+        whole = self.journal.entries.get(factors.digest())
+        return Job(
+            factors,
+            share=generation.share,
+            measure=generation.measure,
+            cutoff=self._cutoff_of(generation),
+            whole=whole if whole is not None and whole.ended else None,
+            guarded_above=guarded_above,
+            plain_rows=self.plain.guard_rows,
+        )
+
+    def _cutoff_of(self, generation: Generation) -> Cutoff | None:
+        if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":
+            return None
+        points, fitness = generation.cutoff
+        entry = self.journal.entries[self.name(Individual(points, ""), generation)]
+        return self._cutoff(fitness, entry) if entry.examples else None  # its workers died
+
+    def _cutoff(self, fitness: float, entry: Entry) -> Cutoff:
+        error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
+        return Cutoff(fitness, entry.examples, error)
+
+    def measure(self, name: str, factors: Factors, to_beat: Entry | None = None) -> Entry:
+        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
+        key = factors.digest()
+        known = self.journal.entries.get(key)
+        if known is None or (to_beat is None and not known.examples):
+            cutoff = self._cutoff(to_beat.fitness, to_beat) if to_beat and self.args.early_stopping else None
+            job = Job(factors, cutoff=cutoff, guarded_above=-math.inf)
+            if key != self.uniform(1.0).digest():
+                above = self.plain.fitness + 1e-9
+                job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
+            self.journal.record(key, {"origin": name, **self.measured(job)})
+        return self.journal.entries[key]
+
+    def measured(self, job: Job) -> dict[str, Any]:
+        """What is measured of one job that has to succeed.
+
+        Raises:
+            UserError: no worker survived it.
+        """
+        [data] = self.measure_all([job])
+        if "failed" in data:
+            raise UserError(f"factors {', '.join(f'{s:g}' for s in job.factors.per_layer())}: {data['failed']}")
+        return data
 
     @property
     def best_uniform(self) -> Factors | None:
         """The uniform factor that gains most over the plain model on the same questions; None where none does."""
-        entries = self.journal.entries.values()
-        gain = lambda entry: entry["fitness"] - self.plain_on(entry["examples"])  # noqa: E731
-        best = max((entry for entry in entries if "examples" in entry and "factor" in entry), key=gain)
-        return self.uniform(best["factor"]) if gain(best) > 1e-9 else None
+        uniform = [entry for entry in self.journal.entries.values() if entry.examples and entry.factor is not None]
+        gains = [entry.fitness - self.plain_on(entry.examples) for entry in uniform]
+        gain, best = max(zip(gains, uniform, strict=True), key=lambda pair: pair[0])
+        return self.uniform(best.factor) if gain > 1e-9 and best.factor is not None else None
 
     def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
         """The plain model's fitness on the questions that others were asked."""
-        plain = self.journal.entries[self.uniform(1.0).digest()]["examples"]
+        plain = self.plain.examples
         same = {
-            name: [one if value is not None else None for one, value in zip(plain[name], values, strict=True)]
+            name: [score if value is not None else None for score, value in zip(plain[name], values, strict=True)]
             for name, values in examples.items()
         }
         return self.evaluator.score(same).fitness
@@ -197,139 +258,41 @@ class Search:
         """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
         return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
 
-    def name(self, individual: Individual) -> str:
-        """What individuals with the same factors have in common, as long as the same questions are asked."""
-        digest = self.factors(individual).digest()
-        return digest if self.part is None else f"{digest} {len(self.part)}"
-
-    def evaluate(self, individual: Individual) -> dict[str, Any]:
-        """An individual's entry in the journal."""
-        from search.engines.cluster import WorkerKilled
-
-        cutoff, factors = self.cutoff, self.factors(individual)
-        known = self.journal.entries.get(factors.digest(), {})
-        if self.part is not None and "ended" in known:  # on all questions, these among them
-            measured = self.evaluator.only(known["examples"], self.part, known["ended"])
-        else:
-            try:
-                measured = self.evaluator(factors, cutoff, self.part)
-            except WorkerKilled as error:
-                return {"fitness": -PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": str(error)}
-        return self._entry(measured, factors, self.part)
-
-    def measure(self, name: str, factors: Factors, to_beat: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
-        key, entries = factors.digest(), self.journal.entries
-        if key not in entries or (to_beat is None and "examples" not in entries[key]):
-            cutoff = self._cutoff(to_beat["fitness"], to_beat) if to_beat and self.args.early_stopping else None
-            entry = self._entry(self.evaluator(factors, cutoff), factors)
-            self.journal.record(key, {"generation": None, "origin": name, **entry})
-        return entries[key]
-
-    @property
-    def cutoff(self) -> Cutoff | None:
-        """What individuals have to reach now."""
-        if not self.args.early_stopping or (least := self.optimizer.cutoff) is None:
-            return None
-        points, fitness = least
-        entry = self.journal.entries[self.name(Individual(points, ""))]
-        return self._cutoff(fitness, entry) if "examples" in entry else None  # its workers died
-
-    def _cutoff(self, fitness: float, entry: Mapping[str, Any]) -> Cutoff:
-        from search.evaluator import Cutoff
-
-        error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
-        return Cutoff(fitness, entry["examples"], error)
-
-    def _entry(self, measured: Measured, factors: Factors, part: Sequence[int] | None = None) -> dict[str, Any]:
-        """What the journal keeps of a measurement on these questions.
-
-        Raises:
-            UserError: the fitness is not finite, so nothing can be held against it.
-        """
-        per_layer = factors.per_layer(self.evaluator.num_layers)
-        if not math.isfinite(measured.fitness):
-            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
-            raise UserError(
-                f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
-                f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
-                "a wider dtype (--model_args dtype=float32)"
-            )
-        entry: dict[str, Any] = {
-            "fitness": measured.fitness,
-            "scores": measured.scores,
-            "seconds": round(measured.seconds, 3),
-            "prompts": measured.stopped_after or self.evaluator.asked(part),
-        }
-        if len(scaled := set(per_layer[self.args.skip :])) == 1:
-            entry["factor"] = scaled.pop()
-        if measured.stopped_after:
-            return entry | {"stopped_after": measured.stopped_after}
-        entry |= {"examples": measured.examples, "ended": measured.ended}
-        before = sum(guard.seconds for guard in self.guards)
-        entry |= self._guarded(measured, factors, part)
-        entry["seconds"] = round(entry["seconds"] + sum(guard.seconds for guard in self.guards) - before, 3)
-        return entry
-
-    def _guarded(self, measured: Measured, factors: Factors, part: Sequence[int] | None) -> dict[str, Any]:
-        """The guards of the plain model, and of what is fitter than it and what the optimiser still uses."""
-        if not self.guards:
-            return {}
-        plain = self.journal.entries.get(self.uniform(1.0).digest())
-        least = self.optimizer.cutoff if part == self.part else None  # it is of the questions that are asked now
-        share = 1.0 if part is None else self.optimizer.effort
-        asked = {"guard_prompts": sum(guard.prompts(share) for guard in self.guards)}
-        if plain is None:
-            return asked | {"guard_rows": {guard.name: guard.rows(factors, measured) for guard in self.guards}}
-        if measured.fitness <= self.plain_on(measured.examples) + 1e-9 or (
-            least and measured.fitness < least[1] - 1e-12
-        ):
-            return {}
-        return asked | {"guards": self._compared(plain, measured, factors, share)}
-
-    def _compared(
-        self, plain: Mapping[str, Any], measured: Measured, factors: Factors, share: float = 1.0
-    ) -> dict[str, Any]:
-        return {
-            guard.name: guard.check(plain["guard_rows"][guard.name], guard.rows(factors, measured, share))
-            for guard in self.guards
-        }
+    def name(self, individual: Individual, generation: Generation) -> str:
+        """The journal's key: what individuals with the same factors have in common, measured in the same way."""
+        part = self.evaluator.part(generation.share)
+        key = self.factors(individual).digest() + ("" if part is None else f" {len(part)}")
+        return key if generation.measure == "score" else f"{key} {generation.measure}"
 
 
 def load(
     args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None, curve: Curve | None = None
 ) -> Search:
     """Load the model and the tasks, and put the search together; model, optimiser and curve may be the caller's own."""
-    from search.cache import FitnessCache
-    from search.engines import speed_options
-    from search.evaluator import Evaluator
-    from search.identity import code, packages
-    from search.model import load_model
-    from search.tasks import check_names, load_tasks
+    from search import identity
+    from search.bench import Bench
+    from search.tasks import check_names
 
     check_names(args.tasks, args.include_path)
     guards.check_names(args)
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, {**args.metadata, "split": "search"})
-    own = [each for each in (kind, curve) if each is not None]
     kind = kind or optimizers.load(args.optimizer)
-    lm = lm or load_model(args, whole=not args.workers or kind.descends)
-    options = task_options(args)
-    objectives = load_tasks(lm, args.tasks, examples=args.examples, **options)
-    if isinstance(args.choose, list) and not any(objective.by_position for objective in objectives):
-        raise UserError("--choose: weights are for tasks by position; take mean or worst")
-    held_out: Sequence[Objective] = ()
+    bench = Bench(args, lm, whole=not args.workers or kind.descends)
+    evaluator, pool = bench.evaluator("search"), None
     if args.held_out_examples:  # before the search, as they may be refused
-        options["positions"] = None
         try:
-            held_out = load_tasks(lm, args.tasks, split="held_out", examples=args.held_out_examples, **options)
+            bench.objectives("held_out")
         except UserError as error:
             raise UserError(f"held-out examples: {error}; or leave these out (--held_out_examples 0)") from None
-    cache = None if args.no_cache else FitnessCache()
-    evaluator = Evaluator(lm, objectives, cache=cache, **speed_options(args))
     if args.early_stopping and (reason := evaluator.why_unbounded) is not None:
         logging.getLogger(__name__).warning("every individual is measured in full: %s", reason)
         args.early_stopping = None
+    watched = [guard.describe() for guard in bench.guards("search")]
+    if args.workers:
+        from search.workers import Pool
+
+        pool = Pool(args)
     least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)
     optimizer = make_optimizer(args, evaluator, kind, least_effort)
     search = {name: getattr(args, name) for name in SETTINGS}
@@ -338,15 +301,14 @@ def load(
         search |= {"early_stopping": "probable", "early_stopping_error": args.early_stopping_error}
     elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
         search["early_stopping"] = args.early_stopping
-    if own:
-        search["own_code_sha256"] = code(*own)
-    watched = guards.load(args, evaluator, "search", args.guard_examples)
-    guarded = [
-        {"name": guard.name, "max_drop": guard.max_drop, **({} if guard.ends else guard.evaluator.described)}
-        for guard in watched
-    ]
-    settings = {"search": search, "fitness": {**evaluator.described, "guards": guarded}, "packages": packages()}
-    return Search(args, lm, evaluator, optimizer, settings, held_out, watched, curve=curve)
+    model = pool.described["model"] if pool else evaluator.engine.fingerprint()
+    settings = {
+        "search": search,
+        "fitness": {**evaluator.describe(), "guards": watched},
+        "model": {**model, **evaluator.engine.identity},
+        "packages": identity.packages(),
+    }
+    return Search(args, bench, optimizer, settings, pool, curve=curve)
 
 
 def make_optimizer(
@@ -361,8 +323,6 @@ def make_optimizer(
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
     kind = kind or optimizers.load(args.optimizer)
     config = {each.name: getattr(args, each.name) for each in settings_of(kind) if each.name in args}
-    if args.start == DIVERSE:
-        config["diverse"] = True
     return kind(
         space,
         kind.Config(**config),
@@ -377,7 +337,7 @@ def make_optimizer(
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
     points = args.start
-    if points in (None, DIVERSE):
+    if points is None:
         return space.start()
     if isinstance(points, float | int):
         points = [points] * (space.d + 1)

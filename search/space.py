@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -28,18 +28,15 @@ class Individual:
         points: its control points.
         origin: the operator that made it.
         parents: the points that it was made from.
-        state: what its optimiser needs to go on from it, as plain data; most need nothing.
     """
 
     points: Points
     origin: str
     parents: tuple[Points, ...] = ()
-    state: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As data that JSON keeps exactly."""
-        data = {"points": self.points, "origin": self.origin, "parents": self.parents}
-        return data | ({"state": self.state} if self.state else {})
+        return {"points": self.points, "origin": self.origin, "parents": self.parents}
 
 
 def to_points(data: Sequence[Sequence[float]]) -> Points:
@@ -77,15 +74,9 @@ class Space:
         """One factor a layer and no curve (Table 7, "brute force"): a control point stands on every layer."""
         return cls(L, L - 1, grid, fixed_x=True)
 
-    def start(self) -> Points:
-        """The individual that the search sets out from (Eq. 8), its x rounded to the grid."""
-        return self.line(Y_START, Y_START)
-
-    def line(self, first: float, last: float) -> Points:
-        """A straight line over depth from y = ``first`` to y = ``last``, at the x of Eq. 8, rounded to the grid."""
-        xs = [k * (self.L - 1) / self.d for k in range(self.d + 1)]
-        ys = [min(max(first + (last - first) * k / self.d, Y_LOW), Y_HIGH) for k in range(self.d + 1)]
-        return self.nearest(tuple(zip(xs, ys, strict=True)))
+    def start(self, y: float = Y_START) -> Points:
+        """The same y everywhere, at the x of Eq. 8 (where the search sets out from 1.5), rounded to the grid."""
+        return self.nearest(tuple((k * (self.L - 1) / self.d, y) for k in range(self.d + 1)))
 
     def nearest(self, points: Points) -> Points:
         """The points themselves, or where they come to stand on the grid."""

@@ -10,7 +10,8 @@ import difflib
 import glob
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from yaml import YAMLError
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness import budget, plugin
+from lpes_eval.harness.segments import join
+from lpes_eval.harness.task import PositionTask
 
 POSITIONS = (0.0, 50.0, 100.0)
 """Where the gold item stands in a search: at the beginning, in the middle and at the end (section 4.1)."""
@@ -54,6 +57,8 @@ class Objective:
         columns: the scores that count.
         sign: 1 where a higher score is better, -1 where a lower one is.
         divided: whether the examples are part of a split of the task's own, picked by number.
+        left_out: positions at which the gold item stands where it stands at another one, with that one. So few items
+            have no more places; each place counts once.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Objective:
     columns: list[Column]
     sign: int
     divided: bool = False
+    left_out: dict[float, float] = field(default_factory=dict)
 
     @property
     def by_position(self) -> bool:
@@ -82,6 +88,12 @@ class Objective:
         source = (self.task.config.metadata or {}).get("source")
         data = source["name"] if isinstance(source, Mapping) and source["name"] != source["kind"] else ""
         return f"{self.name} ({data})" if data else self.name
+
+    @property
+    def note(self) -> str:
+        """What a person should know of its positions; empty where each is another place."""
+        same = ", ".join(f"{p:g} % is the place of {first:g} %" for p, first in self.left_out.items())
+        return f"{self.name}: {same}, so it is not asked or counted again" if same else ""
 
     def aggregation(self, column: Column) -> Any:
         """What makes the column's score of its examples' metrics."""
@@ -111,7 +123,8 @@ def load_tasks(
             by the same rule (``lpes_eval.data.splits.indices``).
         metadata: as lm-eval's ``--metadata``.
         positions: of a task by position, the ones to ask at; None for all that it has.
-        lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``.
+        lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
+            positions at which the gold item stands at the same place, the first one's counts.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
         examples: use only so many of the split's examples.
@@ -134,14 +147,14 @@ def load_tasks(
     search_seed = settings.get("search_seed", 0)
     if type(search_seed) is not int:
         raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
-    if positions is None:
-        lambdas = None
-    else:
+    if positions is not None:
         settings["positions"] = list(positions)
     manager = _manager(tasks, settings, include_path)
     shares = _normalised(weights or [1.0] * len(tasks), "weights")
-    if lambdas is not None:
+    weight_of: dict[float, float] = {}
+    if lambdas is not None and positions is not None:
         _normalised(lambdas, "lambdas")
+        weight_of = dict(zip(positions, lambdas, strict=True))
     objectives: list[Objective] = []
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for name, share, metric in zip(tasks, shares, metrics or [""] * len(tasks), strict=True):
@@ -152,7 +165,7 @@ def load_tasks(
             found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in loaded]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
-                objective.columns = _columns(objective, share * len(objective.docs) / total, lambdas)
+                objective.columns = _columns(objective, share * len(objective.docs) / total, weight_of)
             objectives.extend(found)
     names = [objective.name for objective in objectives]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -160,12 +173,12 @@ def load_tasks(
     return objectives
 
 
-def _columns(objective: Objective, share: float, lambdas: Sequence[float] | None) -> list[Column]:
+def _columns(objective: Objective, share: float, weight_of: Mapping[float, float]) -> list[Column]:
     """The scores that count of a task: its metric at every position, where the metric has positions."""
     at = getattr(objective.task, "positions", None)
     if not at or f"{objective.metric}@{at[0]:g}" not in objective.task.aggregation():
         return [Column(objective.name, objective.metric, share)]
-    weights = _normalised(lambdas or [1.0] * len(at), "lambdas")
+    weights = _normalised([weight_of.get(p, 1.0) for p in at], "lambdas")
     return [
         Column(f"{objective.name}@{p:g}", f"{objective.metric}@{p:g}", share * weight, float(p))
         for p, weight in zip(at, weights, strict=True)
@@ -268,6 +281,7 @@ def _build(
                 "with another fewshot_split"
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
+    left_out = _places(task, examples) if isinstance(task, PositionTask) else {}
     limit, chat = None if samples is not None else examples, asked("apply_chat_template")
     if chat:
         budget.require_chat_template(lm)
@@ -296,9 +310,20 @@ def _build(
     docs = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1, samples=samples)]
     numbers = samples if samples is not None else list(range(len(docs)))
     sign = -1 if task.higher_is_better().get(name) is False else 1
-    return Objective(
-        task.task_name, task, docs, numbers, name, wanted or filters[0], [], sign, divided=samples is not None
-    )
+    scored_by = wanted or filters[0]
+    return Objective(task.task_name, task, docs, numbers, name, scored_by, [], sign, samples is not None, left_out)
+
+
+def _places(task: PositionTask, examples: int | None) -> dict[float, float]:
+    """Leave out positions whose prompts are all those of an earlier one; returns them, each with that one."""
+    firsts: dict[tuple[str, ...], float] = {}
+    left_out = {}
+    for position in task.positions:
+        prompts = tuple(join(task.segments(doc, position)) for doc in islice(task.eval_docs, examples))
+        if firsts.setdefault(prompts, position) != position:
+            left_out[position] = firsts[prompts]
+    task.positions = list(firsts.values())
+    return left_out
 
 
 def _divide(task: Any, split: str, search_seed: int) -> list[int]:

@@ -100,25 +100,6 @@ def test_data_of_users_are_read_or_refused(tmp_path):
     refused(files_of.path, source.asked({"data_dir": str(tmp_path)}), says="one of the two")
 
 
-def test_resuming_runs_no_code_that_a_planted_folder_names(tmp_path):
-    from lpes_eval.files import seal
-    from search import config, ga
-
-    named = {"model_args": {"trust_remote_code": True}, "engine_args": {"trust_remote_code": True}}
-    named |= {"confirm_run_unsafe_code": True, "guard": [{"task": str(tmp_path), "metric": None, "max_drop": 0.0}]}
-    named |= {"ray_address": "127.0.0.1:6379", "tasks": ["a.yaml"], "include_path": str(tmp_path)}
-    for name, value in named.items():
-        kept = vars(config.defaults()) | {"tasks": ["x"], "output": None, name: value}
-        written(tmp_path / "arguments.json", json.dumps(seal(kept)))
-        said = command("--resume", tmp_path, status=2, main=ga.main)
-        assert "runs code" in said
-        assert f"--{name}" in said
-    assert "runs code" in command("--resume", tmp_path, "--include_path", "elsewhere", status=2, main=ga.main)
-    assert "takes all settings" in command("--resume", tmp_path, "--seed", "1", status=2, main=ga.main)
-    written(tmp_path / "arguments.json", json.dumps(kept))
-    assert "damaged" in command("--resume", tmp_path, status=2, main=ga.main)
-
-
 def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path):
     run = write_run(tmp_path / "run", {None: [1.0, 0.0] * 20}, metric=ESCAPES)
     command("regress", run, "--baseline", tmp_path / "b.json", "--update", status=0)

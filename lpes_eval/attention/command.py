@@ -16,9 +16,9 @@ def add_parser(subparsers: Any) -> None:
     """Add ``lpes-eval attention``."""
     parser = subparsers.add_parser(
         "attention",
-        help="where a model looks while it answers, by layer and head, plain and with factors",
+        help="where a model looks while it answers, by layer and region, plain and with factors",
         description="Measure how much attention the answer's tokens pay to the beginning, middle and end of the "
-        "context and to each document or record, without factors and with each set given. docs/report.md, "
+        "context and to the gold item, without factors and with each set given. docs/report.md, "
         '"Attention", says what is measured.',
     )
     add = parser.add_argument
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cpu, mps")
     add("-o", "--output", type=Path, default=Path("attention"), metavar="DIR",
-        help="folder for attention.json and the pictures (default: attention)")  # fmt: skip
+        help="folder for attention.json and the picture (default: attention)")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from lpes_eval import factors, methods
     from lpes_eval.attention.measure import measure
-    from lpes_eval.attention.prompts import PARTS, load, prompts
+    from lpes_eval.attention.prompts import REGIONS, load, prompts
     from lpes_eval.files import write_atomically
-    from lpes_eval.report import attention, sources
+    from lpes_eval.report import figures, sources
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -52,42 +52,38 @@ def run(arguments: argparse.Namespace) -> int:
     task = load(arguments.task, arguments.metadata)
     lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
     lm.note_carried_factors()
-    asked = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
+    read = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
     with Progress(transient=True) as progress:
-        bar = progress.add_task("reading prompts", total=len(asked) * len(sets))
-        found = measure(lm, sets, asked, lambda done: progress.update(bar, completed=done))
+        bar = progress.add_task("reading prompts", total=len(read) * len(sets))
+        measured = measure(lm, sets, read, lambda done: progress.update(bar, completed=done))
     data = {
         "format": sources.ATTENTION,
         "model": arguments.model,
         "task": arguments.task,
         "metadata": arguments.metadata,
-        "questions": len(asked) // len(task.positions),
-        "positions": sorted({prompt.position for prompt in asked}),
-        "tokens": max(len(prompt.tokens) for prompt in asked),
-        "parts": PARTS,
-        "sets": found,
+        "questions": len(read) // len(task.positions),
+        "positions": sorted({prompt.position for prompt in read}),
+        "tokens": max(len(prompt.tokens) for prompt in read),
+        "regions": REGIONS,
+        "sets": measured,
     }
     path = arguments.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-    for picture in attention.pictures(sources.Attention("attention", path, data)):
-        picture.save(arguments.output)
+    figures.attention("attention", data).save(arguments.output)
     print(table(data))
-    print(f"\n{path}, and pictures beside it. lpes-eval report takes the folder as one of its inputs.")
+    print(f"\n{path}, and a picture beside it. lpes-eval report takes the folder as one of its inputs.")
     return 0
 
 
 def table(data: Any) -> str:
-    """The shares by layer, a mean over heads, as text."""
-    shown = [*data["parts"][1:4], "gold"]
-    rows = []
-    for name, one in data["sets"].items():
-        for k, h in enumerate(one["layers"]):
-            heads = [[*parts[1:4], gold] for parts, gold in zip(one["parts"][k], one["gold"][k], strict=True)]
-            factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
-            means = [f"{100 * sum(column) / len(heads):.1f}" for column in zip(*heads, strict=True)]
-            rows.append([name, str(h), factor, *means])
+    """The shares by layer, as text."""
+    rows = [
+        [name, str(h), f"{one['factors'][h]:.3f}" if one["factors"] else "1", *(f"{100 * share:.1f}" for share in row)]
+        for name, one in data["sets"].items()
+        for h, row in zip(one["layers"], one["shares"], strict=True)
+    ]
     return (
         f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up to "
         f"{data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads\n"
-        + text_table(["factors", "layer", "factor", *shown], rows)
+        + text_table(["factors", "layer", "factor", *data["regions"]], rows)
     )

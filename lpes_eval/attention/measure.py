@@ -1,4 +1,4 @@
-"""The attention of answers under several sets of factors, averaged over prompts, and the decay that a set makes.
+"""The attention of answers under several sets of factors, averaged over prompts.
 
 A prompt is read with the attention that the model was loaded with, and the answer then token by token from the cache
 with the eager one, which hands its weights out. So they are exactly those of these queries, and nothing of the size of
@@ -18,102 +18,45 @@ import torch
 from torch import Tensor, nn
 
 from lpes_eval import rope
-from lpes_eval.attention.prompts import PARTS, Prompt
+from lpes_eval.attention.prompts import Prompt
 from lpes_eval.decoder import device_of, find_decoder
 from lpes_eval.errors import UnsupportedModel
 from lpes_eval.factors import Factors
 
-POINTS = 160
-"""Distances at which the decay is computed."""
 
+def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
+    """By layer, the share of its attention that goes to each of ``REGIONS``, a mean over heads and the answer's tokens.
 
-def shares(model: Any, prompt: Prompt) -> dict[int, tuple[Tensor, Tensor]]:
-    """By layer, the attention that each head pays to each of ``PARTS`` and to each item, a mean over the answer.
-
-    (heads, parts) and (heads, items). Parts add up to 1, but in families with a sink beside the keys.
+    The rest goes to the instruction, the question, the answer so far and, where a family has one, a sink.
     """
-    total: dict[int, tuple[Tensor, Tensor]] = {}
-    items = max(prompt.items) + 1
+    total: dict[int, Tensor] = {}
     for of_token in weights(model, prompt.tokens, prompt.answer):
         for h, weight in of_token.items():
-            keys = weight.shape[-1]
-            parts = torch.tensor(prompt.parts[:keys], device=weight.device)
-            item = torch.tensor(prompt.items[:keys], device=weight.device) % (items + 1)  # -1 is one behind the last
-            sums = [
-                weight.new_zeros(len(weight), n, dtype=torch.float32).index_add_(1, of, weight.float())
-                for of, n in ((parts, len(PARTS)), (item, items + 1))
-            ]
-            before = total.get(h, (0, 0))
-            total[h] = before[0] + sums[0], before[1] + sums[1][:, :-1]
-    return {h: (parts / prompt.answer, of_items / prompt.answer) for h, (parts, of_items) in total.items()}
+            mean = weight.float().mean(dim=0)
+            share = torch.stack([mean[region].sum() for region in prompt.regions]) / prompt.answer
+            total[h] = total.get(h, 0) + share
+    return total
 
 
 def measure(
     lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], note: Callable[[int], None]
 ) -> dict[str, Any]:
-    """By name of a set of factors: the factors, and by layer and head the shares, as plain data.
+    """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data.
 
-    ``note`` is told how many prompts have been read, over all sets.
+    ``note`` is called with how many prompts have been read, over all sets.
     """
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for number, (name, factors) in enumerate(sets.items()):
         lm.set_factors(factors)
         sums: dict[int, Tensor] = {}
-        gold: dict[int, Tensor] = {}
-        by_position: dict[float, dict[int, list[Tensor]]] = {}
         for k, prompt in enumerate(prompts, 1):
-            for h, (parts, items) in shares(lm.model, prompt).items():
-                sums[h] = sums.get(h, 0) + parts / len(prompts)
-                gold[h] = gold.get(h, 0) + items[:, prompt.gold] / len(prompts)
-                by_position.setdefault(prompt.position, {}).setdefault(h, []).append(items)
+            for h, share in shares(lm.model, prompt).items():
+                sums[h] = sums.get(h, 0) + share / len(prompts)
             note(number * len(prompts) + k)
-        found[name] = {
-            "factors": lm.layer_factors,
-            "layers": list(sums),
-            "parts": [_rounded(sums[h]) for h in sums],
-            "gold": [_rounded(gold[h]) for h in sums],
-            "items": {
-                f"{position:g}": [_rounded(torch.stack(layers[h]).mean(0)) for h in sums]
-                for position, layers in by_position.items()
-            },
-            "decay": decay(lm.model, max(len(prompt.tokens) for prompt in prompts)),
-        }
+        rounded = [share.cpu().double().round(decimals=5).tolist() for share in sums.values()]
+        measured[name] = {"factors": lm.layer_factors, "layers": list(sums), "shares": rounded}
     lm.set_factors(None)
-    return found
-
-
-@torch.no_grad()
-def decay(model: Any, furthest: int) -> dict[str, Any] | None:
-    """How a score falls with the distance of query and key by rotation alone: the mean cosine of a layer's angles.
-
-    It is the score of a query with itself as the key, all entries equal, over that at distance 0 (1 there, for any
-    kind of RoPE). The model's own tables are read, so its frequencies and factors are in them. None where layers make
-    their tables themselves.
-    """
-    decoder = find_decoder(model)
-    distances = torch.linspace(0, furthest, POINTS).round().long().unique()
-    tables: dict[int, Tensor] = {}
-
-    def note(h: int, layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, tuple) and len(value) == 2 and all(map(torch.is_tensor, value)):
-                tables[h] = value[0].float()
-
-    with ExitStack() as hooks:
-        for h, layer in enumerate(decoder.layers):
-            hooks.enter_context(layer.register_forward_pre_hook(partial(note, h), with_kwargs=True))
-        ids = torch.zeros_like(distances)[None].to(device_of(model))
-        model(input_ids=ids, position_ids=distances[None].to(ids.device), use_cache=False)
-    means = {h: table.reshape(-1, len(distances), table.shape[-1])[0].mean(-1) for h, table in tables.items()}
-    if not means:
-        return None
-    curves = [_rounded(mean / mean[0]) for mean in means.values()]
-    return {"distances": distances.tolist(), "layers": list(means), "curves": curves}
-
-
-def _rounded(values: Tensor) -> Any:
-    """Numbers for JSON, to five digits behind the point."""
-    return values.cpu().double().round(decimals=5).tolist()
+    return measured
 
 
 @torch.no_grad()
@@ -144,14 +87,14 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
         cache = rope.cache_of(output)
         if not seen:
             raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
-        found = {}
+        by_layer = {}
         for h, parts in seen.items():
             weight = torch.cat(parts, dim=1)[0, :, 0]
             if weight.shape[-1] > last + 1:
                 reason = f"the keys of layer {h} are not those of single tokens"
                 raise UnsupportedModel(f"{model.config.model_type}: {reason}")
-            found[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
-        yield found
+            by_layer[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
+        yield by_layer
 
 
 @contextmanager
@@ -161,8 +104,8 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
 
     def note(h: int, module: nn.Module, args: Any, output: Any) -> None:
         for x in output[1:] if isinstance(output, tuple) else ():
-            found = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
-            if found and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
+            is_weight = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
+            if is_weight and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
                 seen.setdefault(h, []).append(x)
 
     attentions = re.compile("Attention|MLA")

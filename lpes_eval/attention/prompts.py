@@ -1,4 +1,4 @@
-"""Prompts of a task by position with their reference answers, as tokens of which each one's segment is known."""
+"""Prompts of a task by position with their reference answers, as tokens of which each one's region is known."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from lpes_eval.harness.segments import Segment, join
 if TYPE_CHECKING:
     from lpes_eval.harness.task import PositionTask
 
-PARTS = ("before", "beginning", "middle", "end", "after", "answer")
-"""What a key belongs to: what stands before the documents or records, the thirds of these, what stands after them, and
-the tokens of the answer so far."""
+REGIONS = ("beginning", "middle", "end", "gold")
+"""The thirds of the tokens of the documents or records, and those of the gold one."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +27,13 @@ class Prompt:
         position: of the gold item, in percent.
         tokens: the prompt's and the answer's.
         answer: how many are the answer's.
-        parts: of each token, its number in ``PARTS``.
-        items: of each token, the number of its document or record, or -1.
-        gold: which of these is the gold one.
+        regions: of each of ``REGIONS``, the numbers of its tokens.
     """
 
     position: float
     tokens: list[int]
     answer: int
-    parts: list[int]
-    items: list[int]
-    gold: int
+    regions: list[list[int]]
 
 
 def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
@@ -57,7 +52,7 @@ def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
 
 
 def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator[Prompt]:
-    """The prompts of so many questions at every position that the task asks.
+    """The prompts of so many questions at every position that the task has.
 
     Raises:
         UserError: a tokenizer that does not say where its tokens stand, or a prompt that is too long for the model.
@@ -89,17 +84,14 @@ def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat
     if ids[added:] != plain["input_ids"]:
         raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
     starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
-    before, found, _ = whole.partition(text)
-    if not found:
+    before, is_there, _ = whole.partition(text)
+    if not is_there:
         raise UserError("the model's chat template changes the text of a prompt; leave --apply_chat_template out")
     _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=len(before))  # of the items
-    numbers = [bisect_right(bounds, start) - 1 for start in starts]
-    items = [number if number < len(bounds) - 1 else -1 for number in numbers]
-    within = [k for k, item in enumerate(items) if item >= 0]
-    parts = [
-        PARTS.index("before" if start < bounds[0] else "answer" if start >= len(whole) else "after") for start in starts
-    ]
-    for k, number in enumerate(within):
-        parts[number] = PARTS.index("beginning") + 3 * k // len(within)
+    items = [bisect_right(bounds, start) - 1 for start in starts]  # -1 before them, the last one after them
+    within = [k for k, item in enumerate(items) if 0 <= item < len(bounds) - 1]
+    ends = [len(within) * third // 3 for third in range(4)]
     gold = next(i for i, item in enumerate(segments[1:]) if item.label == "gold")
-    return Prompt(position, ids, parts.count(PARTS.index("answer")), parts, items, gold)
+    regions = [within[ends[third] : ends[third + 1]] for third in range(3)]
+    regions.append([k for k in within if items[k] == gold])
+    return Prompt(position, ids, sum(start >= len(whole) for start in starts), regions)

@@ -24,5 +24,5 @@ def plot(path: str | Path, *others: str | Path, task: str | None = None) -> Any:
     runs, _, _ = sources.read((path, *others))
     for panel in sources.panels(runs):
         if panel.by_position and runs[0] in panel.runs and task in (None, panel.title.partition(",")[0]):
-            return figures.positions(panel).in_notebook()
+            return figures.positions(panel.title, panel.lines).in_notebook()
     raise UserError(f"{path}: no scores by position{f' of {task}' if task else ''} to plot")

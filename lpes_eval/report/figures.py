@@ -1,72 +1,141 @@
-"""The figures of the page: what runs, pairs of runs and searches show. Bars and bands are 95 % intervals."""
+"""Every figure, drawn once with matplotlib: for the page, for papers, and for a notebook.
+
+Bars and bands are 95 % intervals. Colours are those of Okabe & Ito, which people tell apart whatever their colour
+vision; markers differ as well.
+"""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from io import BytesIO
 from itertools import accumulate
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lpes_eval.compare.results import position_of
-from lpes_eval.drawing import COLORS, INK, Drawing, Line, Picture, factors, short
-from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search, numbered
+from lpes_eval.compare.results import Metric, position_of
+from lpes_eval.files import write_atomically
+from lpes_eval.text import terminal
+
+if TYPE_CHECKING:
+    from lpes_eval.report.sources import Pair, Search
+
+COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+MARKERS = ("s", "o", "^", "D", "v", "P")
+INK = "#1a1a1b"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "text.parse_math": False,
+    "svg.hashsalt": "lpes-eval",
+}
+Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
+"""The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+MANY = 2_000
+"""Marks beyond which they are drawn as pixels, so that no file has an element for each."""
 
 
-def draw(
-    runs: Sequence[Run],
-    panels: Sequence[Panel],
-    pairs: Sequence[Pair],
-    searches: Sequence[Search],
-    attentions: Sequence[Attention],
-) -> dict[str, list[Picture]]:
-    """All figures that these have something to show in, by section of the page; those of one name are numbered."""
-    from lpes_eval.report import attention
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the name of its files, and its caption."""
 
-    found: dict[str, list[Picture | None]] = {
-        "positions": [positions(panel) for panel in panels if panel.by_position],
-        "differences": [differences(pair) for pair in pairs],
-        "factors": [layers(runs, searches)],
-        "searches": [
-            picture
-            for search in searches
-            for picture in (progress(search), progress(search, "seconds"), tradeoff(search))
-        ],
-        "attention": [picture for one in attentions for picture in attention.pictures(one)],
-    }
-    names = iter(numbered([one.name for pictures in found.values() for one in pictures if one], "-{}"))
-    return {section: [replace(one, name=next(names)) for one in pictures if one] for section, pictures in found.items()}
+    name: str
+    caption: str
+    figure: Any
+
+    def save(self, folder: Path, kinds: Sequence[str] = ("png", "pdf")) -> None:
+        """Write it in these formats."""
+        for kind in kinds:
+            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+
+    def data(self) -> str:
+        """The address of an image on a page that holds the figure itself."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self._file("svg", 200)).decode()
+
+    def in_notebook(self) -> Any:
+        """The matplotlib figure, which a notebook shows as it stands in the page."""
+        self.figure._repr_png_ = lambda: self._file("png", 100)
+        return self.figure
+
+    def _file(self, kind: str, dpi: int) -> bytes:
+        file = BytesIO()
+        with _style():
+            self.figure.savefig(file, format=kind, dpi=dpi, metadata=UNDATED.get(kind))
+        return file.getvalue()
 
 
-def positions(panel: Panel) -> Picture:
-    """Accuracy by position of the gold item, a line for each run (Liu et al., Fig. 1)."""
+class Drawing:
+    """A figure while it is drawn: panels above each other over one x."""
+
+    def __init__(self, x: str, *ys: str, height: float = 3.2) -> None:
+        from matplotlib.figure import Figure
+
+        with _style():
+            self.figure = Figure(figsize=(5.2, height), layout="constrained")
+            self.panels = list(self.figure.subplots(len(ys), sharex=True, squeeze=False)[:, 0])
+        self.axes = self.panels[0]
+        self.panels[-1].set_xlabel(x)
+        for axes, y in zip(self.panels, ys, strict=True):
+            axes.set_ylabel(y)
+
+    def marks(self, name: str, xs: Any, ys: Any, place: int, **how: Any) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
+        if not len(xs):
+            return
+        axes, color = self.panels[how.pop("panel", 0)], COLORS[place % 6]
+        face = "none" if how.pop("hollow", False) else color
+        how |= {"marker": MARKERS[place % 6], "markerfacecolor": face, "rasterized": len(xs) > MANY}
+        with _style():
+            axes.plot(xs, ys, color=color, label=name, **how)
+
+    def picture(self, name: str, caption: str, title: str = "") -> Picture:
+        """The figure with its title, and a legend of what has a name."""
+        with _style():
+            self.axes.set_title(title, loc="left", x=0)
+            lines, names = self.axes.get_legend_handles_labels()
+            columns = 2 if max(map(len, names), default=0) <= 28 else 1
+            if names:
+                self.figure.legend(lines, names, loc="outside lower left", ncols=columns, fontsize=8)
+        return Picture(re.sub(r"[^\w.-]+", "-", terminal(name)).strip("-"), caption, self.figure)
+
+
+def positions(title: str, lines: Sequence[tuple[str, int, Metric]]) -> Picture:
+    """Accuracy by position of the gold item (Liu et al., Fig. 1), a line for each name, place and metric."""
     from lpes_eval.compare.statistics import interval
 
-    task, _, metric_name = panel.title.rpartition(", ")
-    drawing = Drawing("position of the gold item in the context (%)", metric_name)
+    task, _, metric_name = title.rpartition(", ")
+    drawing = Drawing("position of the gold item in the context (%)", short(metric_name))
     counts, ticks, scores = set[int](), set[float](), list[float]()
-    for run, metric in panel.runs.items():
-        values, ends = list(metric.values.values()), [interval(metric.scores(label)) for label in metric.values]
-        asked = [position_of(label) for label in metric.values]
-        at = [x + 0.6 * (run.place % 6) for x in asked]  # equal scores do not hide each other
-        tips = [
-            f"{run.name}, {label}: {value:.3f}" + (f" ({end[0]:.3f} to {end[1]:.3f})" if end else "")
-            for label, value, end in zip(metric.values, values, ends, strict=True)
-        ]
-        name, line = (f"{short(run.name)} (published)", "--") if run.is_published else (short(run.name), "-")
-        drawing.marks(name, at, values, tips, run.place, linestyle=line)
-        if all(ends):
+    for name, place, metric in lines:
+        at = [position_of(label) for label in metric.values]
+        xs = [x + 0.6 * (place % 6) for x in at]  # equal scores do not hide each other
+        drawing.marks(short(name), xs, list(metric.values.values()), place)
+        if all(ends := [interval(metric.scores(label)) for label in metric.values]):
             low, high = zip(*filter(None, ends), strict=True)
-            drawing.axes.fill_between(at, low, high, color=COLORS[run.place % 6], alpha=0.15, linewidth=0)
+            drawing.axes.fill_between(xs, low, high, color=COLORS[place % 6], alpha=0.15, linewidth=0)
             counts.add(metric.questions)
-        scores += values
-        ticks.update(asked)
+        scores += metric.values.values()
+        ticks.update(at)
     drawing.axes.set_xticks(sorted(ticks))
     if all(0 <= value <= 1 for value in scores):
         drawing.axes.set_ylim(-0.02, 1.02)
-    n = f"n = {_and(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
-    caption = f"{panel.title}: score by position of the gold item"
-    return drawing.picture(f"positions {panel.title}", caption, f"{task}\n{n}")
+    n = f"n = {_listed(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
+    caption = f"{title}: score by position of the gold item"
+    return drawing.picture(f"positions {title}", caption, f"{short(task)}\n{n}")
 
 
 def differences(pair: Pair) -> Picture:
@@ -74,105 +143,141 @@ def differences(pair: Pair) -> Picture:
     rows: list[Mapping[str, Any]] = []
     names: list[str] = []
     for section in pair.report.sections:
-        rows += [row.facts for row in section.rows]
         several = sum(section.task == other.task for other in pair.report.sections) > 1
-        named = f"{section.task}, {section.metric}" if several else section.task
+        named = short(f"{section.task}, {section.metric}" if several else section.task)
         of = {"all": named, "spread": f"{named}, spread (less is better)"}
-        names += [of.get(row.cells[0], f"{named}, {row.cells[0]}") for row in section.rows]
-    tips = [
-        f"{name}: {row['a']:.3f} → {row['b']:.3f}, {row['difference']:+.3f} "
-        f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"
-        for name, row in zip(names, rows, strict=True)
-    ]
+        for row in section.rows:
+            rows.append(row.facts)
+            names.append(of.get(row.facts["row"], f"{named}, {row.facts['row']}"))
     drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
-    for y, row in enumerate(rows):
-        drawing.axes.plot(row["interval"], [y, y], color=COLORS[1], alpha=0.6)
-    drawing.marks("", [row["difference"] for row in rows], range(len(rows)), tips, 1, linestyle="")
+    for y, facts in enumerate(rows):
+        drawing.axes.plot(facts["interval"], [y, y], color=COLORS[1], alpha=0.6)
+    drawing.marks("", [facts["difference"] for facts in rows], range(len(rows)), 1, linestyle="")
     drawing.axes.axvline(0, color=INK, linewidth=0.8)
     drawing.axes.set_yticks(range(len(rows)), names)
     drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
-    n = _and({section.questions or 0 for section in pair.report.sections})
+    n = _listed({section.questions or 0 for section in pair.report.sections})
     caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
     title = f"n = {n} questions; bars: 95 % intervals, paired"
     return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
 
 
-def layers(runs: Sequence[Run], searches: Sequence[Search]) -> Picture | None:
-    """One factor a layer, of the runs and of what searches found, with the control points of its curve (Fig. 2)."""
-    lines: list[Line] = [(run.name, run.results.per_layer, run.place, ()) for run in runs if run.results.per_layer]
-    for place, search in enumerate(searches, len(runs)):
-        if search.found and search.found.num_layers:
-            values = search.found.per_layer()
-            lines.append((search.name, values, place, search.found.control_points()))
-    return factors(lines) if lines else None
+def factors(lines: Sequence[Line]) -> Picture:
+    """One factor a layer (Fig. 2)."""
+    drawing = Drawing("layer", "factor")
+    for name, place, values, points in lines:
+        if points:
+            label = f"{short(name)}: control points"
+            drawing.axes.plot(*zip(*points, strict=True), ":x", color=COLORS[place % 6], label=label)
+        drawing.marks(short(name), range(len(values)), values, place)
+    drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    drawing.axes.xaxis.get_major_locator().set_params(integer=True)
+    return drawing.picture("factors", "Position scaling factor of each layer; 1 is the plain model")
 
 
-def progress(search: Search, cost: str = "prompts") -> Picture | None:
-    """The search as it went: every individual, a line as long as what it took, in ``prompts`` or ``seconds``.
+def progress(search: Search) -> Picture | None:
+    """The search as it went: every individual, a line as long as the prompts that it took.
 
     With it stands the fittest so far among those asked as many questions.
     """
     if not (individuals := search.individuals):
         return None
-    what = {"prompts": "prompts answered so far", "seconds": "seconds spent on individuals so far"}[cost]
-    drawing = Drawing(what, "fitness on the search examples")
-    full = sorted({entry["prompts"] for entry in search.full})
-    asked, seconds = 0, 0.0
-    marks: dict[int, list[tuple[float, float, str]]] = {}  # by place among the sizes, 0 for what was given up
-    for number, entry in enumerate(individuals, 1):
-        asked, seconds = asked + entry["prompts"], seconds + entry["seconds"]
-        early = "stopped_after" in entry
-        tip = (
-            f"individual {number}, generation {entry['generation']}, {entry.get('origin', '')}: fitness "
-            f"{entry['fitness']:.4f} on {entry['prompts']} prompts{', given up early' if early else ''}; "
-            f"{asked:,} prompts and {seconds:,.0f} s so far; factors {_factors(entry)}"
-        )
-        place = 0 if early else 1 + full.index(entry["prompts"])
-        end = {"prompts": asked, "seconds": seconds}[cost]
-        marks.setdefault(place, []).append((end, entry["fitness"], tip))
-        drawing.axes.hlines(entry["fitness"], end - entry[cost], end, color=COLORS[place % 6], alpha=0.6)
-    for place, some in sorted(marks.items()):
-        xs, ys, tips = zip(*some, strict=True)
-        name = f"measured on {full[place - 1]} prompts" if place else "given up early"
-        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=not place, markersize=4)
-        if place:
-            drawing.axes.plot(xs, list(accumulate(ys, max)), drawstyle="steps-post", color=COLORS[place % 6], alpha=0.6)
-    for entry in search.baselines:
-        label = f"plain model, {entry['prompts']} prompts"
-        drawing.axes.axhline(entry["fitness"], color=INK, linewidth=0.8, linestyle=":", label=label)
-    title = f"{len(individuals)} individuals, {asked:,} prompts, {seconds:,.0f} s"
-    caption = f"Search {search.name}: fitness of every individual, by {cost}"
-    name = f"search {search.name}" + (" seconds" if cost == "seconds" else "")
-    return drawing.picture(name, caption, title + ("" if search.finished else ", not finished"))
+    drawing = Drawing("prompts answered so far", "fitness on the search examples")
+    fitness = [entry.fitness for entry in individuals]
+    ends = list(accumulate(entry.prompts for entry in individuals))
+    alike: dict[int, list[int]] = {0: []}  # numbers of the individuals, by their prompts; 0 for what was given up
+    for number, entry in enumerate(individuals):
+        alike.setdefault(0 if entry.stopped_after else entry.prompts, []).append(number)
+    for place, (prompts, numbers) in enumerate(sorted(alike.items())):
+        xs, ys, color = [ends[i] for i in numbers], [fitness[i] for i in numbers], COLORS[place % 6]
+        begun = [ends[i] - individuals[i].prompts for i in numbers]
+        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6, rasterized=len(xs) > MANY)
+        name = f"measured on {prompts} prompts" if prompts else "given up early"
+        drawing.marks(name, xs, ys, place, linestyle="", hollow=not prompts, markersize=4)
+        if prompts:
+            drawing.axes.plot(xs, list(accumulate(ys, max)), drawstyle="steps-post", color=color, alpha=0.6)
+    if search.plain:
+        label = f"plain model, {search.plain.prompts} prompts"
+        drawing.axes.axhline(search.plain.fitness, color=INK, linewidth=0.8, linestyle=":", label=label)
+    seconds = sum(entry.seconds for entry in individuals)
+    title = f"{len(individuals):,} individuals, {ends[-1]:,} prompts, {seconds:,.0f} s"
+    caption = f"Search {search.name}: fitness of every individual"
+    return drawing.picture(f"search {search.name}", caption, title + ("" if search.finished else ", not finished"))
 
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
-    most = max((entry["prompts"] for entry in search.full), default=0)
-    full = [entry for entry in search.full if entry["prompts"] == most and len(entry["scores"]) > 1]
+    most = max((entry.prompts for entry in search.full), default=0)
+    full = [entry for entry in search.full if entry.prompts == most and len(entry.scores) > 1]
     if len(full) < 2 or search.lower:  # no common direction
         return None
-    harmful = [entry for entry in full if any(guard["over"] for guard in entry.get("guards", {}).values())]
-    plain = [one for one in search.baselines if one["prompts"] == most]
-    fine = [entry for entry in full if entry not in (*harmful, *plain)]
+    by_kind: dict[str, list[tuple[float, float]]] = {"plain model": [], "worsens a guard": [], "individual": []}
+    key = search.plain.key if search.plain else None
+    if search.plain and search.plain.prompts == most:
+        full = [search.plain, *(entry for entry in full if entry.key != key)]
+    for entry in full:
+        harmful = any(guard.over for guard in entry.guards.values())
+        kind = "plain model" if entry.key == key else "worsens a guard" if harmful else "individual"
+        by_kind[kind].append((fmean(entry.scores.values()), min(entry.scores.values())))
     drawing = Drawing("mean over tasks and positions", "worst of them")
-    for name, place, entries in (("plain model", 0, plain), ("worsens a guard", 2, harmful), ("individual", 1, fine)):
-        points = [(fmean(entry["scores"].values()), min(entry["scores"].values())) for entry in entries]
-        tips = [
-            f"{name}: mean {mean:.3f}, worst {worst:.3f}; factors {_factors(entry)}"
-            for (mean, worst), entry in zip(points, entries, strict=True)
-        ]
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        drawing.marks(name, xs, ys, tips, place, linestyle="", hollow=place == 2)
-    if front := sorted({p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}):
+    for place, kind in ((0, "plain model"), (2, "worsens a guard"), (1, "individual")):
+        xs, ys = [x for x, _ in by_kind[kind]], [y for _, y in by_kind[kind]]
+        drawing.marks(kind, xs, ys, place, linestyle="", hollow=place == 2)
+    front: list[tuple[float, float]] = []
+    for point in sorted(by_kind["individual"], reverse=True):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    if front:
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {most} search prompts")
 
 
-def _factors(entry: Mapping[str, Any]) -> str:
-    return " ".join(f"{y:g}" for _, y in entry["points"]) if entry.get("points") else f"{entry.get('factor', '')}"
+def attention(name: str, data: Mapping[str, Any]) -> Picture:
+    """A layer's factor, and below it the share of its attention that goes to each region, a mean over heads."""
+    regions = data["regions"]
+    drawing = Drawing("layer", "factor", *(f"{region} (%)" for region in regions), height=7.0)
+    for place, (label, one) in enumerate(data["sets"].items()):
+        layers = one["layers"]
+        drawing.marks(short(label), layers, [one["factors"][h] if one["factors"] else 1.0 for h in layers], place)
+        for panel, column in enumerate(zip(*one["shares"], strict=True), 1):
+            drawing.marks("", layers, [100 * share for share in column], place, panel=panel, markersize=4)
+    drawing.axes.xaxis.get_major_locator().set_params(integer=True)
+    title = f"{short(data['model'])}, {data['task']}: {data['questions']} questions, up to {data['tokens']:,} tokens"
+    caption = f"{name}: factor of each layer, and the attention that its answers pay to regions of the context"
+    return drawing.picture(name, caption, title)
 
 
-def _and(counts: set[int]) -> str:
+def lengths(title: str, rows: Mapping[str, Mapping[float, float]]) -> Picture:
+    """The score by length and position, shortest length on top: a cell for each, empty where nothing was asked."""
+    import numpy as np
+
+    at = sorted({position for scores in rows.values() for position in scores})
+    grid = np.array([[scores.get(position, np.nan) for position in at] for scores in rows.values()])
+    drawing = Drawing("position of the gold item in the context (%)", "", height=1.2 + 0.45 * len(rows))
+    with _style():
+        image = drawing.axes.imshow(grid, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        drawing.axes.set_xticks(range(len(at)), [f"{position:g}" for position in at])
+        drawing.axes.set_yticks(range(len(rows)), [short(name, 40) for name in rows])
+        for (y, x), score in np.ndenumerate(grid):
+            if not np.isnan(score):
+                color = "white" if score < 0.5 else INK
+                drawing.axes.text(x, y, f"{100 * score:.0f}", ha="center", va="center", color=color)
+        drawing.figure.colorbar(image, ax=drawing.axes).set_label("score")
+    return drawing.picture(f"lengths {title}", f"{title}: score by length and position", short(title))
+
+
+def short(name: str, most: int = 60) -> str:
+    """A name that has room in a picture."""
+    name = terminal(name)
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
+
+
+def _listed(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,8 @@ from lpes_eval.compare.results import position_of
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Panel, Run
+    from lpes_eval.report.figures import Picture
+    from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search
 
 CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
 """So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         help="results JSON of lm_eval, or a folder: the newest results in it, a search, or what `attention` measured",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
-    parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and SVG into this folder, too")
+    parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and PDF into this folder, too")
     parser.set_defaults(run=run)
 
 
@@ -61,8 +62,8 @@ def write(
     Raises:
         UserError: a path that is neither results nor a search; a file that cannot be written.
     """
-    from lpes_eval.report import figures as drawing
     from lpes_eval.report import sources
+    from lpes_eval.text import html
 
     if Path(output).is_dir():
         raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
@@ -70,41 +71,55 @@ def write(
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips, left_out = _packed(pairs)
-    pictures = drawing.draw(runs, panels, pairs, searches, attentions)
+    pictures = _pictures(runs, panels, pairs, searches, attentions)
     if figures:
         for picture in (one for section in pictures.values() for one in section):
             picture.save(Path(figures))
-    page = render(
+    page = html(
+        "lpes_eval.report",
+        "report.html.j2",
+        version=version("lpes-eval"),
         runs=runs,
         searches=searches,
         pictures=pictures,
         scores=_scores(panels, runs),
         pairs=pairs,
         notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
-        flips=flips,
+        flips=tables.finite(flips),
     )
     tables.write(str(output), page)
     return len(page.encode())
 
 
-def render(**values: Any) -> str:
-    """The page as HTML; every value is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+def _pictures(
+    runs: Sequence[Run],
+    panels: Sequence[Panel],
+    pairs: Sequence[Pair],
+    searches: Sequence[Search],
+    attentions: Sequence[Attention],
+) -> dict[str, list[Picture]]:
+    """All figures that these have something to show in, by section of the page; those of one name are numbered."""
+    from lpes_eval import factors
+    from lpes_eval.report import figures, sources
 
-    environment = Environment(
-        loader=PackageLoader("lpes_eval.report"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["data"] = lambda value: Markup(  # within a script element, where only "<" could end it
-        json.dumps(tables.finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    )
-    environment.filters["svg"] = lambda picture: Markup(picture.inline())
-    text: str = environment.get_template("report.html.j2").render(version=version("lpes-eval"), **values)
-    return text
+    lines: list[figures.Line] = [
+        (run.name, run.place, run.results.per_layer, ()) for run in runs if run.results.per_layer
+    ]
+    for place, search in enumerate(searches, len(runs)):
+        if search.factors and (best := factors.load(search.factors)).num_layers:
+            lines.append((search.name, place, best.per_layer(), best.control_points()))
+    of_searches = [draw(search) for search in searches for draw in (figures.progress, figures.tradeoff)]
+    drawn = {
+        "positions": [figures.positions(panel.title, panel.lines) for panel in panels if panel.by_position],
+        "differences": [figures.differences(pair) for pair in pairs],
+        "factors": [figures.factors(lines)] if lines else [],
+        "searches": [picture for picture in of_searches if picture],
+        "attention": [figures.attention(one.name, one.data) for one in attentions],
+    }
+    names = iter(sources.numbered([picture.name for pictures in drawn.values() for picture in pictures], "-{}"))
+    return {
+        section: [replace(picture, name=next(names)) for picture in pictures] for section, pictures in drawn.items()
+    }
 
 
 def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:

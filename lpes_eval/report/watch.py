@@ -1,23 +1,30 @@
-"""``lpes-eval watch FOLDER``: a search as it runs, here or on a cluster, read from its journal."""
+"""A search's journal, entry by entry: live while it runs, and ``lpes-eval watch FOLDER`` at any time, anywhere.
+
+In a terminal it is a display that changes; elsewhere each individual has a line.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.errors import plain
+from lpes_eval.text import terminal
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Search
+    from lpes_eval.entries import Entry
 
 SHOWN = 12
 """The last individuals that have a line in a terminal."""
 PAUSE = 1.0
-"""Seconds between two looks."""
+"""Seconds between two looks at a folder."""
+BASELINES = ("baseline", "PI")
+"""The origins of what there is to beat."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,57 +41,126 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``lpes-eval watch``: a live display in a terminal, elsewhere a line for each individual."""
-    from rich.live import Live
-
+    """Run ``lpes-eval watch``."""
     from lpes_eval.report import sources
 
-    printed = 0
-    with Live(refresh_per_second=4) if sys.stdout.isatty() else nullcontext() as live:
+    folder = arguments.folder.resolve()
+    sources.settings(folder)  # something else is refused before anything is shown
+    journal = folder / "journal.jsonl"
+    with sources.well_formed(journal, *sources.NO_SEARCH), journal.open("rb") as file, live(folder.name) as show:
         while True:
-            search = sources.search(arguments.folder.resolve().name, arguments.folder)
-            if live is not None:
-                live.update(_display(search))
-            else:
-                for line in _lines(search)[printed:]:
-                    print(plain("  ".join(line)), flush=True)
-                printed = len(search.individuals)
-            if search.finished:
-                break
+            done = sources.finished(folder)
+            for entry in sources.new_entries(file):
+                show(entry)
+            if done:
+                print(terminal(f"ended; lpes-eval report {arguments.folder} writes its page"))
+                return 0
             try:
                 time.sleep(PAUSE)
             except KeyboardInterrupt:  # the search goes on
                 return 0
-    if live is None:
-        print("\n".join(plain(f"{name}: {value}") for name, value in search.facts.items() if value))
-    return 0
 
 
-def _lines(search: Search) -> list[tuple[str, ...]]:
-    """Of each individual its number, generation, origin, fitness, the fittest like it so far, and what it cost."""
-    lines, best = list[tuple[str, ...]](), dict[int, float]()
-    for number, entry in enumerate(search.individuals, 1):
-        asked, fitness, early = entry["prompts"], entry["fitness"], "stopped_after" in entry
-        if not early:
-            best[asked] = max(fitness, best.get(asked, fitness))
-        so_far = "given up early" if early else f"best {best[asked]:.4f} on {asked} prompts"
-        generation, origin = f"generation {entry['generation']}", str(entry.get("origin", ""))
-        lines.append((str(number), generation, origin, f"fitness {fitness:.4f}", so_far, f"{entry['seconds']:.1f} s"))
-    return lines
+class Progress:
+    """What the entries of a journal come to, as they are measured.
+
+    Args:
+        name: the search's.
+        individuals: how many are expected; 0 where that is not known.
+        prompts: how many these are likely to be asked, all together.
+    """
+
+    def __init__(self, name: str, individuals: int = 0, prompts: float = 0.0) -> None:
+        self.name, self.expected, self.prompts_expected = name, individuals, prompts
+        self.count = self.prompts = 0
+        self.rows: dict[str, Entry] = {}  # what there is to beat, the best so far, and the last one
+        self._best: dict[int, Entry] = {}  # by the number of prompts
+        self._lines: deque[str] = deque(maxlen=SHOWN)
+        self._answered, self._took = 0, 0.0  # now: what was known before says nothing about the time to come
+        self._first: set[float] = set()  # the fitness of the first generation
+
+    def add(self, entry: Entry, new: bool = True) -> list[str]:
+        """Take in an entry; the lines that say so. ``new`` is whether it was measured now."""
+        if entry.generation is None:
+            if entry.origin in BASELINES:
+                self.rows[entry.origin] = entry
+            return []
+        said = self._blind(entry)
+        self.count, self.prompts = self.count + 1, self.prompts + entry.prompts
+        if new:
+            self._answered, self._took = self._answered + entry.prompts, self._took + entry.seconds
+        harmful, early = any(guard.over for guard in entry.guards.values()), bool(entry.stopped_after)
+        best = self.rows.get("best so far")
+        known = self._best.get(entry.prompts)
+        if not (early or harmful or entry.failed) and (known is None or entry.fitness > known.fitness):
+            best = self._best[entry.prompts] = entry
+        self.rows |= {"best so far": best or entry, "this one": entry}
+        told = "could not be measured" if entry.failed else f"fitness {entry.fitness:.4f}"
+        state = "given up early" if early else "worsens a guard" if harmful else f"on {entry.prompts} prompts"
+        line = [
+            f"individual {self.count}" + (f" of about {max(self.expected, self.count)}" if self.expected else ""),
+            f"generation {entry.generation}",
+            f"{entry.origin:9}",
+            told,
+            state,
+            f"best {best.fitness:.4f}" if best else "",
+            f"{entry.seconds:.1f} s" if new else "known",
+            self._left(),
+        ]
+        said.append(terminal("  ".join(filter(None, line))))
+        self._lines.append(said[-1])
+        return said
+
+    def _blind(self, entry: Entry) -> list[str]:
+        """A note, once, where all of the first generation are equally fit."""
+        if entry.generation == 0:
+            self._first.add(entry.fitness)
+            return []
+        first, self._first = self._first, set()
+        if self.count < 2 or len(first) != 1:
+            return []
+        return [
+            f"note: all {self.count} individuals of the first generation have fitness {first.pop():.4f}, so chance "
+            "decides between them; another --start or --skip may find better ground (docs/search.md)"
+        ]
+
+    def _left(self) -> str:
+        to_come = max(self.prompts_expected - self.prompts, 0)
+        if not (self._answered and to_come):
+            return ""
+        seconds = to_come * self._took / self._answered
+        return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+
+    def display(self) -> Any:
+        """What a terminal shows now."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "fitness", box=None, pad_edge=False)
+        columns = list(dict.fromkeys(name for entry in self.rows.values() for name in entry.scores))
+        for column in columns:
+            table.add_column(Text(terminal(column)), justify="right")
+        for name, entry in self.rows.items():
+            scores = [f"{entry.scores[column]:.3f}" if column in entry.scores else "–" for column in columns]
+            table.add_row(name, f"{entry.fitness:.4f}", *scores)
+        bar = [ProgressBar(max(self.expected, self.count), self.count, width=50)] if self.expected else []
+        return Group(Text(terminal(self.name), style="bold"), table, *map(Text, self._lines), *bar)
 
 
-def _display(search: Search) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+@contextmanager
+def live(name: str, individuals: int = 0, prompts: float = 0.0) -> Iterator[Callable[..., None]]:
+    """Show a search's entries as they come: called with an entry, and whether it was measured now."""
+    from rich.live import Live
 
-    facts, last = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
-    for name, value in search.facts.items():
-        facts.add_row(name, Text(str(value or "–")))
-    for entry in search.baselines:
-        facts.add_row("plain model", f"{entry['fitness']:.4f} on {entry['prompts']} prompts")
-    for line in _lines(search)[-SHOWN:]:
-        last.add_row(*map(Text, line))
-    since = time.time() - (search.folder / "journal.jsonl").stat().st_mtime
-    now = "ended" if search.finished else f"the last one was measured {since:,.0f} s ago; Ctrl-C stops watching alone"
-    return Group(Text(f"{search.name}: {now}", style="bold"), facts, Text(), last)
+    progress = Progress(name, individuals, prompts)
+    moving = sys.stdout.isatty()
+    with Live(get_renderable=progress.display, refresh_per_second=4) if moving else nullcontext():
+
+        def show(entry: Entry, new: bool = True) -> None:
+            lines = progress.add(entry, new)
+            for line in lines[:-1] if moving else lines:  # above the display
+                print(line, flush=True)
+
+        yield show

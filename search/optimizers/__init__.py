@@ -1,7 +1,7 @@
 """The optimisers of a search, one file each: a file in this folder that defines ``OPTIMIZER`` is one of them.
 
-A name on the command line is the file's name, with ``-`` for ``_``. Each gives individuals (``ask``) and takes their
-fitness (``tell``); none knows what it optimises.
+A name on the command line is the file's name, with ``-`` for ``_``. Each is a generator that yields individuals and
+gets back their fitness; none knows what it optimises.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from search.optimizers.base import Optimizer
 
 def names() -> list[str]:
     """The optimisers that there are."""
-    found = (module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
-    return sorted(name.replace("_", "-") for name in found)
+    modules = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
+    return sorted(name.replace("_", "-") for name in modules)
 
 
 def load(name: str) -> type[Optimizer]:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from functools import partial
 
 from lpes_eval.errors import UserError
-from search.optimizers.base import Optimizer
+from search.optimizers.base import Generation, Optimizer, Steps, fittest
 from search.optimizers.random import GenerationConfig
-from search.space import Y_LOW, Y_STEPS, Individual, Points
+from search.space import Y_HIGH, Y_LOW, Y_STEPS, Individual, Points
 
 SIGMA = 0.2
-"""Initial standard deviation, in widths of the range of a coordinate."""
+"""Initial standard deviation."""
 
 
 class CMAES(Optimizer):
     """CMA-ES with margin (Hamano et al. 2022, arXiv 2205.13482) as the package ``cmaes`` has it.
 
-    Every coordinate is searched between 0 and 1, from ``start`` outwards; on the grid, coordinates have steps, which is
-    what the margin is for. Draws that break Eq. 10 are drawn again, as ``cmaes`` itself does with draws out of bounds.
+    It searches one factor a layer, from ``start`` outwards. On the grid factors have steps, which is what the margin is
+    for.
     """
 
     Config = GenerationConfig
-    title = "CMA-ES with margin, a control"
+    title = "CMA-ES with margin on one factor a layer, a control"
     needs_every_fitness = True
-    DRAWS = 1000
-    """Draws for one individual before the nearest valid x are taken instead."""
+    ignores = ("curve",)
 
     @classmethod
     def settle(cls, args: Namespace) -> None:
@@ -38,60 +37,36 @@ class CMAES(Optimizer):
             )
 
     def _set_up(self, model: object) -> None:
-        if not 0 <= self._seed < 2**32:
-            raise UserError(f"seed={self._seed}: CMA-ES takes whole numbers from 0 to {2**32 - 1}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed}: CMA-ES takes whole numbers from 0 to {2**32 - 1}")
         try:
             import numpy as np
             from cmaes import CMAwM
         except ImportError as missing:
             raise UserError(f"CMA-ES needs the package {missing.name}: pip install cmaes numpy") from None
-        L, start = self.space.L, self.start
-        fixed = self.space.fixed_x
-        x, x_step = ([], []) if fixed else ([x / (L - 1) for x, _ in start], [1 / (L - 1)] * len(start))
-        y, y_step = [y - Y_LOW for _, y in start], [1 / Y_STEPS] * len(start)
-        steps = np.array(x_step + y_step) * self.space.grid  # a step of 0 means continuous
-        bounds = np.tile([0.0, 1.0], (len(steps), 1))
-        size = self.config.size
+        size, L = self.config.size, self.space.L
         self.max_evaluations = size * (self.generations + 1)
-        self._cma = CMAwM(np.array(x + y), SIGMA, bounds, steps, seed=self._seed, population_size=size)
-        self._drawn: list[Any] = []  # what CMAwM must be told about: its draws before they were put on the grid
+        mean, bounds = np.array([y - Y_LOW for _, y in self.start]), np.tile([0.0, Y_HIGH - Y_LOW], (L, 1))
+        steps = np.full(L, 1 / Y_STEPS if self.space.grid else 0)  # 0 means continuous
+        self._distribution = partial(CMAwM, mean, SIGMA, bounds, steps, seed=self.seed, population_size=size)
 
-    def _propose(self) -> list[list[Individual]]:
-        self._drawn, generation = [], []
-        for _ in range(self.config.size):
-            for _ in range(self.DRAWS):
-                coordinates, drawn = self._cma.ask()
-                if self.space.contains(P := self._to_points(coordinates)):
-                    break
-            else:
-                P = self._nearest_valid(P)
-            self._drawn.append(drawn)
-            generation.append([Individual(P, "cma-es")])
-        return generation
+    def search(self) -> Steps:
+        """Yield generations of as many; end with the fittest of all."""
+        cma = self._distribution()
+        measured: list[tuple[Individual, float]] = []
+        for _ in range(self.generations + 1):
+            # What cma has to be told about are its draws before they were put on the grid.
+            pairs = [cma.ask() for _ in range(self.config.size)]
+            individuals = [Individual(self._points(above), "cma-es") for above, _ in pairs]
+            fitness = yield Generation(individuals)
+            measured += zip(individuals, fitness, strict=True)
+            cma.tell([(drawn, -f) for (_, drawn), f in zip(pairs, fitness, strict=True)])  # cmaes minimises
+        return fittest(measured)[0]
 
-    def _learn(self, survivors: dict[Points, float], fitness: Sequence[float]) -> None:
-        self._cma.tell([(drawn, -f) for drawn, f in zip(self._drawn, fitness, strict=True)])  # cmaes minimises
-
-    def _to_points(self, coordinates: Sequence[float]) -> Points:
-        d, L = self.space.d, self.space.L
-        xs = [x for x, _ in self.space.start()]
-        if not self.space.fixed_x:
-            xs = [float(c) * (L - 1) for c in coordinates[: d + 1]]
-        ys = [Y_LOW + min(max(float(c), 0.0), 1.0) for c in coordinates[-(d + 1) :]]
-        if self.space.grid:
-            xs, ys = [float(round(x)) for x in xs], [round(y * Y_STEPS) / Y_STEPS for y in ys]
-        return tuple(zip(xs, ys, strict=True))
-
-    def _nearest_valid(self, P: Points) -> Points:
-        """The same points with their x in order and moved apart."""
-        d, L = self.space.d, self.space.L
-        apart = 1.0 if self.space.grid else 1e-6 * (L - 1)
-        xs = sorted(x for x, _ in P)
-        for k in range(1, d + 1):
-            xs[k] = max(xs[k], xs[k - 1] + apart)
-        for k in range(d, -1, -1):
-            xs[k] = min(xs[k], L - 1 - (d - k) * apart)
-        return tuple((x, y) for x, (_, y) in zip(xs, P, strict=True))
+    def _points(self, above: Iterable[float]) -> Points:
+        """By how much the factors are above the lowest, as control points."""
+        inside = [min(Y_LOW + max(float(y), 0.0), Y_HIGH) for y in above]
+        return self.space.nearest(tuple((x, y) for (x, _), y in zip(self.start, inside, strict=True)))
 
 
 OPTIMIZER = CMAES

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
+from random import Random
 
 from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least
-from search.optimizers.base import Config, Optimizer, setting
+from search.optimizers.base import Config, Generation, Optimizer, Steps, fittest, setting
 from search.space import Individual, Points
 
 
@@ -40,13 +41,18 @@ class RandomSearch(Optimizer):
     def _set_up(self, model: object) -> None:
         self.max_evaluations = self.config.size * (self.generations + 1)
 
-    @property
-    def cutoff(self) -> tuple[Points, float] | None:
-        """The best individual."""
-        return (self._best[0].points, self._best[1]) if self._best else None
-
-    def _propose(self) -> list[list[Individual]]:
-        return [[Individual(self.space.random(self._rng), "random")] for _ in range(self.config.size)]
+    def search(self) -> Steps:
+        """Yield generations of as many; end with the fittest of all."""
+        rng = Random(self.seed)
+        measured: list[tuple[Individual, float]] = []
+        cutoff: tuple[Points, float] | None = None
+        for _ in range(self.generations + 1):
+            drawn = [Individual(self.space.random(rng), "random") for _ in range(self.config.size)]
+            fitness = yield Generation(drawn, cutoff=cutoff)
+            measured += zip(drawn, fitness, strict=True)
+            best, most = fittest(measured)
+            cutoff = best.points, most
+        return best
 
 
 OPTIMIZER = RandomSearch

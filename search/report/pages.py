@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.results import Metric
 from lpes_eval.compare.tables import finite
+from lpes_eval.entries import Entry
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from lpes_eval.report import figures, sources
-from search import guards, tradeoff
+from search import guards
 from search.config import metadata_of
-from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command
-from search.space import Y_START, Individual, to_points
+from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command, smallest_gain
+from search.space import Y_START
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
     from search.run import Search
     from search.tasks import Column
-
-Entry = Mapping[str, Any]
 
 
 @dataclass
@@ -37,27 +36,24 @@ class Outcome:
         best: the journal's entry of the best individual.
         found: its factors.
         held_out: their scores on held-out examples; None where these were left out, or are still to come.
-        file: the name of the factors file.
-        chosen: whether ``--choose`` took it, so that it need not be the fittest.
+        file: the name of the factors file; empty where there is none.
     """
 
-    to_beat: dict[str, dict[str, Any]]
-    best: dict[str, Any]
+    to_beat: dict[str, Entry]
+    best: Entry
     found: Factors
     held_out: HeldOut | None = None
     file: str = "factors.json"
-    chosen: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the best factors are those of the plain model."""
+        return set(self.found.per_layer()) == {1.0}
 
     @property
     def fitter(self) -> bool:
-        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there.
-
-        What ``--choose`` took has only to be other than the plain model.
-        """
-        plain = self.to_beat[PLAIN]
-        if self.chosen:
-            return bool(self.best["key"] != plain["key"])
-        return self.best["fitness"] > plain["fitness"] + 1e-9 and not guards.over(self.best)  # sums are rounded
+        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
+        return self.best.fitness > self.to_beat[PLAIN].fitness + 1e-9 and not guards.over(self.best)  # sums are rounded
 
     @property
     def shown(self) -> bool:
@@ -92,6 +88,12 @@ def label(column: Column, several: bool = True) -> str:
     return f"{task} {column.position:g} %" if several else f"{column.position:g} %"
 
 
+def short(difference: Difference) -> str:
+    """A paired difference and its 95 % interval, which a single question does not give."""
+    interval = f" [{difference.low:+.4f}, {difference.high:+.4f}]" if math.isfinite(difference.low) else ""
+    return f"{difference.difference:+.4f}{interval}"
+
+
 def named(search: Search, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """The entries of what there is to beat, under the names that a person reads: of PI also its factor."""
     return {search.pi(Y_START) if name == "PI" else name: entry for name, entry in entries.items()}
@@ -110,13 +112,12 @@ def _templates() -> Any:
         autoescape=False,  # plain text and Markdown
     )
     environment.filters |= {
-        "finite": math.isfinite,
         "label": label,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
-        "seconds": seconds,
+        "short": short,
         "thousands": "{:,}".format,
     }
-    environment.globals |= {"direction": direction, "PLAIN": PLAIN, "FOUND": FOUND}
+    environment.globals |= {"PLAIN": PLAIN, "FOUND": FOUND}
     return environment
 
 
@@ -136,43 +137,114 @@ def _render(template: str, search: Search, **values: Any) -> str:
 
 def plan(search: Search) -> str:
     """What will be done, before anything is."""
-    return _render("plan.txt.j2", search)
+    notes = dict.fromkeys(task.note for task in [*search.evaluator.objectives, *search.held_out] if task.note)
+    return _render("plan.txt.j2", search, notes=list(notes))
 
 
 def duration(search: Search) -> str:
-    """How long the search may take, by one batch that is answered now."""
-    prompts, taken = search.evaluator.time_two_batches()
-    return _render("duration.txt.j2", search, prompts=prompts, taken=taken)
+    """How long the search may take, by two batches that are answered now."""
+    prompts, taken = (search.pool or search.bench).time_two_batches()
+    also = f", not counting {search.optimizer.also}" if search.optimizer.also else ""
+    effort = search.optimizer.expected_effort + 2  # the plain model and PI
+    return f"Time         {prompts} prompts took {seconds(taken)}, so {_time(search, effort, taken / prompts)}{also}\n"
+
+
+def _time(search: Search, effort: float, pace: float) -> str:
+    """How long so many individuals take at so many seconds a prompt, and the held-out examples after them."""
+    prompts = effort * search.evaluator.prompts
+    unit, most = search.args.budget or ("prompts", math.inf)
+    allowed = most / pace if unit == "seconds" else most
+    text = f"about {seconds(min(prompts, allowed) * pace)} to search"
+    if allowed < prompts:
+        text += f", when the budget ends it ({seconds(prompts * pace)} without a budget)"
+    held_out = sum(len(task.task.instances) for task in search.held_out)
+    return text + (f", and then {seconds(3 * held_out * pace)} for the held-out evaluation" if held_out else "")
 
 
 def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
     """The fitness of the plain model and of PI, and how long the search may take at their pace."""
-    values = {
-        "entries": named(search, entries),
-        "known": len(search.journal.individuals),
-        "pace": entries[PLAIN]["seconds"],
-    }
-    return _render("to_beat.txt.j2", search, several=len(search.evaluator.objectives) > 1, **values)
+    plain, optimizer, known = entries[PLAIN], search.optimizer, len(search.journal.individuals)
+    left = optimizer.expected_effort * (1 - known / optimizer.expected_evaluations)
+    pace = plain.seconds / max(1, plain.prompts + plain.guard_prompts) / (len(search.pool) if search.pool else 1)
+    idle = [
+        guard.name
+        for guard in search.guards
+        if not any(plain.guard_rows[guard.name]) and all(task.sign > 0 for task in guard.evaluator.objectives)
+    ]
+    time = f"At the plain model's pace {_time(search, left, pace)}." if pace > 0 and left > 0 else ""
+    several = len(search.evaluator.objectives) > 1
+    values = {"entries": named(search, entries), "known": known, "time": time, "idle": idle, "several": several}
+    return _render("to_beat.txt.j2", search, **values)
 
 
 def verdict(search: Search, outcome: Outcome) -> str:
-    """Whether the factors are worth using, by what was measured, in a few sentences."""
-    held_out = outcome.held_out
-    text = _render(
-        "verdict.txt.j2",
-        search,
-        outcome=outcome,
-        held_out=held_out,
-        uniform=len(set(outcome.found.per_layer()[search.args.skip :])) == 1,
-        fewest=min(len(set(task.questions)) for task in held_out.tasks) if held_out else 0,
-    )
-    return " ".join(text.split())
+    """What ended the search and what can be concluded, in a few sentences."""
+    best, plain, held_out = outcome.best.fitness, outcome.to_beat[PLAIN].fitness, outcome.held_out
+    number, scores = len(search.journal.individuals), f"({best:.4f} against {plain:.4f} on the search examples)"
+    ended = f"The search ended by itself after {number} individuals"
+    if search.cut:
+        unit, most = search.args.budget
+        of = f"{number} of about {max(number, search.optimizer.expected_evaluations)} individuals"
+        ended = f"The budget of {most:,.0f} {unit} ended the search after {of}"
+    if not outcome.fitter:
+        unharmed = " without making a guard worse" if search.guards else ""
+        text = f"no individual is fitter than the plain model{unharmed} {scores}"
+        if search.cut:
+            return f"{ended}: so far {text}, which says nothing about the others. Search on with a larger --budget."
+        said = [f"{ended}: {text}, so there is nothing here that is worth using."]
+        return " ".join([*said, *_smallest_gains(search, outcome)])
+    if held_out is None:
+        said = [f"{ended}: its factors are fitter than the plain model {scores}."]
+        said += ["They are not measured on held-out examples, so nobody knows how much of that is luck."]
+    else:
+        shown = "are better than the plain model" if outcome.shown else "are not shown to help; do not use them"
+        said = [f"{ended}: on held-out examples its factors {shown} {scores}."]
+    for task in held_out.tasks if held_out else ():
+        named = {name: paired for (of, name), paired in held_out.comparisons.items() if of == task.name}  # type: ignore[union-attr]
+        words = {1: "better than", 0: "not clearly better or worse than", -1: "worse than"}
+        compared = [
+            f"{words[direction(paired.mean, task.sign)]} {'the plain model' if name == PLAIN else name} "
+            f"({short(paired.mean)})"
+            for name, paired in named.items()
+        ]
+        said += [f"{task.title}: {' and '.join(compared)}."] if compared else []
+    if held_out and held_out.worsened:
+        said.append(f"They make {', '.join(held_out.worsened)} worse.")
+    if held_out and held_out.lower:
+        said.append(f"They lower {', '.join(held_out.lower)}, which is not shown to exceed what is allowed.")
+    if held_out and not outcome.shown:
+        said += _smallest_gains(search, outcome)
+    if len(set(outcome.found.per_layer()[search.args.skip :])) == 1:
+        said.append("They are one number for all layers, so this is Position Interpolation.")
+    if search.cut:
+        said.append("A longer search may find better ones: the same command goes on with a larger --budget.")
+    fewest = min((len(set(task.questions)) for task in held_out.tasks), default=0) if held_out else math.inf
+    if fewest < 100:  # of fewer the intervals are too narrow (docs/statistics.md)
+        said.append(f"Intervals of {fewest} questions are too narrow; ask 100 (--held_out_examples 100).")
+    return " ".join(said)
+
+
+def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
+    """What gain would have been seen, by task: on held-out examples, otherwise on those of the search."""
+    tasks, plain, other = search.evaluator.objectives, outcome.to_beat[PLAIN], None
+    where = "search examples"
+    if held_out := outcome.held_out:
+        tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
+        where = "held-out examples"
+    else:
+        others = [entry for entry in search.journal.individuals if entry.examples and entry.key != plain.key]
+        other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
+    gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
+    return [
+        f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."
+        for task, gain in gains
+        if gain is not None
+    ]
 
 
 def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
     args, held_out = search.args, outcome.held_out
-    individuals = sources.search(args.output.name, args.output).individuals
     return _render(
         "summary.md.j2",
         search,
@@ -180,12 +252,7 @@ def summary(search: Search, outcome: Outcome) -> str:
         held_out=held_out,
         search_sample=metadata_of(args)["search_seed"],
         verdict=verdict(search, outcome),
-        entries={**named(search, outcome.to_beat), FOUND: outcome.best},
-        count=getattr(search.evaluator.engine, "count", None),
-        front=[
-            (trade, search.factors(Individual(to_points(trade.entry["points"]), "")).per_layer())
-            for trade in tradeoff.front(tradeoff.trades(individuals, search.evaluator))
-        ],
+        entries=named(search, outcome.to_beat) | ({} if outcome.nothing else {FOUND: outcome.best}),
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
         **_totals(search),
     )
@@ -193,13 +260,13 @@ def summary(search: Search, outcome: Outcome) -> str:
 
 def _totals(search: Search) -> dict[str, Any]:
     """What the individuals of a search came to together."""
-    individuals = search.journal.individuals.values()
+    individuals = search.journal.individuals
     return {
         "evaluated": len(individuals),
-        "stopped_early": sum("stopped_after" in entry for entry in individuals),
-        "prompts": sum(entry["prompts"] for entry in individuals),
-        "guard_prompts": sum(entry.get("guard_prompts", 0) for entry in individuals),
-        "seconds": sum(entry["seconds"] for entry in individuals),
+        "stopped_early": sum(entry.stopped_after > 0 for entry in individuals),
+        "prompts": sum(entry.prompts for entry in individuals),
+        "guard_prompts": sum(entry.guard_prompts for entry in individuals),
+        "seconds": sum(entry.seconds for entry in individuals),
     }
 
 
@@ -220,53 +287,50 @@ def differences(held_out: HeldOut) -> list[dict[str, Any]]:
     ]
 
 
-def write(search: Search, outcome: Outcome) -> None:
-    """``summary.md``, ``report.json`` and the pictures."""
+def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
+    """``summary.md``, ``report.json`` and the pictures; not ``finished`` before held-out examples that are to come."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
     write_atomically(folder / "summary.md", summary(search, outcome))
+    shown = ("key", "fitness", "scores", "seconds", "stopped_after")
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
-        "best": {name: value for name, value in outcome.best.items() if name not in ("examples", "ended")},
+        "best": {k: v for k, v in outcome.best.to_dict().items() if k not in ("examples", "ended")},
         "to_beat": {
-            name: {key: entry[key] for key in ("key", "fitness", "scores", "seconds", "stopped_after") if key in entry}
+            name: {key: value for key, value in entry.to_dict().items() if key in shown}
             for name, entry in outcome.to_beat.items()
         },
         **_totals(search),
-        "finished": held_out is not None or not search.held_out,
+        "finished": finished,
     }
     if args.early_stopping == "probable":
         data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
-        data["guards"] = held_out.guards
+        data["guards"] = {name: guard.to_dict() for name, guard in held_out.guards.items()}
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()
         }
         data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-    draw(folder, held_out)
+    draw(folder, outcome)
 
 
-def draw(folder: Path, held_out: HeldOut | None) -> None:
+def draw(folder: Path, outcome: Outcome) -> None:
     """The pictures, which are those of `lpes-eval report`."""
-    found, at = sources.search(folder.name, folder), "{:g} %".format
-    drawn = {
-        "convergence": figures.progress(found),
-        "tradeoff": figures.tradeoff(found),
-        "curve": figures.layers((), [found]),
-    }
+    search, at, factors = sources.search(folder.name, folder), "{:g} %".format, outcome.found
+    drawn = {"convergence": figures.progress(search), "tradeoff": figures.tradeoff(search)}
+    if not outcome.nothing:
+        drawn["curve"] = figures.factors([(folder.name, 0, factors.per_layer(), factors.control_points())])
+    held_out = outcome.held_out
     for task in held_out.tasks if held_out else ():
         if task.by_position:
-            metrics: dict[sources.Run | sources.Measured, Metric] = {
-                sources.Measured(name, place): Metric(
-                    True,
-                    {at(column.position): measured.scores[column.name] for column in task.columns},
-                    {at(column.position): tuple(measured.examples[column.name]) for column in task.columns},
-                )
-                for place, (name, measured) in enumerate(held_out.measured.items())  # type: ignore[union-attr]
-            }
-            drawn[f"positions-{task.name}"] = figures.positions(sources.Panel(f"{task.name}, {task.metric}", metrics))
+            lines = []
+            for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
+                values = {at(column.position): measured.scores[column.name] for column in task.columns}
+                scores = {at(column.position): tuple(measured.examples[column.name]) for column in task.columns}
+                lines.append((name, place, Metric(True, values, scores)))
+            drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():
         if picture is not None:
             replace(picture, name=name).save(folder, ("png",))

@@ -1,26 +1,30 @@
 """What ``lpes-eval report`` and ``watch`` show of a search."""
 
+import io
 import json
-from xml.etree import ElementTree
+import random
+import re
+import time
 
 import pytest
 
 from lpes_eval import cli
-from lpes_eval.files import seal
-from lpes_eval.report import figures, sources
+from lpes_eval.entries import entry_of
+from lpes_eval.report import figures, sources, watch
 from runs import write_run
 from test_report import AFTER, BEFORE
 
+SETTINGS = {"search": {"optimizer": "ga", "curve": "bezier"}}
 
-def write_search(folder, lines, settings=None):
+
+def write_search(folder, lines, settings=SETTINGS):
     folder.mkdir()
-    (folder / "settings.json").write_text(json.dumps(settings or {"search": {"optimizer": "ga", "curve": "bezier"}}))
-    write_journal(folder, lines)
+    write_journal(folder, lines, settings)
     return folder
 
 
-def write_journal(folder, lines):
-    whole = "".join(json.dumps(seal(line)) + "\n" for line in lines)
+def write_journal(folder, lines, settings=SETTINGS):
+    whole = "".join(json.dumps(line) + "\n" for line in [{"settings": settings}, *lines])
     (folder / "journal.jsonl").write_text(whole + '{"key": "torn')
 
 
@@ -30,9 +34,16 @@ def individual(number, fitness, **more):
     return entry | {"fitness": fitness, "scores": scores, "seconds": 2.0, "prompts": 40} | more
 
 
-def test_the_plain_model_that_an_optimiser_asked_for_too_stays_the_baseline(tmp_path):
+def over(share):
+    return {"ends": {"plain": 0.9, "found": 0.9 - share, "interval": [-0.5, -0.1], "over": share}}
+
+
+def test_the_plain_model_that_an_optimiser_measured_too_stays_the_plain_model(tmp_path):
     folder = write_search(tmp_path / "s", [individual(3, 0.5, key="plain", origin="finalist"), individual(1, 0.6)])
-    assert [entry["key"] for entry in sources.search("s", folder).baselines] == ["plain"]
+    search = sources.search("s", folder)
+    assert search.plain.key == "plain"
+    plain, *_ = figures.tradeoff(search).figure.axes[0].get_lines()
+    assert (plain.get_label(), list(plain.get_xdata())) == ("plain model", [0.5])
 
 
 def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
@@ -40,18 +51,38 @@ def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
         individual(0, 0.5, key="plain", generation=None, origin="baseline"),
         individual(0, 0.6),
         individual(1, 0.4, stopped_after=12, prompts=12),
-        individual(2, 0.7, guards={"ends": {"over": 0.1}}),
+        individual(2, 0.7, guards=over(0.1)),
+        individual(3, -1e6, failed="its workers died", scores={}, prompts=0),
     ]
-    page = report(write_search(tmp_path / "run-0", lines))
+    folder = write_search(tmp_path / "run-0", lines)
+    page = report(folder)
     assert "3, of which 1 given up early" in page.text
     assert "92 prompts, 6 s" in page.text
     assert "0.7000 on 40 prompts" in page.text
-    assert "individual 2, generation 1, mutant: fitness 0.4000 on 12 prompts, given up early" in page.text
-    assert "worsens a guard" in page.text
+    search = sources.search("s", folder)
+    early, full, *_ = figures.progress(search).figure.axes[0].get_lines()
+    assert (early.get_label(), list(early.get_xdata()), list(early.get_ydata())) == ("given up early", [52], [0.4])
+    assert (full.get_label(), list(full.get_xdata())) == ("measured on 40 prompts", [40, 92])
+    lengths = [one.get_segments()[0][:, 0] for one in figures.progress(search).figure.axes[0].collections]
+    assert [list(ends) for ends in lengths] == [[40, 52], [0, 40]]  # as long as what it took
+    marks = {line.get_label(): list(line.get_xdata()) for line in figures.tradeoff(search).figure.axes[0].get_lines()}
+    assert marks["worsens a guard"] == pytest.approx([0.7])
+    assert marks["not beaten by any other"] == pytest.approx([0.6])
+
+
+def test_what_no_other_individual_beats_is_joined_by_a_line(tmp_path):
+    draw = random.Random(1)
+    points = [(draw.randrange(64) / 8, draw.randrange(64) / 8) for _ in range(300)]
+    lines = [individual(n, 0.5, scores={"low": y, "high": 100.0 + x}) for n, (x, y) in enumerate(points)]
+    search = sources.search("s", write_search(tmp_path / "s", [individual(999, 0.1, prompts=1), *lines]))
+    both = {((y + 100 + x) / 2, y) for x, y in points}
+    front = [p for p in both if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in both)]
+    line = figures.tradeoff(search).figure.axes[0].get_lines()[-1]
+    assert sorted(zip(line.get_xdata(), line.get_ydata(), strict=True)) == sorted(front)
+    assert len(front) > 2
 
 
 def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhile(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lpes_eval.report.watch.PAUSE", 0.01)
     folder, looks = write_search(tmp_path / "run-0", [individual(0, 0.6)]), []
 
     def meanwhile(seconds):
@@ -59,60 +90,103 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
         page = tmp_path / "report.html"
         assert cli.main(["report", str(folder), "-o", str(page)]) == 0
         assert f"{len(looks)}, of which 0 given up early" in page.read_text()
-        assert "not finished" in page.read_text()
-        lines = [individual(number, 0.6 + 0.1 * number, origin="a\x1bb") for number in range(len(looks) + 1)]
-        write_journal(folder, lines)
+        write_journal(folder, [individual(n, 0.6 + 0.1 * n, origin="a\x1bb") for n in range(len(looks) + 1)])
         ended = {"finished": len(looks) == 2}  # not before its held-out examples
         (folder / "report.json").write_text(json.dumps(ended))
 
+    write_journal(folder, [individual(0, 0.6, origin="a\x1bb")])
     monkeypatch.setattr("time.sleep", meanwhile)
     assert cli.main(["watch", str(folder)]) == 0
-    shown = [line.split("  ")[:5] for line in capsys.readouterr().out.splitlines() if "generation" in line]
-    told = (("mutant", "0.6000"), ("a\ufffdb", "0.7000"), ("a\ufffdb", "0.8000"))
+    shown = [re.split(" {2,}", line)[:4] for line in capsys.readouterr().out.splitlines() if "generation" in line]
     assert shown == [
-        [str(n + 1), f"generation {n}", origin, f"fitness {fitness}", f"best {fitness} on 40 prompts"]
-        for n, (origin, fitness) in enumerate(told)
+        [f"individual {n + 1}", f"generation {n}", "a\ufffdb", f"fitness {0.6 + 0.1 * n:.4f}"] for n in range(3)
     ]
     assert cli.main(["watch", str(tmp_path)]) == 2
-    assert str(tmp_path / "settings.json") in capsys.readouterr().err
+    assert str(tmp_path / "journal.jsonl") in capsys.readouterr().err
 
 
+def lines_of(*entries, **expected):
+    progress = watch.Progress("s", **expected)
+    lines = [line for entry, new in entries for line in progress.add(entry_of(entry), new)]
+    return lines, progress
+
+
+def test_what_was_given_up_or_worsens_a_guard_is_not_the_best_so_far():
+    """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
+    entries = [individual(1, 0.5), individual(2, 0.505, stopped_after=9), individual(3, 0.6, guards=over(0.2))]
+    lines, progress = lines_of(*((entry, True) for entry in entries))
+    assert [line.count("best 0.5000") for line in lines] == [1, 1, 1]
+    assert "given up early" in lines[1]
+    assert "worsens a guard" in lines[2]
+    assert progress.rows["this one"].fitness == 0.6
+
+
+def test_the_best_is_of_those_asked_as_much_and_the_time_left_of_what_was_measured_now():
+    entries = [(individual(1, 0.9, prompts=10), False), (individual(2, 0.4, prompts=40), True)]
+    lines, _ = lines_of(*entries, individuals=6, prompts=130)
+    assert "best 0.9000  known" in lines[0]
+    assert "individual 2 of about 6" in lines[1]
+    assert "best 0.4000  2.0 s  about 4 s left" in lines[1]  # 80 prompts to come, at 20 a second
+
+
+def test_the_display_has_what_there_is_to_beat_beside_the_best():
+    from rich.console import Console
+
+    plain = individual(0, 0.3, generation=None, origin="baseline", scores={"toy@0": 0.125, "[b]\x1b": 0.25})
+    _, progress = lines_of((plain, True), (individual(1, 0.5), True), individuals=4)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(progress.display())
+    text = console.file.getvalue()
+    assert ["baseline", "0.3000", "0.125", "0.250", "–"] in [line.split() for line in text.splitlines()]
+    assert "[b]\ufffd" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("settings.json", "[]"), ("journal.jsonl", "[]"), ("journal.jsonl", json.dumps(individual(0, 1)))],
+    "lines",
+    [
+        ["[]"],
+        [json.dumps(individual(0, 0.5))],
+        [json.dumps({"settings": SETTINGS}), "[]"],
+        [json.dumps({"settings": SETTINGS}), json.dumps(individual(0, 0.5) | {"fitness": None})],
+        [json.dumps({"settings": SETTINGS}), json.dumps(individual(0, 0.5, scores={"toy": "1"}))],
+    ],
 )
-def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, name, text, capsys):
+def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, command, lines, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
-    (folder / name).write_text(f"{text}\n")
-    assert cli.main(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 2
-    assert str(folder / name) in capsys.readouterr().err
+    (folder / "journal.jsonl").write_text("\n".join([*lines, json.dumps(individual(1, 0.5)), ""]))
+    assert cli.main([command, str(folder), *(["-o", str(tmp_path / "r.html")] if command == "report" else [])]) == 2
+    assert str(folder / "journal.jsonl") in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
 
 
 def test_no_tradeoff_is_drawn_where_lower_is_better_for_a_task(tmp_path):
     for lower in (False, True):
         fitness = {"tasks": [{"task": "toy"}, {"task": "nll", "lower_is_better": True}][: 1 + lower]}
-        settings = {"search": {"optimizer": "ga", "curve": "bezier"}, "fitness": fitness}
-        folder = write_search(tmp_path / str(lower), [individual(0, 0.6), individual(1, 0.7)], settings)
+        lines = [individual(0, 0.6), individual(1, 0.7)]
+        folder = write_search(tmp_path / str(lower), lines, {**SETTINGS, "fitness": fitness})
         assert (figures.tradeoff(sources.search("s", folder)) is None) is lower
 
 
 def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
-    report(*runs, search, options=["--figures", tmp_path / "figures"])
-    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "search-s-seconds", "tradeoff-s"]
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in names for kind in ("png", "svg")
-    }
-    for path in (tmp_path / "figures").glob("*.svg"):
-        ElementTree.parse(path)
-    for path in (tmp_path / "figures").glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
+    page = report(*runs, search, options=["--figures", tmp_path / "figures"])
+    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
+    files = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in files] == sorted(f"{name}.{kind}" for name in names for kind in ("pdf", "png"))
+    assert {path.read_bytes()[:4] for path in files} == {b"\x89PNG", b"%PDF"}
+    assert sum(name == "img" for name, _ in page.elements) == len(names)
 
 
-@pytest.mark.parametrize(("cost", "ends"), [("prompts", [40, 80]), ("seconds", [2.0, 5.0])])
-def test_the_search_is_drawn_by_prompts_or_seconds_each_individual_as_long_as_it_took(tmp_path, cost, ends):
-    folder = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7, seconds=3.0)])
-    axes = figures.progress(sources.search("s", folder), cost).figure.axes[0]
-    assert [list(one.get_segments()[0][:, 0]) for one in axes.collections] == [[0, ends[0]], ends]
+def test_a_long_journal_is_watched_and_drawn_in_time_that_grows_with_its_length(tmp_path, report, capsys):
+    """What takes every entry against every other one takes minutes here."""
+    folder = write_search(tmp_path / "s", [individual(n, n % 97 / 100, generation=n // 30) for n in range(20_000)])
+    (folder / "report.json").write_text("{}")
+    begun = time.process_time()
+    assert cli.main(["watch", str(folder)]) == 0
+    assert capsys.readouterr().out.count("generation") == 20_000
+    report(folder)
+    assert (tmp_path / "report.html").stat().st_size < 2e6
+    assert time.process_time() - begun < 25

@@ -193,13 +193,10 @@ def disk(monkeypatch):
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     """Runs the command on the toy model and returns its exit status and what it printed."""
     monkeypatch.setattr(model, "load_model", lambda args, whole: toy_lm)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*flags, output=tmp_path / "out"):
-        argv = [*flags, "--include_path", task_folder]
-        if "--resume" not in flags:
-            argv += ["--output", str(output), *([] if "--tasks" in flags else ["--tasks", "toy"])]
-        status = ga.main(argv)
+        task = [] if "--tasks" in flags else ["--tasks", "toy"]
+        status = ga.main([*flags, "--include_path", task_folder, "--output", str(output), *task])
         printed = capsys.readouterr()
         return status, printed.out, printed.err
 

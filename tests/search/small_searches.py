@@ -8,7 +8,8 @@ SEARCH_ONLY = [*SMALL, "--held_out_examples", "0"]
 
 
 def journal(folder):
-    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    """The entries, as JSON has them, without the settings before them."""
+    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()[1:]]
 
 
 def report(folder):

@@ -1,8 +1,6 @@
-"""Searches that are killed at random moments, or whose disk fills up, end with the same bytes. Takes some minutes.
+"""Searches that are killed at random moments end with the same bytes. Takes some minutes.
 
     python tests/search/soak.py                  # 200 kills over all optimisers
-    python tests/search/soak.py --engines        # 200 over both engines, which answer for the small reference model
-    python tests/search/soak.py --full_disks 50  # 50 searches on a small disk (Linux, where unshare may mount one)
     python tests/search/soak.py --workers 2      # 200 of a search with two Ray workers: of a worker, or of the search
 
 The other searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured
@@ -11,14 +9,10 @@ an individual twice, or did not go on.
 
 import argparse
 import contextlib
-import errno
 import io
-import json
 import multiprocessing
-import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,29 +27,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
 
 import toy_search
-from lpes_eval.errors import UserError
-from search import answer_loss, config, ga, run  # before processes are forked, which then start at once  # noqa: F401
+from search import answer_loss, bench, run  # before processes are forked, which then start at once  # noqa: F401
 
 OPTIMIZERS = tuple(toy_search.SETTINGS)
-ENGINES = ("exact", "harness")
-REAL = "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --no_cache "
-HERE = f"{REAL} --metadata num_keys=10 --examples 2 --optimizer random --mutations 3 --crossovers 0 --generations 2"
-ON_RAY = f"{REAL} --metadata num_keys=20 --examples 16"
-LOADED = {}
-"""Engine -> a search with its model and its prompts, which the processes share."""
+ON_RAY = (
+    "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --metadata num_keys=20 "
+    "--examples 16"
+)
 
 
 def go(folder: Path, name: str) -> None:
-    """A search, in a process of its own, whose exit status says whether the disk was full."""
+    """A search, in a process of its own."""
     with contextlib.redirect_stdout(io.StringIO()):
-        if name in ENGINES:
-            LOADED[name].args.output = folder
-            ga.run(LOADED[name])
-            return
-        try:
-            toy_search.main(folder, name=name)
-        except (OSError, UserError) as error:
-            os._exit(errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else 1)
+        toy_search.main(folder, name=name)
 
 
 def start(folder: Path, name: str) -> multiprocessing.Process:
@@ -73,12 +57,12 @@ def finish(folder: Path, name: str) -> int:
 def measured(folder: Path) -> list[bytes]:
     """The journal's lines in one order, without the clock's share in them."""
     lines = (folder / "journal.jsonl").read_bytes().splitlines()
-    return sorted(re.sub(rb'"seconds": [^,}]+|"sha256": "[^"]+"', b"", line) for line in lines)
+    return sorted(re.sub(rb'"seconds": [^,}]+', b"", line) for line in lines)
 
 
 def check(folder: Path, undisturbed: Path) -> None:
     """The same factors and, but for their order of arrival, the same measurements, each once; nothing half written."""
-    names = {path.name for path in folder.iterdir()} - {"filler"}
+    names = {path.name for path in folder.iterdir()}
     assert names == {path.name for path in undisturbed.iterdir()}, names
     for name in names & {"factors.json", "best_effort.json"}:
         assert (folder / name).read_bytes() == (undisturbed / name).read_bytes()
@@ -109,8 +93,8 @@ def kills(name: str, number: int, tmp: Path) -> str:
 def worker_kills(workers: int, number: int, tmp: Path) -> str:
     """A random worker of a real search is killed every few seconds, or, one time in eight, the search itself.
 
-    Two workers at most between two measured individuals: a third death on the same prompts is the prompts' own fault
-    to a search, and ends it where they are the plain model's.
+    Two workers at most between two measured individuals: to a search a third death is the individual's own fault, and
+    ends it where that is the plain model.
     """
     search = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--output"]
     rng, killed, searches = random.Random(0), Counter[str](), 0
@@ -142,63 +126,20 @@ def worker_kills(workers: int, number: int, tmp: Path) -> str:
     return f"{killed['worker']} workers and {killed['search']} searches killed"
 
 
-def full_disk(name: str, seed: int, disk: Path, undisturbed: Path) -> int:
-    """One search on a disk with a random rest of room, which grows a little whenever it was full; how often it was."""
-    rng, times = random.Random(f"{name} {seed}"), 0
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
-    try:
-        folder, filler, room = disk / "search", disk / "filler", rng.randrange(6)
-        folder.mkdir()
-        while True:
-            filler.write_bytes(b"")
-            taken = shutil.disk_usage(disk).used // 4096
-            filler.write_bytes(bytes(4096 * max(0, 16 - taken - room)))
-            if (code := finish(folder, name)) == 0:
-                break
-            assert code == errno.ENOSPC, code
-            times, room = times + 1, room + rng.randrange(3)
-            for path in folder.glob("*.json"):
-                json.loads(path.read_bytes())  # whole, or not there
-            whole = (undisturbed / "journal.jsonl").read_bytes().splitlines(keepends=True)
-            if (folder / "journal.jsonl").exists():
-                *lines, torn = (folder / "journal.jsonl").read_bytes().splitlines(keepends=True) or [b""]
-                assert set(lines) <= set(whole)
-                assert any(line.startswith(torn) for line in whole)
-        check(folder, undisturbed)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    return times
-
-
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("names", nargs="*", help="only these optimisers or engines")
+    flags.add_argument("names", nargs="*", help="only these optimisers")
     flags.add_argument("--kills", type=int, default=200)
-    flags.add_argument("--engines", action="store_true", help="kill real searches, instead of every optimiser's")
-    flags.add_argument("--full_disks", type=int, default=0, help="searches on disks that fill up, instead of kills")
     flags.add_argument("--workers", type=int, default=0, help="kill Ray workers of a real search, and the search")
     args = flags.parse_args()
-    if args.full_disks and "OWN_MOUNTS" not in os.environ:  # mounts that this process alone sees
-        os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], os.environ | {"OWN_MOUNTS": "1"})
     if args.workers:
         with tempfile.TemporaryDirectory() as folder:
             print(worker_kills(args.workers, args.kills, Path(folder)))
         return
-    chosen = [name for name in (ENGINES if args.engines else OPTIMIZERS) if name in (args.names or name)]
-    for name in chosen if args.engines else ():
-        own = ["--lm_eval_loop"] * (name == "harness")
-        LOADED[name] = run.load(config.parse([*HERE.split(), "--guard", "none", *own]))
+    chosen = [name for name in OPTIMIZERS if name in (args.names or name)]
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            tmp = Path(folder)
-            if not args.full_disks:
-                print(f"{name}: {kills(name, args.kills // len(chosen), tmp)}", flush=True)
-                continue
-            (tmp / "disk").mkdir()
-            assert finish(tmp / "undisturbed", name) == 0
-            each = range(args.full_disks // len(OPTIMIZERS))
-            times = [full_disk(name, seed, tmp / "disk", tmp / "undisturbed") for seed in each]
-            print(f"{name}: {len(times)} searches, whose disks were full {sum(times)} times", flush=True)
+            print(f"{name}: {kills(name, args.kills // len(chosen), Path(folder))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Workers in processes of their own: the same answers, whoever gives them and whoever dies on the way."""
+"""Workers in processes of their own: the same journal, whoever measures and whoever dies on the way."""
 
 import contextlib
-import math
 import os
 import random
 import signal
@@ -18,39 +17,39 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else runs on 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 
-from search.engines import cluster  # noqa: E402
-from search.engines.cluster import Chunk, Pool, WorkerKilled  # noqa: E402
-from test_ga import journal  # noqa: E402
+from lpes_eval.errors import UserError  # noqa: E402
+from search import identity  # noqa: E402
+from search.workers import Pool  # noqa: E402
+from small_searches import journal  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-ARGS = {"workers": 2, "gpus_per_worker": 0.0, "ray_address": None, "model_args": {}, "device": None, "batch_size": 1}
 
 
 class Echo:
-    """A worker without a model: it answers what it was asked, and dies of one prompt."""
+    """A worker without a model: it gives back its job, a number, and dies of one."""
 
-    def __init__(self, args, packages, threads):
+    def __init__(self, args, folder, threads):
         self.pid = os.getpid()
 
-    def ready(self):
-        return {"node": "here", "model": ["the same"]}
+    def describe(self):
+        return {"node": "here", "packages": identity.packages(), "model": "the same"}
 
-    def begin(self, chunk):
-        if 13 in chunk.order[0]:
+    def begin(self, job):
+        if job == 13:
             os._exit(1)
+        if job == -1:
+            raise UserError("not this one")
 
-    def answer(self, chunk, requests, speed):
+    def measure(self, job):
         time.sleep(0.05)
-        self.begin(chunk)
-        return {i: [f"{chunk.factors} {i} {self.pid}"] for together in chunk.order for i in together}, set()
+        self.begin(job)
+        return {"job": job, "pid": self.pid}
 
 
 def pool_of(kind=Echo, **args):
     """Workers of this kind, in place of those before, which hold the cores."""
     ray.shutdown()
-    pool = Pool(Namespace(**ARGS | args), {}, kind)
-    pool.number = pool.add([])
-    return pool
+    return Pool(Namespace(**{"workers": 2, "gpus_per_worker": 0.0, "ray_address": None} | args), kind)
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +58,19 @@ def pool():
     ray.shutdown()
 
 
-def chunks(pool, numbers, factors=(1.0, 1.2)):
-    return [Chunk(pool.number, factors, ((number,),)) for number in numbers]
+def measured(pool, jobs):
+    """The jobs in the order of the results, and the processes that measured them."""
+    results = list(pool.map(list(jobs)))
+    return [result.get("job", result) for result in results], {result.get("pid") for result in results}
 
 
-def asked(pool, numbers):
-    """The numbers that were answered, in the order of the answers, and who answered them; each time asked anew."""
-    pool.number = pool.add([])
-    found = [next(iter(answers.items())) for answers, _ in pool.results(chunks(pool, numbers))]
-    return [i for i, _ in found], {response.split()[-1] for _, (response,) in found}
-
-
-def test_answers_come_in_the_order_of_the_questions_from_several_workers(pool):
-    answered, workers = asked(pool, range(20, 40))
-    assert answered == [*range(20, 40)]
+def test_results_come_in_the_order_of_asking_from_several_workers(pool):
+    jobs, workers = measured(pool, range(20, 40))
+    assert jobs == [*range(20, 40)]
     assert len(workers) == 2
 
 
-def test_workers_killed_all_the_time_change_no_answer(pool):
+def test_workers_killed_all_the_time_change_no_result(pool):
     stop, kills, draw = threading.Event(), [], random.Random(0)
 
     def kill():
@@ -88,96 +82,85 @@ def test_workers_killed_all_the_time_change_no_answer(pool):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        answered, _ = asked(pool, range(20, 420))
+        jobs, _ = measured(pool, range(20, 420))
     finally:
         stop.set()
         killer.join()
-    assert answered == [*range(20, 420)]
+    assert jobs == [*range(20, 420)]
     assert kills
 
 
-def test_prompts_that_kill_every_worker_are_named_and_the_others_are_answered(pool):
-    for number in range(3):  # also where a copy of them was with another worker when they were given up
-        with pytest.raises(WorkerKilled, match=r"factors 1, 1.2: 3 workers died"):
-            asked(pool, [13])
-        assert asked(pool, range(20, 40))[0] == [*range(20, 40)], number
+def test_what_kills_three_workers_is_failed_and_the_rest_is_measured(pool):
+    jobs, _ = measured(pool, [20, 13, 21, 22])
+    assert jobs == [20, {"failed": "3 workers died while they measured it"}, 21, 22]
 
 
-def test_workers_with_nothing_to_do_begin_with_what_is_expected(pool):
-    later = chunks(pool, range(50, 54), factors=(1.0, 1.5))
-    pool.expect(later)
-    asked(pool, range(20, 40))
-    deadline = time.monotonic() + 20
-    while not set(later) <= set(pool._found) and time.monotonic() < deadline:
-        pool._hand_out(cluster.deque())
-        pool._collect()
-    assert set(later) <= set(pool._found)
+def test_what_a_worker_raises_is_raised_and_the_workers_go_on(pool):
+    with pytest.raises(UserError, match="not this one"):
+        measured(pool, [20, -1, *range(21, 30)])
+    assert measured(pool, range(20, 24))[0] == [20, 21, 22, 23]
 
 
-def test_no_chunk_is_answered_twice(tmp_path):
-    class Noting(Echo):
-        def begin(self, chunk):
-            with (tmp_path / "answered").open("a") as lines:
-                lines.write(f"{chunk.factors} {chunk.order}\n")
-
-    pool = pool_of(Noting)
-    several = [chunks(pool, range(6), factors=(1.0, y)) for y in (1.1, 1.2, 1.3)]
-    pool.expect([chunk for some in several for chunk in some])
-    for some in several:
-        list(pool.results(some))
-    ray.shutdown()
-    answered = (tmp_path / "answered").read_text().splitlines()
-    assert sorted(answered) == sorted(f"{chunk.factors} {chunk.order}" for some in several for chunk in some)
+def test_results_that_are_not_taken_hold_nothing_up(pool):
+    results = pool.map([*range(20, 40)])
+    assert next(results)["job"] == 20
+    results.close()  # as where a budget ends the search
+    assert measured(pool, range(50, 54))[0] == [50, 51, 52, 53]
 
 
-def test_a_worker_that_hangs_is_not_waited_for(tmp_path):
-    class Hanging(Echo):
-        def begin(self, chunk):
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"packages": {"torch": "1"}}, f"has torch 1, not {identity.packages()['torch']}; install the driver's"),
+        ({"model": "another"}, "has another model than the first worker"),
+    ],
+)
+def test_a_worker_with_other_packages_or_another_model_is_refused(tmp_path, described, message):
+    class Other(Echo):
+        def describe(self):
             with contextlib.suppress(FileExistsError):
-                (tmp_path / "hangs").touch(exist_ok=False)  # the first one that comes here
-                time.sleep(3600)
+                (tmp_path / "first").touch(exist_ok=False)  # the first one that comes here
+                return super().describe()
+            return super().describe() | described
 
-    pool = pool_of(Hanging)
-    (first, worker), (second, same) = (asked(pool, numbers) for numbers in (range(20, 40), range(40, 60)))
-    assert first + second == [*range(20, 60)]
-    assert len(worker | same) == 1
+    with pytest.raises(UserError, match=message):
+        measured(pool_of(Other), range(40))
 
 
 def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
-    class Other(Echo):
-        def __init__(self, args, packages, threads):
-            raise cluster.UserError("the worker on here has torch 1, not 2; install the driver's versions")
+    class Broken(Echo):
+        def __init__(self, args, folder, threads):
+            raise UserError("x: no such model")
 
-    with pytest.raises(cluster.UserError, match="cannot start: the worker on here has torch 1, not 2"):
-        asked(pool_of(Other), [0])
+    with pytest.raises(UserError, match="a worker cannot start: x: no such model"):
+        _ = pool_of(Broken).described
 
 
 def test_workers_share_the_cores_of_a_container_and_not_those_of_its_machine(monkeypatch):
     ray.shutdown()
     ray.init(address="local", num_cpus=2, include_dashboard=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    pool = Pool(Namespace(**ARGS), {}, Echo)
-    there, _ = ray.wait([*pool._starting], num_returns=2, timeout=60)
-    assert len(there) == 2
+    pool = Pool(Namespace(workers=2, gpus_per_worker=0.0, ray_address=None), Echo)
+    assert len(measured(pool, range(20, 60))[1]) == 2
 
 
 LISTENING = """
 from argparse import Namespace
 from pathlib import Path
-from search.engines.cluster import Pool
+from search import identity
+from search.workers import Pool
 
 class Empty:
     def __init__(self, *args): pass
-    def ready(self): return {"node": "here", "model": ["the same"]}
+    def describe(self): return {"node": "here", "packages": identity.packages(), "model": "the same"}
 
 def listening():  # local address and inode
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return {(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"}
 
 before = listening()
-args = Namespace(workers=1, gpus_per_worker=0.0, ray_address=None, model_args={}, device=None, batch_size=1)
-pool = Pool(args, {}, Empty)
-pool.model
+pool = Pool(Namespace(workers=1, gpus_per_worker=0.0, ray_address=None), Empty)
+pool.described
 print(*{address for address, _ in listening() - before})
 """
 
@@ -185,19 +168,10 @@ print(*{address for address, _ in listening() - before})
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="reads Linux's table of sockets")
 def test_no_port_of_the_workers_can_be_reached_from_outside():
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    found = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True, env=env)
-    addresses = set(found.stdout.split())
+    printed = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True, env=env)
+    addresses = set(printed.stdout.split())
     assert addresses
     assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
-
-
-def test_a_worker_with_another_model_than_the_first_is_refused():
-    pool = object.__new__(Pool)
-    found = [{"node": node, "model": [{"weights_sha256": node}, None]} for node in ("a", "b")]
-    pool._ray = type("Ray", (), {"wait": staticmethod(lambda refs, timeout: (refs, [])), "get": found.__getitem__})
-    pool._running, pool._starting, pool._model, pool._last_there = {}, {0: "worker", 1: "worker"}, None, math.inf
-    with pytest.raises(cluster.UserError, match="the worker on b has another model"):
-        pool._collect()
 
 
 @pytest.fixture
@@ -213,52 +187,50 @@ def nodes():
 
 
 def test_a_worker_whose_node_joins_later_is_used_and_one_whose_node_leaves_is_not_waited_for(nodes):
-    pool, numbers = pool_of(ray_address=nodes.address), range(20, 40)
-    _, first = asked(pool, numbers)
+    pool, jobs = pool_of(ray_address=nodes.address), range(20, 40)
+    _, first = measured(pool, jobs)
     assert len(first) == 1
     joined = nodes.add_node(num_cpus=1)
     deadline = time.monotonic() + 120
-    while not first < asked(pool, numbers)[1]:
+    while not first < measured(pool, jobs)[1]:
         assert time.monotonic() < deadline
     nodes.remove_node(joined, allow_graceful=False)
-    while asked(pool, numbers)[1] != first:
+    while measured(pool, jobs)[1] != first:
         assert time.monotonic() < deadline
 
 
-SEARCH = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--examples", "2", "--positions", "0,100"]
-SEARCH += ["--lambdas", "1,1", "--guard", "none", "--held_out_examples", "0", "--finest", "1", "--no_cache"]
-
-
-GENETIC = ["--optimizer", "ga", "--population", "6", "--parents", "3", "--generations", "2", "--mutations", "4"]
+SEARCH = [sys.executable, "-m", "search.ga", "--tasks", "kv_retrieval", "--model_args", "pretrained=reference-kv"]
+SEARCH += ["--metadata", "num_keys=12", "--examples", "13", "--positions", "0,100", "--finest", "1"]
 
 
 def searched(folder, *flags):
     """What a small search measures, and its factors."""
-    subprocess.run([*SEARCH, *flags, "--output", str(folder)], check=True, capture_output=True)
-    measured = [{k: v for k, v in line.items() if k in ("key", "scores", "examples")} for line in journal(folder)]
-    return measured, (folder / "best_effort.json").read_bytes()
+    ended = subprocess.run([*SEARCH, *flags, "--output", str(folder)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    files = [path.read_bytes() for path in sorted(folder.glob("*s.json")) + sorted(folder.glob("best_effort.json"))]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in journal(folder)], files
+
+
+WAYS = {"held out": ["--held_out_examples", "2"], "budget": ["--held_out_examples", "0", "--budget", "260prompts"]}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What it finds without workers."""
-    return searched(tmp_path_factory.mktemp("alone"))
+    return {way: searched(tmp_path_factory.mktemp("alone"), *flags) for way, flags in WAYS.items()}
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, alone, workers):
-    assert searched(tmp_path, "--workers", workers) == alone
-
-
-def test_a_genetic_search_does_so_too_where_workers_begin_with_its_next_generation(tmp_path):
-    alone = searched(tmp_path / "alone", *GENETIC)
-    assert searched(tmp_path / "workers", *GENETIC, "--workers", "2") == alone
+@pytest.mark.parametrize("way", WAYS)
+def test_a_search_keeps_the_same_journal_with_any_number_of_workers(tmp_path, alone, workers, way):
+    assert searched(tmp_path, *WAYS[way], "--workers", workers) == alone[way]
 
 
 def test_a_search_keeps_the_same_journal_with_8_workers_on_two_nodes(tmp_path, alone, nodes):
     for _ in range(2):
         nodes.add_node(num_cpus=4)
-    assert searched(tmp_path, "--workers", "8", "--ray_address", nodes.address) == alone
+    flags = ["--workers", "8", "--ray_address", nodes.address]
+    assert searched(tmp_path, *WAYS["held out"], *flags) == alone["held out"]
 
 
 def test_a_search_whose_head_node_is_lost_ends_and_the_same_command_goes_on_with_the_next_one(tmp_path, alone):
@@ -266,19 +238,19 @@ def test_a_search_whose_head_node_is_lost_ends_and_the_same_command_goes_on_with
 
     env = os.environ | {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else it is waited for for a minute
     head = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    flags = ["--workers", "2", "--output", str(tmp_path), "--ray_address"]
+    flags = [*WAYS["held out"], "--workers", "2", "--output", str(tmp_path), "--ray_address"]
     running = subprocess.Popen([*SEARCH, *flags, head.address], env=env, stderr=subprocess.PIPE, text=True)
-    journal, deadline = tmp_path / "journal.jsonl", time.monotonic() + 240
-    while not journal.exists() or len(journal.read_text().splitlines()) < 4:
+    lines, deadline = tmp_path / "journal.jsonl", time.monotonic() + 240
+    while not lines.exists() or len(lines.read_text().splitlines()) < 4:
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
     head.shutdown()
-    said = running.communicate(timeout=240)[1]
-    print(said[-3000:])
+    print(running.communicate(timeout=240)[1][-3000:])
     assert running.returncode
     head = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
-        assert searched(tmp_path, *flags[:2], "--ray_address", head.address) == alone
+        again = searched(tmp_path, *WAYS["held out"], "--workers", "2", "--ray_address", head.address)
+        assert again == alone["held out"]
     finally:
         head.shutdown()

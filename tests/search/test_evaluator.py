@@ -3,21 +3,20 @@
 import random
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import lm_eval
 import pytest
+import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.data import splits
-from lpes_eval.engine.exact import ExactEngine
 from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import PromptTooLong, UserError
-from lpes_eval.factors import Factors
-from search.cache import FitnessCache
-from search.evaluator import Cutoff, Evaluator
+from lpes_eval.methods.lpes import LPES
+from search.evaluator import Evaluator
+from search.job import Cutoff
 from search.tasks import load_tasks
 
 
@@ -167,32 +166,78 @@ def test_search_and_held_out_examples_have_none_in_common(load, task, divided):
     assert not asked["search"] & asked["held_out"]
 
 
-def test_what_was_measured_is_not_measured_again_by_another_run(toy_lm, load, tmp_path, monkeypatch):
-    factors, cache = [1.0, 1.5, 1.2], FitnessCache(tmp_path)
-    first = Evaluator(toy_lm, load("toy"), cache=cache)(factors)
-    monkeypatch.setattr(ExactEngine, "answer", lambda *_, **__: pytest.fail("was asked again"))
-    again = Evaluator(toy_lm, load("toy"), cache=FitnessCache(tmp_path))
-    assert again(Factors.from_list(factors)).examples == first.examples
-    with pytest.raises(pytest.fail.Exception):
-        again([1.0, 1.5, 1.3])
-    with pytest.raises(pytest.fail.Exception):  # other examples are another fitness
-        Evaluator(toy_lm, load("toy", examples=3), cache=cache)(factors)
-
-
-def test_a_part_of_the_questions_scores_as_it_does_among_all_and_is_kept_apart(toy_lm, load, tmp_path, monkeypatch):
+def test_a_part_of_the_questions_scores_as_it_does_among_all(toy_lm, load, monkeypatch):
     monkeypatch.setattr("search.evaluator.FEWEST", 1)
     tasks, factors = load("toy", "toy_plain", examples=5), [1.0, 1.5, 1.2]
-    evaluator = Evaluator(toy_lm, tasks, cache=FitnessCache(tmp_path))
+    evaluator = Evaluator(toy_lm, tasks)
     part = evaluator.part(0.25)
-    some, whole, again = (evaluator(factors, part=questions) for questions in (part, None, part))
+    some, whole = (evaluator(factors, part=questions) for questions in (part, None))
     only = evaluator.only(whole.examples, part, whole.ended)
     assert evaluator.asked(part) == 2 * 3 + 2  # of five questions two, of which one task asks each at three positions
     assert whole.examples == Evaluator(toy_lm, tasks)(factors).examples
     for name, values in whole.examples.items():
         assert some.examples[name] == [*values[:2], None, None, None]
         assert some.scores[name] == pytest.approx(sum(values[:2]) / 2)
-    for known in (again, only):
-        assert replace(known, seconds=0) == replace(some, seconds=0)
+    assert replace(only, seconds=0) == replace(some, seconds=0)
+
+
+def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_prompt():
+    """On prompts that share a beginning and on such that do not, with one layer scaled."""
+    lm, factors = LPES(pretrained="reference-kv", device="cpu"), [1.0, 1.25, 1.1, 1.0]
+    (kv,) = load_tasks(lm, ["kv_retrieval"], metadata={"num_keys": 9}, examples=13, lambdas=[2, 3, 5])
+    evaluator = Evaluator(lm, [kv])
+    measured = evaluator.likelihood(factors, part=[3, 12])
+    rope.apply(lm.model, factors)
+    for number, column in enumerate(kv.columns):
+        values = measured.examples[column.name]
+        assert [u for u, value in enumerate(values) if value is not None] == [3, 12]
+        for u in (3, 12):
+            [request] = [r for r in kv.task.instances if (r.doc_id, r.idx) == (u, number)]
+            prompt = lm.tok_encode(request.args[0], add_special_tokens=False)
+            answer = lm.tok_encode(kv.task.written(request.doc, column.position), add_special_tokens=False)
+            with torch.no_grad():
+                logits = lm.model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+            each = [logits[len(prompt) - 1 + k, token].item() for k, token in enumerate(answer)]
+            assert values[u] == pytest.approx(sum(each) / len(each), abs=1e-4)
+    assert measured.fitness == pytest.approx(sum(c.weight * measured.scores[c.name] for c in kv.columns))
+    assert measured.fitness != pytest.approx(evaluator.likelihood([1.0] * 4, part=[3, 12]).fitness, abs=1e-3)
+    choice = load_tasks(lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
+    choice[0].task.OUTPUT_TYPE = "multiple_choice"
+    with pytest.raises(UserError, match="kv_retrieval: has no reference answers in words"):
+        Evaluator(lm, choice).likelihood(factors)
+
+
+def test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once(toy_lm):
+    options = {"metadata": {"num_keys": 4}, "examples": 3}
+    (search,) = load_tasks(toy_lm, ["kv_retrieval"], positions=(0, 20, 50, 100), lambdas=[1, 5, 1, 2], **options)
+    assert {column.position: column.weight for column in search.columns} == {0: 0.25, 50: 0.25, 100: 0.5}
+    assert search.note == "kv_retrieval: 20 % is the place of 0 %, so it is not asked or counted again"
+    (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], split="held_out", positions=None, **options)
+    assert [column.position for column in held_out.columns] == [0, 40, 80, 100]  # records 0, 1, 2, 3
+    assert held_out.left_out == {20: 0, 60: 40}
+    assert len(held_out.task.instances) == 3 * 4
+    assert load_tasks(toy_lm, ["kv_retrieval"], positions=None, metadata={"num_keys": 6}, examples=3)[0].note == ""
+
+
+def test_other_prompts_documents_weights_or_another_model_are_another_fitness(toy_lm, load, monkeypatch):
+    (plain,) = load("toy_plain")
+    evaluator = Evaluator(toy_lm, [plain])
+    before = evaluator.describe()
+    assert Evaluator(toy_lm, load("toy_plain"), fast=False).describe() == before  # how it is measured is none
+    evaluator([1.0, 1.5, 1.2])
+    assert evaluator.describe() == before
+    documents = [doc | {"answer": "other"} for doc in plain.docs]
+    others = [load("toy_plain", system_instruction="Answer."), [replace(plain, docs=documents)]]
+    for other in (*others, load("toy_plain", examples=2), load("toy_plain", metrics=["em"])):
+        assert Evaluator(toy_lm, other).describe() != before
+    model = evaluator.engine.fingerprint()
+    assert evaluator.engine.fingerprint() == model
+    weight = toy_lm.model.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        was = weight[0, 0].item()
+        weight[0, 0] += 1
+        assert evaluator.engine.fingerprint() != model
+        weight[0, 0] = was
 
 
 def test_the_time_of_the_plan_is_the_plain_models(toy_lm, load):
@@ -248,25 +293,17 @@ def test_examples_before_a_question_show_no_held_out_question(load):
     assert not any(doc["text"] in prompt for doc in held_out for prompt in prompts)
 
 
-def test_answers_drawn_at_random_are_not_dealt_out_to_workers(toy_lm, load):
-    tasks = load("toy_plain", gen_kwargs={"do_sample": True, "temperature": 1.5})
-    with pytest.raises(UserError, match=r"^--workers: answers that are drawn at random"):
-        Evaluator(toy_lm, tasks, pool=object())
-
-
-def test_what_is_given_up_hangs_on_no_batch_and_no_cache(toy_lm, load, tmp_path):
+def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     tasks = load("toy_luck")
     ways = [
         {},
         {"tokens_per_batch": 1},
         {"tokens_per_batch": 300},
         {"prompts_per_batch": 2},
-        {"cache": FitnessCache(tmp_path / "known")},
-        {"cache": FitnessCache(tmp_path / "new")},
     ]
     evaluators = [Evaluator(toy_lm, tasks, **way) for way in ways]
     tried = list(individuals(8, seed=4))
-    measured = [evaluators[-2](factors) for factors in tried]
+    measured = [evaluators[0](factors) for factors in tried]
     best = max(measured, key=lambda one: one.fitness)
     cutoffs = [Cutoff(best.fitness, best.examples, 0.4)]
     for share in (0.6, 0.8):
@@ -309,7 +346,7 @@ def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(
     monkeypatch.setattr("search.evaluator.rng.shuffled", lambda values, rng: list(values))
     evaluator = Evaluator(toy_lm, load("toy_luck", examples=4))
     own, other = (dict.fromkeys(evaluator.columns, values) for values in ([0.6] * 4, [1.0, 1.0, 0.0, 0.0]))
-    evaluator.cache = SimpleNamespace(get=lambda *_: {"examples": own})
+    monkeypatch.setattr(evaluator, "_examples", lambda answers, scored: own)
     given_up = evaluator([1.0, 1.5, 1.2], Cutoff(0.5, other, error=0.9))
     assert given_up.stopped_after
     assert min(given_up.scores.values()) > 0.5 > given_up.fitness
@@ -422,13 +459,13 @@ def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
 
 
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
-    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 4}, lambdas=[2, 3, 5], examples=2)
+    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 6}, lambdas=[2, 3, 5], examples=2)
     assert [(column.position, column.weight, column.metric) for column in task.columns] == [
         (0, 0.2, "acc@0"),
         (50, 0.3, "acc@50"),
         (100, 0.5, "acc@100"),
     ]
-    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 4}, "examples": 2}
+    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 6}, "examples": 2}
     (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
     assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
     assert {column.weight for column in held_out.columns} == {1 / 6}

@@ -3,20 +3,20 @@
 import json
 import math
 import re
+import shlex
 import signal
 import time
-from types import SimpleNamespace
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from search import guards, run
-from search.optimizers.gradient import GradientDescent
+from search import ga
+from search.answer_loss import AnswerLoss
+from search.bench import Bench
 from search.report.pages import Outcome
-from search.report.progress import progress
-from search.space import Individual
 from small_searches import SEARCH_ONLY, SMALL, found, journal, report
 
 
@@ -40,13 +40,13 @@ def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_
     assert set(written["best"]["scores"]) == {"toy@0", "toy@50", "toy@100"}
     for name in ("summary.md", "convergence.png", "curve.png", "positions-toy.png"):
         assert (folder / name).stat().st_size > 0
-    assert out.index("Fitness ") < out.index("To beat:") < out.index("generation 0/2") < out.index("# Search on toy")
+    assert out.index("Fitness ") < out.index("To beat:") < out.index("generation 0") < out.index("# Search on toy")
     assert "lm_eval --model lpes" in out
 
 
 def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(command, tmp_path, monkeypatch):
     monkeypatch.setattr(rope, "apply", apply := Mock(wraps=rope.apply))
-    command(*SEARCH_ONLY, "--no_cache")
+    command(*SEARCH_ONLY)
     assert [list(call.args[1]) for call in apply.call_args_list[:2]] == [[1.0] * 3, [1.5] * 3]
     baseline, pi = journal(tmp_path / "out")[:2]
     assert [entry["origin"] for entry in (baseline, pi)] == ["baseline", "PI"]  # what is equal is measured once
@@ -54,7 +54,7 @@ def test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors(comman
 
 
 @pytest.mark.parametrize("gone", ["half", "all"])
-def test_resume_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp_path, gone):
+def test_the_same_command_goes_on_and_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp_path, gone):
     assert command(*SEARCH_ONLY)[0] == 0
     folder = tmp_path / "out"
     name = found(folder)
@@ -62,7 +62,7 @@ def test_resume_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp
     whole = lines[: len(lines) // 2] if gone == "half" else []
     (folder / "journal.jsonl").write_bytes(b"".join(whole) + b'{"key": "ab')
     name.unlink()
-    status, out, _ = command("--resume", str(folder))
+    status, out, _ = command(*SEARCH_ONLY)
     assert status == 0
     assert "torn off" in out
     assert name.read_bytes() == kept
@@ -72,7 +72,7 @@ def test_resume_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp
 def test_a_search_that_is_over_can_be_proven_on_more_held_out_examples(command, tmp_path):
     assert command(*SMALL, "--held_out_examples", "2", "--guard", "none")[0] == 0
     before = journal(tmp_path / "out")
-    status, out, _ = command("--resume", str(tmp_path / "out"), "--held_out_examples", "4")
+    status, out, _ = command(*SMALL, "--guard", "none", "--held_out_examples", "4")
     assert status == 0
     assert "held-out examples, 4 questions" in out
     new = [entry for entry in journal(tmp_path / "out") if entry not in before]
@@ -80,7 +80,7 @@ def test_a_search_that_is_over_can_be_proven_on_more_held_out_examples(command, 
 
 
 def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path):
-    flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--no_cache"]
+    flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0"]
     flags += ["--tasks", "toy_luck", "--batch_size", "1"]
     reports = {}
     for name, kind in (("patient", "off"), ("hasty", "bound")):
@@ -97,7 +97,7 @@ def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byt
 
 def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path):
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--tasks", "toy_luck"]
-    assert command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.5", "--no_cache")[0] == 0
+    assert command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.5")[0] == 0
     entries = journal(tmp_path / "out")
     assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
@@ -108,10 +108,10 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
 
 
 def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_seconds(command, tmp_path, monkeypatch):
-    step = GradientDescent._step
-    monkeypatch.setattr(GradientDescent, "_step", lambda self, g: (time.sleep(0.5), step(self, g)))
+    loss = AnswerLoss.__call__
+    monkeypatch.setattr(AnswerLoss, "__call__", lambda *args: (time.sleep(0.5), loss(*args))[1])
     flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
-    flags += ["--learning_rate", "0.05", "--no_cache", "--skip", "1", "--held_out_examples", "0"]
+    flags += ["--learning_rate", "0.05", "--skip", "1", "--held_out_examples", "0"]
     status, out, _ = command(*flags)
     assert status == 0
     assert "and 2 x 4 examples forwards and backwards, 2 batches of 2" in out
@@ -122,51 +122,47 @@ def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_secon
     assert entries[-1]["seconds"] > 1
 
 
-def test_what_was_given_up_is_not_shown_as_the_best_so_far(capsys):
-    """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
-    optimizer = SimpleNamespace(generation=1, generations=2, expected_evaluations=2, expected_effort=2)
-    watched = SimpleNamespace(optimizer=optimizer, evaluator=SimpleNamespace(prompts=10), part=None)
-    with progress(watched, {}) as show:
-        for fitness, also in ((0.5, {}), (0.505, {"stopped_after": 9})):
-            show(Individual((), "band"), {"fitness": fitness, "prompts": 9, "seconds": 1.0, **also}, True)
-    assert capsys.readouterr().out.count("best 0.5000") == 2
+def stopped_at(monkeypatch, number, stop=None):
+    """Ctrl-C, or a signal, at so many measurements; returns the factors that are asked for."""
+    measure, asked = Bench.measure, []
 
-
-@pytest.mark.parametrize("stop", [None, signal.SIGTERM], ids=["ctrl-c", "SIGTERM"])
-def test_ctrl_c_and_sigterm_end_cleanly_say_how_to_go_on_and_lose_nothing(
-    command, tmp_path, task_folder, monkeypatch, stop
-):
-    flags = [*SEARCH_ONLY, "--no_cache"]
-    assert command(*flags, output=tmp_path / "undisturbed")[0] == 0
-    evaluate, calls = run.Search.evaluate, []
-
-    def interrupted(self, individual):
-        calls.append(individual.points)
-        if len(calls) == 6:
+    def stopped(self, job):
+        asked.append(job.factors.digest())
+        if len(asked) == number:
             if stop is not None:  # its handler raises the same
                 signal.raise_signal(stop)
             raise KeyboardInterrupt
-        return evaluate(self, individual)
+        return measure(self, job)
 
-    monkeypatch.setattr(run.Search, "evaluate", interrupted)
-    status, _, err = command(*flags)
+    monkeypatch.setattr(Bench, "measure", stopped)
+    return asked
+
+
+@pytest.mark.parametrize("stop", [None, signal.SIGTERM], ids=["ctrl-c", "SIGTERM"])
+def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_nothing(
+    command, tmp_path, monkeypatch, stop, capsys
+):
+    assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
+    asked = stopped_at(monkeypatch, 8, stop)
+    status, _, err = command(*SEARCH_ONLY)
     assert status == 130
-    assert f"python -m search.ga --resume {tmp_path / 'out'} --include_path {task_folder}" in err
     assert factors_file.load(tmp_path / "out" / "best_effort.json").num_layers == 3  # the best until then
-    assert command("--resume", str(tmp_path / "out"))[0] == 0
-    assert calls[5] == calls[6]  # the one that was interrupted, and no other, is measured again
+    python, m, module, *flags = shlex.split(err.rpartition("go on with: ")[2])
+    assert (python, m, module) == ("python", "-m", "search.ga")
+    assert ga.main(flags) == 0
+    assert asked[7] == asked[8]  # the one that was interrupted, and no other, is measured again
+    assert len(set(asked)) == len(asked) - 1
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
 def test_a_search_of_which_no_individual_could_be_measured_ends_cleanly(command, monkeypatch):
-    entries = [{"fitness": -guards.PENALTY, "scores": {}, "seconds": 0.0, "prompts": 0, "failed": "3 workers died"}]
-
-    def evaluate(*_):
-        if not entries:
+    def stop(entry, *_):
+        if entry.failed:
             raise KeyboardInterrupt
-        return entries.pop()
 
-    monkeypatch.setattr(run.Search, "evaluate", evaluate)
+    monkeypatch.setattr(ga.Search, "measure_all", lambda self, jobs: ({"failed": "3 workers died"} for _ in jobs))
+    monkeypatch.setattr(ga.Search, "measured", lambda self, job: self.bench.measure(job))
+    monkeypatch.setattr(ga, "live", lambda *_: nullcontext(stop))
     status, out, _ = command(*SEARCH_ONLY, "--start", "1.2")
     assert status == 130
     assert "Best so far" not in out
@@ -175,13 +171,13 @@ def test_a_search_of_which_no_individual_could_be_measured_ends_cleanly(command,
 def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, disk):
     assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
     disk.room = 12
-    status, _, err = command(*SEARCH_ONLY, "--no_cache")
+    status, _, err = command(*SEARCH_ONLY)
     disk.room = math.inf
     assert status == 2
     first, second = err.splitlines()[-2:]
     assert "No space left" in first
-    assert "python -m search.ga --resume" in second
-    assert command("--resume", str(tmp_path / "out"))[0] == 0
+    assert "go on with: python -m search.ga" in second
+    assert command(*SEARCH_ONLY)[0] == 0
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
@@ -195,12 +191,18 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(comma
 
 def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(command, tmp_path):
     assert "Optimizer    bands, from 1 in every layer" in command("--dry_run")[1]
-    assert "Budget       600 seconds to search, then it ends\n" in command("--dry_run", "--budget", "10m")[1]
-    status, out, _ = command("--dry_run", "--preset", "paper", "--control_points", "3", "--budget", "20000prompts")
+    out = command("--dry_run", "--budget", "0.001s")[1]
+    assert "Budget       0 seconds to search, then it ends\n" in out
+    assert re.search(r"^Time .*, so about 0.0 s to search, when the budget ends it \(.* without a budget\)", out, re.M)
+    status, out, _ = command("--dry_run", "--preset", "paper", "--control_points", "3", "--budget", "2000prompts")
     assert status == 0
-    assert "Budget       20,000 prompts to search" in out
+    assert "Budget       2,000 prompts to search" in out
     assert "at most 20 generations after the first and 512 individuals" in out
-    assert re.search(r"^Time +\d+ prompts took .*, so about .* to search and .* to evaluate$", out, re.MULTILINE)
+    assert re.search(
+        r"^Time +\d+ prompts took .*, so about .* to search, when the budget .*, and then .* for the held-out",
+        out,
+        re.MULTILINE,
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -208,7 +210,8 @@ def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
     from search.evaluator import Measured
 
     scores = {f"toy@{p}": 0.0 for p in (0, 50, 100)}
-    monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, {}, 0.1))
+    examples = {key: [0.0] * 5 for key in scores}
+    monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, examples, 0.1))
     _, out, _ = command(*SEARCH_ONLY, "--guard", "none")
     assert out.count("individuals of the first generation have fitness 0.0000") == 1
 
@@ -237,7 +240,7 @@ def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
     asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry["generation"] is not None]
     assert len(asked) < 200  # of 200 draws some have the same factors
     assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
-    assert "The budget ended" not in (tmp_path / "again" / "summary.md").read_text()
+    assert "The budget of" not in (tmp_path / "again" / "summary.md").read_text()
 
 
 def test_a_smaller_budget_takes_nothing_back_that_was_measured(command, tmp_path):
@@ -255,9 +258,9 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
     entries = [entry for entry in journal(tmp_path / "out") if entry["generation"] is not None]
     assert len(entries) == 4  # of 15 prompts each
     assert report(tmp_path / "out")["best"]["fitness"] == max(entry["fitness"] for entry in entries)
-    cut = "The budget ended the search in generation 0 of"
+    cut = "The budget of 60 prompts ended the search after 4 of about"
     assert cut in (tmp_path / "out" / "summary.md").read_text()
-    assert command("--resume", str(tmp_path / "out"), "--budget", "1h")[0] == 0
+    assert command(*SEARCH_ONLY, "--budget", "1h")[0] == 0
     assert cut not in (tmp_path / "out" / "summary.md").read_text()
     whole, out = (json.loads(found(tmp_path / name).read_text()) for name in ("whole", "out"))
     assert out["origin"]["search"].pop("budget") == ["seconds", 3600]
@@ -265,16 +268,17 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
 
 
 def test_a_budget_does_not_end_the_search_with_what_was_given_up(command, tmp_path, monkeypatch):
-    evaluate = run.Search.evaluate
+    measure = Bench.measure
 
-    def given_up(search, individual):  # just below what would have been kept, and above what was
-        entry = evaluate(search, individual)
-        cutoff = search.optimizer.cutoff
-        return entry if cutoff is None else entry | {"fitness": cutoff[1] - 1e-6, "stopped_after": 1}
+    def given_up(bench, job):  # just below what would have been kept, and above what was
+        data = measure(bench, job)
+        if job.cutoff is None or "guards" in data:
+            return data
+        return data | {"fitness": job.cutoff.fitness - 1e-6, "stopped_after": 1, "examples": {}, "ended": []}
 
-    monkeypatch.setattr(run.Search, "evaluate", given_up)
-    flags = ["--examples", "5", "--held_out_examples", "0", "--guard", "none", "--budget", "60prompts"]
-    assert command(*flags, "--lambdas", "0.2,0.3,0.5")[0] == 0  # so that PI at 1.5 is not better
+    monkeypatch.setattr(Bench, "measure", given_up)
+    flags = ["--tasks", "toy_luck", "--examples", "5", "--held_out_examples", "0", "--guard", "none"]
+    assert command(*flags, "--budget", "60prompts", "--lambdas", "0.2,0.3,0.5")[0] == 0
     assert report(tmp_path / "out")["stopped_early"] > 0
     assert report(tmp_path / "out")["factors"] == [1.0] * 3
 
@@ -285,17 +289,6 @@ def test_going_on_after_a_success_keeps_the_best_so_far(command, tmp_path, monke
     assert command(*flags, "--budget", "60prompts")[0] == 0
     success = factors_file.load(found(tmp_path / "out")).digest()
 
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run.Search, "evaluate", stopped)
+    stopped_at(monkeypatch, 1)
     assert command(*flags)[0] == 130
     assert factors_file.load(tmp_path / "out" / "best_effort.json").digest() == success
-
-
-def test_what_another_search_measured_says_nothing_about_the_time(command, tmp_path):
-    flags = [*SEARCH_ONLY, "--guard", "toy_plain"]
-    assert "at the plain model's pace" in command(*flags)[1]
-    out = command(*flags, output=tmp_path / "again")[1]
-    assert "at the plain model's pace" not in out
-    assert {entry["seconds"] for entry in journal(tmp_path / "again")} == {0.0}

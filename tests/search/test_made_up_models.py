@@ -7,7 +7,8 @@ import pytest
 
 from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.methods.lpes import LPES
-from search import engines, ga, model, run, tasks
+from search import evaluator, ga, model, tasks
+from search.bench import Bench
 from test_ga import found, journal, report
 
 
@@ -69,11 +70,11 @@ def search(lm, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tasks, "_build", remembered)
     monkeypatch.setattr(model, "load_model", lambda args, whole: lm)
-    monkeypatch.setattr(engines, "choose", lambda lm, requests, **speed: (Answers(lm, requests), None))
+    monkeypatch.setattr(evaluator, "engine_for", lambda lm, requests, **speed: (Answers(lm, requests), None))
 
     def call(right, *flags, folder="out", status=0):
         monkeypatch.setattr(Answers, "right", staticmethod(right))
-        fixed = ["--metadata", "num_keys=20", "--held_out_examples", "0", "--no_cache"]
+        fixed = ["--metadata", "num_keys=20", "--held_out_examples", "0"]
         command = ["--tasks", "kv_retrieval", *fixed, *flags, "--output", str(tmp_path / folder)]
         assert ga.main(command) == status
         return tmp_path / folder
@@ -133,25 +134,49 @@ def test_a_search_that_goes_on_with_a_larger_budget_ends_as_in_one_go(search, bu
     assert report(once)["factors"] == report(twice)["factors"]
 
 
-def test_of_a_search_without_an_individual_on_all_questions_the_fittest_is_chosen(search):
-    def handed_over(*flags, folder):
-        found = search(lambda s, keys, position: 0.3 + 0.6 * (mean(s) - 1), *flags, folder=folder)
-        return report(found)["factors"]
+def test_a_search_stopped_before_anything_better_names_no_file(search, monkeypatch, capsys):
+    measure = Bench.measure
 
-    flags = ["--budget", "450prompts", "--guard", "none"]
-    fittest = handed_over(*flags, folder="fittest")
-    assert fittest != [1.0] * 4
-    assert handed_over(*flags, "--choose", "worst", folder="chosen") == fittest
+    def stop(bench, job):
+        if job.share < 1:
+            raise KeyboardInterrupt
+        return measure(bench, job)
+
+    monkeypatch.setattr(Bench, "measure", stop)  # the start is the plain model, which is known
+    folder = search(lambda s, keys, position: 0.5, "--guard", "none", "--examples", "48", status=130)
+    assert not list(folder.glob("*.json"))
 
 
-def test_a_search_stopped_before_anything_new_names_factors_that_are_there(search, monkeypatch, capsys):
-    def stop(*_):
-        raise KeyboardInterrupt
+def test_where_nothing_helps_there_is_no_file_no_held_out_prompt_and_a_gain_that_would_have_been_seen(search, capsys):
+    folder = search(lambda s, keys, position: 0.5 - 0.2 * (mean(s) - 1), "--held_out_examples", "12")
+    out = capsys.readouterr().out
+    assert report(folder)["factors"] == [1.0] * 4
+    assert not list(folder.glob("*s.json")) + list(folder.glob("best_effort.json"))
+    assert all(entry["origin"] != "held out" for entry in journal(folder))
+    verdict, _, rest = out.rpartition("# Search on kv_retrieval")[2].strip().partition("\n")
+    assert re.match(r"The search ended by itself after \d+ individuals: no individual is fitter", verdict)
+    assert re.search(r"kv_retrieval: a gain of less than 0\.\d+ may have gone unseen on these search examples", verdict)
+    assert "found factors" not in rest
+    assert "lm_eval --model" not in rest
 
-    monkeypatch.setattr(run.Search, "evaluate", stop)  # the start is the plain model, which is known
-    folder = search(lambda s, keys, position: 0.5, "--guard", "none", "--examples", "12", status=130)
-    assert f"Its factors: {folder / 'best_effort.json'}" in capsys.readouterr().out
-    assert found(folder).name == "best_effort.json"
+
+def test_a_budget_that_ends_a_search_without_a_gain_concludes_nothing(search, capsys):
+    search(lambda s, keys, position: 0.5 - 0.2 * (mean(s) - 1), "--budget", "200prompts")
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"The budget of 200 prompts ended the search after \d of about \d+ individuals: so far no", said)
+    assert "says nothing about the others" in said
+    assert "not worth using" not in said
+
+
+def test_a_guard_that_has_nothing_to_lose_says_so(search, capsys):
+    folder = search(
+        lambda s, keys, position: 0.0 if keys == 10 else 0.4 + 0.8 * min(mean(s) - 1, 0.5), "--held_out_examples", "12"
+    )
+    out = capsys.readouterr().out
+    assert 'the guard "kv_retrieval, num_keys=10" guards nothing: the plain model has 0' in out
+    assert re.search(r"kv_retrieval, num_keys=10 .*\| nothing to lose \|", out)
+    assert 'the guard "answers that end" guards' not in out
+    assert "guards" in report(folder)
 
 
 def test_a_budget_of_prompts_counts_those_of_the_guards(search):
@@ -177,7 +202,7 @@ def test_two_metrics_of_a_task_are_two_guards(search, capsys):
     guards = ["--guard", "kv_retrieval:acc@0"], ["--guard", "kv_retrieval:acc@100"]
     for k, (first, second) in enumerate((guards, guards[::-1])):
         folder = search(right, "--examples", "48", *first, *second, folder=f"out{k}")
-        assert found(folder).name == "best_effort.json"
+        assert report(folder)["factors"] == [1.0] * 4
         named = re.search("^Guards .*$", capsys.readouterr().out, re.M)[0]
         assert all(f"kv_retrieval{one} (" in named for one in (", num_keys=10", ":acc@0", ":acc@100"))
     search(right, *guards[0], *guards[0], folder="twice", status=2)

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-import shutil
+from dataclasses import replace
 from statistics import mean
 from types import SimpleNamespace
 
@@ -11,14 +11,12 @@ import pytest
 
 from lpes_eval import factors as factors_file
 from lpes_eval.compare.statistics import Difference
-from lpes_eval.report import sources
-from search import config, ga, guards, run, tradeoff
+from lpes_eval.entries import Entry, GuardCheck
+from search import config, ga, guards, run
 from search.evaluator import Evaluator
 from search.guards import Guard, rank
 from search.held_out import HeldOut, reproduce_command
 from search.report.pages import Outcome
-from search.space import Individual
-from search.tasks import Column
 from small_searches import SMALL, found, journal, report
 
 
@@ -34,133 +32,50 @@ def stop_at_the_end(monkeypatch):
     monkeypatch.setattr(run.Search, "measure", stopped)
 
 
-@pytest.mark.parametrize("choice", ["mean", "worst", "1,0,0"])
-def test_another_individual_of_a_search_that_is_over_can_be_chosen_without_measuring_any(command, tmp_path, choice):
-    flags = [*SMALL, "--epochs", "3", "--held_out_examples", "4", "--guard", "none"]
-    assert command(*flags)[0] == 0
-    before = journal(tmp_path / "out")
-    measured = {entry["key"]: entry for entry in before if "examples" in entry and "points" in entry}
-
-    def value(entry):
-        scores = list(entry["scores"].values())
-        return {"mean": sum(scores) / len(scores), "worst": min(scores), "1,0,0": scores[0]}[choice]
-
-    assert command("--resume", str(tmp_path / "out"), "--choose", choice)[0] == 0
-    new = [entry for entry in journal(tmp_path / "out") if entry not in before]
-    assert {entry["origin"] for entry in new} <= {"held out"}
-    plain = next(entry for entry in before if entry["origin"] == "baseline")
-    best = report(tmp_path / "out")["best"]
-    assert value(best) == max(map(value, [*measured.values(), plain]))
-    assert factors_file.load(found(tmp_path / "out")).digest() == best["key"]
+def outcome_of(*differences, fitness=0.6, sign=1, worsened=(), corpus=None, held_out=True):
+    """Of a search whose factors have this fitness, the plain model 0.5, and these differences on held-out examples."""
+    tasks = [SimpleNamespace(name=k, sign=sign) for k, _ in enumerate(differences)]
+    compared = {(k, "baseline"): SimpleNamespace(mean=mean) for k, mean in enumerate(differences)}
+    measured = {"baseline": SimpleNamespace(fitness=0.5), "found factors": SimpleNamespace(fitness=corpus)}
+    held_out = held_out and SimpleNamespace(tasks=tasks, comparisons=compared, measured=measured, worsened=worsened)
+    guards = {"g": GuardCheck(1.0, 0.5, [-0.6, -0.4], 0.1)} if "search" in worsened else {}
+    plain = Entry("", 0.5)
+    return Outcome({"baseline": plain}, Entry("", fitness, guards=guards), None, held_out or None)
 
 
-def test_trades_are_of_individuals_in_full_with_errors_counted_down_and_harm_as_worse():
-    evaluator = SimpleNamespace(prompts=9, columns={name: (SimpleNamespace(sign=-1), None) for name in "ab"})
-    entry = {"prompts": 9, "examples": {}, "scores": {"a": 0.0, "b": 0.5}, "guards": {"g": {"over": 0.0}}}
-    entries = [entry, entry | {"prompts": 3}, entry | {"guards": {"g": {"over": 0.25}}}, entry | {"key": "equal"}]
-    found = tradeoff.trades(entries, evaluator)
-    assert [(trade.mean, trade.worst, trade.harm) for trade in found[:2]] == [(-0.25, -0.5, 0.0), (-0.25, -0.5, 0.25)]
-    assert tradeoff.front(found) == found[:1]  # of equals the first
+def between(low, high, p=0.01):
+    return Difference(0.1, 0.2, (low + high) / 2, low, high, p, "exchange")
 
 
 @pytest.mark.parametrize(
-    ("shares", "scores"),
-    [
-        ({"a": 0.9, "b": 0.1}, {"fittest": {"a": 0.9, "b": 0.3}, "other": {"a": 0.5, "b": 0.8}}),
-        ({"a": 0.1, "b": 0.9}, {"fittest": {"a": 0.5, "b": 0.6}, "other": {"a": 0.6, "b": 0.0}}),
-    ],
+    ("fitness", "shown"),
+    [(0.6, True), (0.5, False), (0.5 + 1e-12, False), (0.4, False)],  # sums are rounded
 )
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("positions", [(0.0, 50.0, 100.0), ()])
-def test_other_lambdas_weigh_the_positions_of_a_task_and_no_task_against_another(shares, scores, positions, sign):
-    lambdas = [0.2, 0.3, 0.5]
-    a = [Column(f"a@{p:g}", "acc", shares["a"] * w, p) for p, w in zip((0.0, 50.0, 100.0), lambdas, strict=True)]
-    b = [Column(f"b@{p:g}", "acc", shares["b"] * w, p) for p, w in zip(positions, lambdas, strict=False)]
-    b = b or [Column("b", "acc", shares["b"])]
-    objectives = [SimpleNamespace(sign=sign, columns=columns) for columns in (a, b)]
-    columns = {column.name: (task, column) for task in objectives for column in task.columns}
-    entry = {"prompts": 9, "examples": {}, "fitness": 0}
-    entries = [
-        entry | {"key": name, "scores": {c: sign * of[c.partition("@")[0]] for c in columns}}
-        for name, of in scores.items()
-    ]
-    evaluator = SimpleNamespace(prompts=9, columns=columns)
-    for choice in (lambdas, [2, 3, 5]):
-        found = tradeoff.ranked(tradeoff.trades(entries, evaluator), choice, evaluator)
-        assert [trade.entry["key"] for trade in found] == ["fittest", "other"]
+def test_without_held_out_examples_factors_count_as_found_where_they_are_fitter(fitness, shown):
+    assert outcome_of(fitness=fitness, held_out=False).shown is shown
+    assert not outcome_of(worsened=["search"], held_out=False).shown
 
 
-def test_what_choose_takes_is_guarded_now_where_the_search_left_it_out(command, tmp_path, monkeypatch):
-    flags = [*SMALL, "--epochs", "3", "--held_out_examples", "0", "--guard", "toy_plain:hits:0.5"]
-    assert command(*flags)[0] == 0
-    shutil.copytree(tmp_path / "out", tmp_path / "harmed")
-    before = journal(tmp_path / "out")
-    for _ in range(2):
-        assert command("--resume", str(tmp_path / "out"), "--choose", "0,0,1")[0] == 0
-    [late] = [entry for entry in journal(tmp_path / "out") if entry not in before]
-    best = report(tmp_path / "out")["best"]
-    assert late["key"] == f"guards of {best['key']}"
-    assert best["guards"] == late["guards"]
-    assert best["guards"].keys() == {"answers that end", "toy_plain:hits"}
-    in_the_tradeoff = sources.search("out", tmp_path / "out").individuals
-    assert [entry["guards"] for entry in in_the_tradeoff if entry["key"] == best["key"]] == [late["guards"]]
-    monkeypatch.setattr(Guard, "check", lambda *_: late["guards"]["toy_plain:hits"] | {"over": 0.1})
-    assert command("--resume", str(tmp_path / "harmed"), "--choose", "0,0,1")[0] == 0
-    assert report(tmp_path / "harmed")["best"]["key"] != best["key"]
-
-
-def test_where_choose_takes_the_plain_model_its_factors_are_1_whatever_a_curve_of_ones_own_gives():
-    plain = factors_file.Factors.from_uniform(1.0, num_layers=3)
-    entry = {"key": plain.digest(), "prompts": 4, "examples": {}, "scores": {"a": 1.0}, "fitness": 1.0}
-    evaluator = SimpleNamespace(prompts=4, columns={"a": (SimpleNamespace(sign=1), Column("a", "acc", 1.0))})
-    journal = SimpleNamespace(entries={plain.digest(): entry}, individuals={})
-    args = SimpleNamespace(choose="mean")
-    made = SimpleNamespace(journal=journal, uniform=lambda f: plain, evaluator=evaluator, args=args)
-    assert run.Search.chosen(made, Individual(((0.0, 1.4),), "band"), entry) == (plain, entry)
-
-
-@pytest.mark.parametrize(
-    ("fitness", "interval", "shown"),
-    [
-        (0.6, None, True),
-        (0.5, None, False),
-        (0.5 + 1e-12, None, False),  # sums are rounded
-        (0.4, None, False),
-        (0.6, (0.01, 0.2, 0.03), True),
-        (0.6, (-0.01, 0.2, 0.06), False),
-        (0.6, (-0.3, -0.1, 0.01), False),
-        (0.5, (0.01, 0.2, 0.03), False),
-        (0.6, (0.3, 0.3, 0.25), False),  # all of three questions alike
-        (0.6, (0.3, 0.3, 0.01), True),
-    ],
-)
-def test_factors_count_as_found_only_where_they_are_better_than_the_plain_model(fitness, interval, shown):
-    held_out = None
-    if interval:
-        low, high, p = interval
-        mean = Difference(0.1, 0.2, 0.1, low, high, p, "exchange")
-        tasks, compared = [SimpleNamespace(name="t", sign=1)], {("t", "baseline"): SimpleNamespace(mean=mean)}
-        held_out = SimpleNamespace(tasks=tasks, comparisons=compared, worsened=[])
-    assert Outcome({"baseline": {"fitness": 0.5}}, {"fitness": fitness}, None, held_out).shown is shown
-
-
-def test_factors_count_as_found_where_no_task_and_no_guard_is_worse_and_fewer_errors_are_better():
-    def shown(*intervals, sign=1, worsened=(), fitness=0.6, over=0.0):
-        """Of tasks with these differences, or of a corpus metric with this fitness."""
-        means = [Difference(0.1, 0.2, 0.1, low, high, 0.01, "exchange") for low, high in intervals]
-        tasks = [SimpleNamespace(name=k, sign=sign) for k, _ in enumerate(means)]
-        compared = {(k, "baseline"): SimpleNamespace(mean=mean) for k, mean in enumerate(means)}
-        measured = {"baseline": SimpleNamespace(fitness=0.5), "found factors": SimpleNamespace(fitness=fitness)}
-        held_out = SimpleNamespace(tasks=tasks, comparisons=compared, measured=measured, worsened=worsened)
-        best = {"fitness": 0.6, "guards": {"g": {"over": over}}}
-        return Outcome({"baseline": {"fitness": 0.5}}, best, None, held_out).shown
-
-    better, same, worse = (0.01, 0.2), (-0.1, 0.1), (-0.2, -0.01)
-    assert shown(better, same)
-    assert shown(worse, sign=-1)
-    assert shown()
-    assert not any((shown(same), shown(better, worse), shown(better, sign=-1), shown(fitness=0.5)))
-    assert not any((shown(better, worsened=["g"]), shown(better, over=0.1), shown(worsened=["g"])))
+def test_factors_count_as_found_where_a_task_is_better_beyond_chance_and_none_worse():
+    better, same, worse = between(0.01, 0.2), between(-0.1, 0.1, 0.9), between(-0.2, -0.01)
+    assert outcome_of(better).shown
+    assert outcome_of(better, same).shown
+    assert outcome_of(worse, sign=-1).shown  # fewer errors
+    assert outcome_of(corpus=0.6).shown
+    assert outcome_of(between(0.3, 0.3)).shown
+    for not_shown in (
+        outcome_of(same),
+        outcome_of(worse),
+        outcome_of(better, worse),
+        outcome_of(better, sign=-1),
+        outcome_of(better, fitness=0.5),
+        outcome_of(better, worsened=["g"]),
+        outcome_of(better, worsened=["search"]),
+        outcome_of(corpus=0.5),
+        outcome_of(corpus=0.6, worsened=["g"]),
+        outcome_of(between(0.3, 0.3, p=0.25)),  # all of three questions alike
+    ):
+        assert not not_shown.shown
 
 
 def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path, monkeypatch):
@@ -180,7 +95,8 @@ def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_pa
     flags += "--system_instruction 'Be brief.' --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
     flags += "--model_args pretrained=a/b,max_length=99,token=hf_secret --batch_size 4 --device cpu "
     flags += "--confirm_run_unsafe_code --held_out_examples"
-    tasks = [SimpleNamespace(name=name, divided=name == "toy_plain") for name in ("toy", "toy_plain")]
+    places = {"left_out": {}, "columns": []}
+    tasks = [SimpleNamespace(name=name, divided=name == "toy_plain", **places) for name in ("toy", "toy_plain")]
 
     def command(tasks, examples, *more):
         args = config.parse([*shlex.split(flags), examples, *more, "--output", str(tmp_path)])
@@ -202,6 +118,8 @@ def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_pa
     given = command(tasks, "9", "--model_args", 'pretrained=a,b={"c": 1}', "--batch_size", "auto")
     assert json.loads(*given["--model_args"])["b"] == {"c": 1}
     assert "--batch_size" not in given
+    tasks[0].left_out, tasks[0].columns = {20.0: 0.0}, [SimpleNamespace(position=p) for p in (0.0, 40.0)]
+    assert json.loads(*command(tasks[:1], "9")["--metadata"]) == {"num_keys": 9, "positions": [0, 40]}
 
 
 def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command, tmp_path, monkeypatch):
@@ -217,7 +135,7 @@ def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command,
 
 def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, tmp_path, monkeypatch):
     check = Guard.check  # as if every individual that is fitter lost a tenth
-    monkeypatch.setattr(Guard, "check", lambda *args: check(*args) | {"over": 0.1})
+    monkeypatch.setattr(Guard, "check", lambda *args: replace(check(*args), over=0.1))
     status, out, _ = command(*SMALL, "--held_out_examples", "4")
     assert status == 0
     plain, *others = journal(tmp_path / "out")
@@ -248,7 +166,7 @@ def test_held_out_examples_guard_a_task_at_all_its_positions(toy_lm, load, task_
     evaluator = Evaluator(toy_lm, load("toy", "toy_choice"))
     asked = {}
     for split in ("search", "held_out"):  # a choice has no answer that ends
-        [guard] = guards.load(config.parse(flags), evaluator, split, 4)
+        [guard] = guards.load(config.parse(flags), evaluator, split, 4, lambda tasks: Evaluator(toy_lm, tasks))
         asked[split] = guard.evaluator.prompts
     assert asked == {"search": 4 * 2, "held_out": 4 * 3}
 
@@ -289,20 +207,20 @@ def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, 
 def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     guard = Guard("g", 0.1, SimpleNamespace(objectives=[SimpleNamespace(sign=1)]))
     plain = [1.0] * 12
-    assert guard.check(plain, plain)["over"] == 0
-    assert guard.check(plain, [0.0] * 1 + [1.0] * 11)["over"] == 0  # within what is allowed
-    assert guard.check([1.0, 0.0] * 6, [0.0, 1.0] * 5 + [0.0, 0.0])["over"] == 0  # by chance
-    assert guard.check(plain, [0.0] * 3 + [1.0] * 9)["over"] == 0  # not shown to be more than is allowed
-    assert guard.check(plain, [0.0] * 6 + [1.0] * 6)["over"] == pytest.approx(0.4)
-    assert guard.check([1.0] * 3, [0.0] * 3)["over"] == 0  # three questions show nothing, though all changed alike
+    assert guard.check(plain, plain).over == 0
+    assert guard.check(plain, [0.0] * 1 + [1.0] * 11).over == 0  # within what is allowed
+    assert guard.check([1.0, 0.0] * 6, [0.0, 1.0] * 5 + [0.0, 0.0]).over == 0  # by chance
+    assert guard.check(plain, [0.0] * 3 + [1.0] * 9).over == 0  # not shown to be more than is allowed
+    assert guard.check(plain, [0.0] * 6 + [1.0] * 6).over == pytest.approx(0.4)
+    assert guard.check([1.0] * 3, [0.0] * 3).over == 0  # three questions show nothing, though all changed alike
     guard.evaluator.objectives[0].sign = -1
     lower = guard.check([-3.0] * 12, [-5.0] * 6 + [-4.0] * 6)
-    assert (lower["plain"], lower["found"], lower["over"]) == (3.0, 4.5, pytest.approx(1.4))
-    assert 1 < lower["interval"][0] < 1.5 < lower["interval"][1] < 2
-    assert [HeldOut([], {}, {}, {}, {"g": {**lower, "over": over}}).lower for over in (0.0, 1.4)] == [["g"], []]
-    entry = {"fitness": 0.9, "guards": {"g": {"over": 0.4}}}
-    assert rank(entry) < rank({"fitness": -100.0})
-    assert rank(entry) > rank(entry | {"guards": {"g": {"over": 0.5}}})
+    assert (lower.plain, lower.found, lower.over) == (3.0, 4.5, pytest.approx(1.4))
+    assert 1 < lower.interval[0] < 1.5 < lower.interval[1] < 2
+    assert [HeldOut([], {}, {}, {}, {"g": replace(lower, over=over)}).lower for over in (0.0, 1.4)] == [["g"], []]
+    entry = Entry("", 0.9, guards={"g": replace(lower, over=0.4)})
+    assert rank(entry) < rank(Entry("", -100.0))
+    assert rank(entry) > rank(replace(entry, guards={"g": replace(lower, over=0.5)}))
 
 
 @pytest.mark.parametrize(
@@ -322,12 +240,11 @@ def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_sa
         return SimpleNamespace(fitness=mean(value for value in examples["acc"] if value is not None))
 
     entries = {
-        uniform(f).digest(): {"factor": f, "fitness": score({"acc": values}).fitness, "examples": {"acc": values}}
+        uniform(f).digest(): Entry("", score({"acc": values}).fitness, factor=f, examples={"acc": values})
         for f, values in ({1.0: [1, 0, 1, 0]} | measured).items()
     }
-    entries["given up"] = {"factor": 1.9, "fitness": 0.9, "stopped_after": 2}
-    made = SimpleNamespace(
-        journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score), uniform=uniform
-    )
+    entries["given up"] = Entry("", 0.9, factor=1.9, stopped_after=2)
+    journal, plain = SimpleNamespace(entries=entries), entries[uniform(1.0).digest()]
+    made = SimpleNamespace(journal=journal, evaluator=SimpleNamespace(score=score), uniform=uniform, plain=plain)
     made.plain_on = lambda examples: run.Search.plain_on(made, examples)
     assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
 from search import optimizers
 from search.journal import Journal
 from search.run import Search
@@ -26,12 +27,20 @@ def loss(factors):
     return sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(factors))
 
 
-class Toy(Search):
-    """A search whose individuals are measured by a formula."""
+class Bench:
+    """Individuals are measured by a formula."""
 
-    def evaluate(self, individual):
+    part = staticmethod(lambda share: None)
+    num_layers = L
+    guards = staticmethod(lambda split: [])
+
+    def evaluator(self, split):
+        return self
+
+    def measure(self, job):
         time.sleep(0.001)
-        return {"fitness": -loss(self.factors(individual).per_layer()), "examples": {}, "seconds": 0.0, "prompts": 1}
+        fitness = -loss(job.factors.per_layer())
+        return {"fitness": fitness, "examples": {"toy": [1]}, "ended": [1], "seconds": 0.0, "prompts": 1}
 
 
 def model():
@@ -51,18 +60,23 @@ def model():
     return Slope()
 
 
+def search(optimizer, bench=None, seed=0, curve="bezier", **flags):
+    """A search of these parts, without a model."""
+    args = SimpleNamespace(**{"curve": curve, "skip": 0, "budget": None, "early_stopping": None} | flags)
+    return Search(args, bench or Bench(), optimizer, {"seed": {"seed": seed}})
+
+
 def main(folder, seed=0, name="ga"):
-    kind, free = optimizers.load(name), name in ("bands", "gradient")
-    space = Space.free(L, grid=name != "gradient") if free else Space(L)
+    kind, free = optimizers.load(name), name in ("bands", "gradient", "cma-es")
+    space = Space.free(L, grid=name == "bands") if free else Space(L)
     config = kind.Config(**SETTINGS[name])
     optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
-    args = SimpleNamespace(curve="free" if free else "bezier", skip=0, budget=None, early_stopping=None)
-    evaluator = SimpleNamespace(num_layers=L, part=lambda share: None, expect=lambda *_: None)
-    search = Toy(args, None, evaluator, optimizer, {"seed": seed})
-    with Journal(folder, search.settings) as search.journal:
+    toy = search(optimizer, seed=seed, curve="free" if free else "bezier")
+    with Journal(folder, toy.settings) as toy.journal:
         print("at work", flush=True)
-        best, entry = search.run(lambda individual, entry, new: None)
-    factors = replace(search.factors(best), origin={"fitness": entry["fitness"], "seed": seed})
+        toy.measure("baseline", Factors.from_uniform(1.0, num_layers=L))
+        best, entry = toy.run(lambda individual, entry, new: None)
+    factors = replace(toy.factors(best), origin={"fitness": entry.fitness, "seed": seed})
     factors.save(Path(folder) / "factors.json")
 
 

@@ -1,20 +1,5 @@
 "use strict";
 (() => {
-  const tip = document.getElementById("tip");
-  for (const title of document.querySelectorAll("svg use > title")) {  // shown at once, instead of after a second
-    title.parentNode.dataset.tip = title.textContent;
-    title.remove();
-  }
-  document.addEventListener("pointerover", event => {
-    const text = event.target.dataset?.tip;
-    tip.hidden = !text;
-    if (!text) return;
-    tip.textContent = text;
-    const right = Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8);
-    tip.style.left = `${Math.max(8, right)}px`;
-    tip.style.top = `${Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
-  });
-
   const list = document.getElementById("list");
   if (!list) return;
   const form = document.querySelector("form"), more = document.getElementById("more"), PAGE = 50;

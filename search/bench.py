@@ -1,0 +1,106 @@
+"""Where a search measures: the model, its tasks and guards, and an individual's whole measurement.
+
+A search has one of them, and so has each of its workers (``search.workers``), made from the same command line: so both
+measure the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from lpes_eval.errors import UserError
+from search import guards
+from search.config import task_options
+from search.evaluator import Evaluator, Measured
+from search.guards import Guard
+from search.job import Job
+from search.tasks import Objective, load_tasks
+
+
+class Bench:
+    """The model of a command line, with its tasks and guards on both splits, each built when it is first used.
+
+    Args:
+        args: the command line.
+        lm: the lm-eval model, if it is loaded already.
+        whole: False to load it without its weights, which the workers have.
+    """
+
+    def __init__(self, args: argparse.Namespace, lm: Any = None, whole: bool = True) -> None:
+        from search.model import load_model
+
+        self.args, self.lm = args, lm or load_model(args, whole)
+        self.objectives = cache(self._objectives)  # by split
+        self.evaluator = cache(self._evaluator)
+        self.guards = cache(self._guards)
+
+    def _objectives(self, split: str) -> list[Objective]:
+        options = task_options(self.args) | ({"positions": None} if split == "held_out" else {})
+        examples = self.args.examples if split == "search" else self.args.held_out_examples
+        return load_tasks(self.lm, self.args.tasks, split=split, examples=examples, **options)
+
+    def _evaluator(self, split: str) -> Evaluator:
+        return self._measured_by(self.objectives(split))
+
+    def _measured_by(self, objectives: Sequence[Objective]) -> Evaluator:
+        args = self.args
+        speed = {"fast": not args.lm_eval_loop, "vllm": args.engine_args if args.engine == "vllm" else None}
+        size = None if args.batch_size == "auto" else args.batch_size
+        return Evaluator(self.lm, objectives, prompts_per_batch=size, **speed)
+
+    def _guards(self, split: str) -> list[Guard]:
+        examples = self.args.guard_examples if split == "search" else self.args.held_out_examples
+        return guards.load(self.args, self.evaluator(split), split, examples, self._measured_by)
+
+    def measure(self, job: Job) -> dict[str, Any]:
+        """An individual's entry in the journal, but for its key and its origin.
+
+        Raises:
+            UserError: the fitness is not finite, so nothing can be held against it.
+        """
+        evaluator, watched = self.evaluator(job.split), self.guards(job.split)
+        part = evaluator.part(job.share)
+        if job.measure == "likelihood":
+            measured = evaluator.likelihood(job.factors, part)
+        elif job.whole is not None and part is not None:
+            measured = evaluator.only(job.whole.examples, part, job.whole.ended)
+        else:
+            measured = evaluator(job.factors, job.cutoff, part)
+        per_layer = job.factors.per_layer(evaluator.num_layers)
+        if job.split == "search" and not math.isfinite(measured.fitness):
+            raise not_finite(per_layer, measured)
+        scaled = set(per_layer[self.args.skip :])
+        data: dict[str, Any] = {
+            **vars(measured),
+            "measure": job.measure,
+            "prompts": measured.stopped_after or evaluator.asked(part),
+            "factor": scaled.pop() if len(scaled) == 1 and job.split == "search" else None,
+        }
+        if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
+            before, share = sum(guard.seconds for guard in watched), 1.0 if part is None else job.share
+            rows = {guard.name: guard.rows(job.factors, measured, share) for guard in watched}
+            if job.plain_rows is None:
+                data["guard_rows"] = rows
+            else:
+                data["guards"] = {g.name: g.check(job.plain_rows[g.name], rows[g.name]) for g in watched}
+            data["guard_prompts"] = sum(guard.prompts(share) for guard in watched)
+            data["seconds"] += sum(guard.seconds for guard in watched) - before
+        return data | {"seconds": round(data["seconds"], 3)}
+
+    def time_two_batches(self) -> tuple[int, float]:
+        """As ``Evaluator.time_two_batches``."""
+        return self.evaluator("search").time_two_batches()
+
+
+def not_finite(per_layer: Sequence[float], measured: Measured) -> UserError:
+    """The error of factors whose fitness is no finite number."""
+    bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
+    return UserError(
+        f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
+        f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
+        "a wider dtype (--model_args dtype=float32)"
+    )

@@ -1,0 +1,38 @@
+"""Text that came from a file stays text: against a Markdown renderer and an XML parser."""
+
+import html as entities
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from lpes_eval.text import markdown, terminal
+
+RENDER = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render
+FRAMES = ("{}", "* {}", "### {}", "| a | b |\n| - | - |\n| x | {} |", "before\n{}")
+ALPHABET = "ab1 *_~`[]()!<>&|\\#+-=.:/@$\n\t\x1b\ud800\u2028é🦊"
+
+
+@given(st.text(alphabet=ALPHABET, max_size=30))
+def test_markdown_shows_any_text_as_it_is(text: str) -> None:
+    for frame in FRAMES:
+        rendered = RENDER(frame.format(markdown(text)))
+        shown = entities.unescape(re.sub("<[^>]*>", "", rendered)).replace("\u2060", "")
+        assert terminal(text).strip() in shown
+        assert not re.search("<(?!/?(p|ul|li|h3|table|thead|tbody|tr|th|td)\\b)", rendered)
+
+
+@pytest.mark.parametrize("text", ["http://x.y", "ftp://x.y", "www.x.y", "WWW.x.y", "a@b.cc", "@name"])
+def test_markdown_leaves_nothing_that_github_makes_a_link_of(text: str) -> None:
+    links = re.compile(r"(?<!\\)://|www\.|@[a-z]", re.IGNORECASE)
+    assert links.search(text)
+    assert not links.search(markdown(text))
+
+
+@given(st.text(max_size=30))
+def test_a_terminal_gets_one_line_that_can_be_encoded(text: str) -> None:
+    assert terminal(text).encode().decode().isprintable() or not text.isprintable()
+    assert len(terminal(text).splitlines()) <= 1
+    assert not re.search("[\x00-\x1f\x7f-\x9f]", terminal(text))
