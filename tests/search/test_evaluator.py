@@ -398,7 +398,7 @@ def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, load, harness, monk
     assert len(tried) == 1
     for factors, one in zip(individuals(3), measured, strict=True):
         assert one.examples[task] == harness(factors, task, metric)
-    assert len(tried) == (4 if task == "toy_choice" else 1)  # simple_evaluate tries as ever; texts are the engine's
+    assert len(tried) == 4  # simple_evaluate tries as ever
 
 
 def test_a_rolling_likelihood_shows_no_bar(toy_lm, load, capfd):
