@@ -232,7 +232,7 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
         where = "held-out examples"
     else:
-        others = [entry for entry in search.journal.individuals if entry.examples and entry.key != plain.key]
+        others = [entry for entry in search.journal.individuals if entry.examples and entry.factor != 1.0]
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
     return [
