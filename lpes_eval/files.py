@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import DataError
+from lpes_eval.errors import DataError, UserError
 
 EXPANSION, ROOM = 100, 4 << 20
 """An archive may hold ``EXPANSION`` times its own size and ``ROOM`` bytes. Texts take three to ten times."""
@@ -226,3 +226,66 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         raise
     finally:
         part.unlink(missing_ok=True)
+
+
+HEAD = 4096
+"""So many bytes at the beginning of an output hold its marker."""
+
+
+def marker(command: str) -> str:
+    """What a command puts at the beginning of a file that it writes, in a comment or an entry."""
+    return f"written by {command}, which replaces this file when it is run again"
+
+
+def check_output(path: str | Path, mark: str) -> None:
+    """Refuse a file that is there already, unless its beginning holds ``mark``: only then the command may replace it.
+
+    A link is judged by the file that it names. What is no file, such as a pipe or ``/dev/stdout``, and the summary of a
+    job on GitHub (see ``write_output``), are written to and not replaced.
+
+    Raises:
+        UserError: a folder, a file of somebody else's, or one that cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
+    if not path.is_file() or _is_job_summary(path):
+        return
+    try:
+        with path.open("rb") as file:
+            is_ours = mark.encode() in file.read(HEAD)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give another file") from None
+    if not is_ours:
+        raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
+
+
+def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
+    """Write what a command was told to write to a file, but never over a file that the command did not write.
+
+    Args:
+        path: the file; it may be there if ``check_output`` allows it. The file that ``$GITHUB_STEP_SUMMARY`` names is
+            shared by the steps of a job, and is appended to.
+        content: the whole of it, with ``mark`` in its first ``HEAD`` bytes.
+        mark: what tells the command's outputs from all other files, such as its ``marker``.
+
+    Raises:
+        UserError: see ``check_output``; or it cannot be written.
+    """
+    path = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    assert mark.encode() in data[:HEAD], mark
+    check_output(path, mark)
+    try:
+        if _is_job_summary(path):
+            with path.open("ab") as file:
+                file.write(data)
+        else:
+            write_atomically(path, data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); give another file") from None
+
+
+def _is_job_summary(path: Path) -> bool:
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    return bool(summary) and os.path.realpath(path) == os.path.realpath(str(summary))
