@@ -6,24 +6,18 @@ lines print that line alone and exit with status 2 (``program``); in a Python pr
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
-"""What a name must not bring into a terminal, a table or an XML file."""
+from lpes_eval.text import terminal as plain
+
 LONGEST = 2_000
 """Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
 
 
 P = ParamSpec("P")
-
-
-def plain(text: str) -> str:
-    """The text in one line, without control characters."""
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def first_line(error: Exception) -> str:

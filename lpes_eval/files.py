@@ -99,6 +99,20 @@ def _checksum(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
 
+def entry(data: Any, *keys: str) -> Mapping[str, Any]:
+    """The object in a place of a JSON value; an empty one where nothing is there.
+
+    Raises:
+        TypeError: something else is there.
+    """
+    for number in range(len(keys) + 1):
+        data = {} if data is None else data
+        if not isinstance(data, dict):
+            raise TypeError(f"{' '.join(keys[:number]) or 'all'} is {type(data).__name__}, expected an object")
+        data = data.get(keys[number]) if number < len(keys) else data
+    return dict(data)
+
+
 def read_json(path: str | Path) -> Any:
     """The JSON value of a file; see ``parse``."""
     return parse(b"".join(_lines(Path(path), None)), str(path))

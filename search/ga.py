@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare.tables import finite, reader_may_leave
+from lpes_eval.compare.tables import finite, ignore_broken_pipe
 from lpes_eval.errors import UserError
 from lpes_eval.files import seal, write_atomically
 from search.config import MEASURED, defaults, model_name, parse, resume_command, shown, without_effect
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(argv)
         if idle := without_effect(argv, args):
             print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
-        with reader_may_leave():
+        with ignore_broken_pipe():
             run(load(args))
             return 0
         _say_how_to_go_on(args)

@@ -252,7 +252,8 @@ class Change:
     """How one quantity moved from a baseline to a new run.
 
     ``worsening`` is how much worse the new run is, in the score's unit, and negative if it is better; ``allowed`` is
-    the largest worsening that the test would let pass; ``p`` is the one-sided p-value of "this is a rerun".
+    the largest worsening that the test would let pass. ``p`` is the one-sided p-value of "this is a rerun" against a
+    worse run, ``p_better`` that against a better one.
     """
 
     old: float
@@ -260,6 +261,7 @@ class Change:
     worsening: float
     allowed: float
     p: float
+    p_better: float
 
 
 def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
@@ -273,7 +275,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     otherwise drawn at random, the one seen among them (Phipson & Smyth, arXiv 1603.05766).
 
     Returns:
-        A change for each position and, for two positions or more, for their mean and their spread.
+        A change for each position and, for two positions or more, for their mean, the worst of them and their spread.
 
     Raises:
         ValueError: if the shapes, (questions, positions), differ, or a score is missing.
@@ -295,7 +297,9 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         null = sign * (new_drawn - old_drawn)
         worsening = sign * (now - was)
         most = len(null) - 1 - math.floor(level * len(null))
-        return Change(was, now, worsening, float(np.partition(null, most)[most]), _share_reaching(null, worsening))
+        allowed = float(np.partition(null, most)[most])
+        p, p_better = _share_reaching(null, worsening), _share_reaching(-null, -worsening)
+        return Change(was, now, worsening, allowed, p, p_better)
 
     def change_at(column: int) -> Change:
         at_old, at_new = first[:, column], second[:, column]
@@ -307,12 +311,14 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         coin = binom(worse + better, 0.5)
         allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
-        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, float(coin.sf(worse - 1)))
+        p, p_better = float(coin.sf(worse - 1)), float(coin.sf(better - 1))
+        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, p, p_better)
 
-    found = [change_at(column) for column in range(columns)]
+    changes = [change_at(column) for column in range(columns)]
     if columns > 1:
-        found += [change_of(np.mean, sign), change_of(np.ptp, 1.0)]
-    return tuple(found)
+        worst = np.min if higher_is_better else np.max
+        changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
+    return tuple(changes)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

@@ -74,11 +74,11 @@ def differences(pair: Pair) -> Picture:
     rows: list[Mapping[str, Any]] = []
     names: list[str] = []
     for section in pair.report.sections:
-        rows += [row.facts for row in section.rows]
+        rows += [vars(row.difference) | {"interval": (row.difference.low, row.difference.high)} for row in section.rows]
         several = sum(section.task == other.task for other in pair.report.sections) > 1
         named = f"{section.task}, {section.metric}" if several else section.task
         of = {"all": named, "spread": f"{named}, spread (less is better)"}
-        names += [of.get(row.cells[0], f"{named}, {row.cells[0]}") for row in section.rows]
+        names += [of.get(row.label, f"{named}, {row.label}") for row in section.rows]
     tips = [
         f"{name}: {row['a']:.3f} → {row['b']:.3f}, {row['difference']:+.3f} "
         f"({row['interval'][0]:+.3f} to {row['interval'][1]:+.3f}), p = {row['p']:.2g}"

@@ -1,8 +1,9 @@
-"""Paired differences between runs of lm-eval on the same examples."""
+"""Paired differences between runs of lm-eval on the same examples, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,62 @@ if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
 
 FEW_QUESTIONS = 50
-"""Below this many, the report says which of its numbers so few questions do not carry."""
+"""Below this many, the notes say which numbers so few questions do not carry."""
 
 
-def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> tables.Report:
+@dataclass(frozen=True)
+class Row:
+    """One quantity of a metric in two runs: its label (``"50 %"``, ``"mean"``, ``"worst"``, ``"spread"``, or ``"all"``
+    where there are no positions), the paired difference, and its p-value adjusted over the rows of a comparison.
+    """
+
+    label: str
+    difference: Difference
+    p_holm: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As a table has it: label, both scores, difference, interval, p, adjusted p."""
+        d = self.difference
+        interval = f"{tables.signed(d.low)} to {tables.signed(d.high)}"
+        scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
+        return (self.label, *scores, interval, tables.p_value(d.p), tables.p_value(self.p_holm))
+
+
+@dataclass(frozen=True)
+class Section:
+    """One metric of one task in two runs, which ``runs`` names by their letters."""
+
+    task: str
+    metric: str
+    runs: tuple[str, str]
+    questions: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs by letter, the first of them A; the differences of each other one from A; and notes for a reader."""
+
+    runs: Mapping[str, Results]
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...]
+    confidence: float
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all sections."""
+        return [row for section in self.sections for row in section.rows]
+
+    def first_metrics(self) -> dict[tuple[str, str], str]:
+        """Of each run (by its letter) and each task, the first metric."""
+        first: dict[tuple[str, str], str] = {}
+        for section in self.sections:
+            first.setdefault((section.runs[1], section.task), section.metric)
+        return first
+
+
+def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> Comparison:
     """Compare runs with a first one, question by question.
 
     Args:
@@ -35,36 +88,28 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     from lpes_eval.compare.statistics import holm
 
     notes: list[str] = []
-    found: list[tuple[str, str, str, int, dict[str, Difference]]] = []
+    sections: list[Section] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
-        said: list[str] = []
-        found += [(letter, *one) for one in _differences(a, letter, b, confidence, prompts_may_differ, said)]
-        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in said]
-    if few := sorted({questions for *_, questions, _ in found if questions < FEW_QUESTIONS}):
+        of_pair: list[str] = []
+        sections += _sections(a, letter, b, confidence, prompts_may_differ, of_pair)
+        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
+    if few := sorted({section.questions for section in sections if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
             "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
         )
-    adjusted = iter(holm([difference.p for *_, rows in found for difference in rows.values()]))
-    sections = tuple(
-        tables.Section(
-            name,
-            shown,
-            questions,
-            ("", "A", letter, f"{letter} − A", f"{confidence * 100:g} % interval", "p", "p (Holm)"),
-            tuple(_row(label, d, next(adjusted)) for label, d in rows.items()),
-            ("A", letter) if len(others) > 1 else (),
-        )
-        for letter, name, shown, questions, rows in found
-    )
-    sides = {letter: run.side for letter, run in zip(LETTERS, (a, *others), strict=False)}
-    return tables.Report("lpes-eval compare", sides, sections, tuple(notes), facts={"confidence": confidence})
+    adjusted = iter(holm([row.difference.p for section in sections for row in section.rows]))
+    sections = [
+        replace(section, rows=tuple(replace(row, p_holm=next(adjusted)) for row in section.rows))
+        for section in sections
+    ]
+    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(sections), tuple(notes), confidence)
 
 
-def _differences(
+def _sections(
     a: Results, letter: str, b: Results, confidence: float, prompts_may_differ: bool, notes: list[str]
-) -> Iterator[tuple[str, str, int, dict[str, Difference]]]:
-    """Of each metric that two runs have: its task and name, how many questions, and a difference for each row."""
+) -> Iterator[Section]:
+    """A section for each metric that two runs have, p-values not adjusted yet."""
     from lpes_eval.compare.statistics import compare_paired, smallest_effect
 
     common = [name for name in a.tasks if name in b.tasks]
@@ -76,15 +121,15 @@ def _differences(
     notes += _only_in_one({"A": a, letter: b}, common)
     compared = False
     for name in common:
-        for unlogged in (one for one in (a, b) if one.tasks[name].documents is None):
+        for unlogged in (run for run in (a, b) if run.tasks[name].documents is None):
             raise UserError(
                 f"{unlogged.path}: no samples of {name} beside it; run lm_eval with --log_samples and --output_path, "
                 "and keep the files together"
             )
         if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
             raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
-        if name in a.members:
-            notes.append(f"{name}: all samples of its {len(a.members[name])} tasks together.")
+        if members := a.tasks[name].members:
+            notes.append(f"{name}: all samples of its {len(members)} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]
@@ -99,10 +144,14 @@ def _differences(
                 notes.append(
                     f"{name}, {shown}: a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5."
                 )
-            rows = compare_paired(*scores, higher_is_better=metric.higher_is_better, confidence=confidence)
-            of_all = {"mean": rows.mean, "worst": rows.worst, "spread": rows.spread} if len(labels) > 1 else {}
+            up = metric.higher_is_better is not False
+            paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
+            differences = dict(zip(labels, paired.positions, strict=True))
+            if len(labels) > 1:
+                differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
             compared = True
-            yield name, shown, rows.questions, dict(zip(labels, rows.positions, strict=True)) | of_all
+            rows = tuple(Row(label, difference, difference.p) for label, difference in differences.items())
+            yield Section(name, shown, ("A", letter), paired.questions, rows)
     if not compared:
         raise UserError(
             f"{a.path} and {b.path}: the tasks in common have no score in common that is an average over single samples"
@@ -118,22 +167,13 @@ def _only_in_one(pair: Mapping[str, Results], common: Collection[str]) -> list[s
     places = {
         letter: {
             place(name, key, label)
-            for name, task in one.tasks.items()
+            for name, task in run.tasks.items()
             for key, metric in task.metrics.items()
-            for label in metric.values
+            for label, value in metric.values.items()
+            if value == value  # a NaN is no score
         }
-        for letter, one in pair.items()
+        for letter, run in pair.items()
     }
     both = set.intersection(*places.values())
     alone = {letter: sorted(names - both) for letter, names in places.items()}
     return [f"Only in {letter}, not compared: {tables.some(names)}." for letter, names in alone.items() if names]
-
-
-def _row(label: str, d: Difference, p_holm: float) -> tables.Row:
-    interval = f"{tables.signed(d.low)} to {tables.signed(d.high)}"
-    scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
-    return tables.Row(
-        cells=(label, *scores, interval, tables.p_value(d.p), tables.p_value(p_holm)),
-        facts={"row": label, "interval": [d.low, d.high], "p_holm": p_holm}
-        | {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")},
-    )
