@@ -15,9 +15,6 @@ from typing import Any
 
 from lpes_eval.errors import DataError, UserError
 
-EXPANSION, ROOM = 100, 4 << 20
-"""An archive may hold ``EXPANSION`` times its own size and ``ROOM`` bytes. Texts take three to ten times."""
-
 
 def shown(value: Any, most: int = 80) -> str:
     """A value as an error shows it: quoted, in one line, and not longer than ``most`` characters."""
@@ -61,11 +58,11 @@ def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice in an object")
-    return found
+    return data
 
 
 def _finite(text: str) -> float:
@@ -135,8 +132,8 @@ def read_jsonl(
         finite: as ``parse`` has it.
 
     Raises:
-        DataError: no such file, a broken archive or one that holds far more than its size, a line that is not a JSON
-            object (see ``parse``) or not as required. It names file and line.
+        DataError: no such file, a broken archive, a line that is not a JSON object (see ``parse``) or not as required.
+            It names file and line.
     """
     place = f"{path}, {member}" if member else str(path)
     for number, line in enumerate(_lines(Path(path), member), 1):
@@ -176,26 +173,17 @@ def _unlike(value: Any, like: Any, name: str) -> str:
 
 
 def _lines(path: Path, member: str | None) -> Iterator[bytes]:
-    """The lines of a file, or of a member of an archive that holds no more than it can sensibly hold."""
+    """The lines of a file, or of a member of an archive."""
     try:
         if not path.is_file():  # a pipe would be waited for
             raise DataError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            if packed != (path.suffix == ".gz"):
-                found, mend = "not a", "take .gz from it, or delete it and fetch it again"
-                if packed:
-                    found, mend = "a", "add .gz to it"
-                raise DataError(f"{path}: {found} gzip archive, against its name; {mend}")
+            is_packed = raw.read(2) == b"\x1f\x8b"
+            if is_packed != (path.suffix == ".gz"):
+                what, mend = ("a", "add .gz to") if is_packed else ("not a", "take .gz from")
+                raise DataError(f"{path}: {what} gzip archive, against its name; {mend} it, or fetch the file again")
             raw.seek(0)
-            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if packed else raw as file:
-                left = EXPANSION * path.stat().st_size + ROOM
-                while block := file.read(1 << 20):
-                    if (left := left - len(block)) < 0:
-                        raise DataError(
-                            f"{path}: holds more than {EXPANSION} times its size, which is no text; unpack it if it is"
-                        )
-                file.seek(0)
+            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if is_packed else raw as file:
                 yield from file
     except DataError:
         raise

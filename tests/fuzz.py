@@ -238,18 +238,47 @@ def data(folder):
 
 def compared(folder: Path, pattern: str):
     """A run and its baseline, of which the files of this pattern are damaged."""
-    from lpes_eval.compare import baseline, compare, gate, results
+    from lpes_eval.compare import baseline, command, gate, regress, results
+    from lpes_eval.compare.comparison import compare
 
-    path = write_run(folder, {0: [1.0, 0.0] * 5, 100: [1.0, 0.5] * 5}, metadata={"source": {"kind": "generated"}})
+    data = {"source": {"kind": "generated"}}
+    path = write_run(folder, {0: [1.0, 0.0] * 5, 100: [1.0, 0.5] * 5}, metadata=data)
+    other = results.read(write_run(folder / "other", {0: [0.0, 1.0] * 5, 100: [1.0, 0.4] * 5}, metadata=data))
     baseline.save(results.read(path), folder / "baseline.json")
 
     def read(_):
         now, committed = results.read(path), baseline.load(folder / "baseline.json")
-        report = gate.regress(committed, now, gate.Options(max_drop=0.1))
-        report.to_junit(), report.to_markdown(), report.to_json(), report.to_text()
-        compare.compare(now, now)
+        pages = [regress.page_of(gate.regress(committed, now, gate.Options(max_drop=0.1)), with_flips=True)]
+        with suppress(UserError):
+            pages.append(command.page_of(compare(other, now), with_flips=True))
+        for page in pages:
+            page.to_junit(), page.to_markdown(), page.to_json().encode(), page.to_text().encode()
 
     return list(folder.glob(pattern)), read
+
+
+def outputs(folder):
+    """What a command was told to write is there afterwards, or the file is as it was."""
+    from lpes_eval import files
+    from lpes_eval.compare import command, results
+    from lpes_eval.compare.comparison import compare
+
+    run = results.read(write_run(folder / "run", {0: [1.0, 0.0]}))
+    page, mark = command.page_of(compare(run, run)), files.marker(command.COMMAND)
+    contents = {f"out.{form}": getattr(page, f"to_{form}")() for form in ("json", "markdown")}
+    for name, content in contents.items():
+        files.write_output(folder / name, content, mark)
+
+    def read(path):
+        before = path.read_bytes()
+        try:
+            files.write_output(path, contents[path.name], mark)
+            assert path.read_text() == contents[path.name]
+        except UserError:
+            assert path.read_bytes() == before
+            raise
+
+    return [folder / name for name in contents], read
 
 
 def router(folder):
@@ -280,6 +309,7 @@ def metadata(folder):
 
 PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
     **{function.__name__: function for function in (factors, journal, cache, arguments, data, router, metadata)},
+    "outputs": outputs,
     "results": partial(compared, pattern="results_*"),
     "samples": partial(compared, pattern="samples_*"),
     "baselines": partial(compared, pattern="baseline.json"),

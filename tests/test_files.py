@@ -5,8 +5,10 @@ import socket
 
 import pytest
 
-from lpes_eval import files
+from lpes_eval import cli, files
+from lpes_eval.compare import baseline, results
 from lpes_eval.errors import UserError
+from runs import write_run
 
 MARK = files.marker("lpes-eval toy")
 CONTENT = f"<!-- {MARK} -->\nnew\n"
@@ -54,3 +56,59 @@ def test_the_summary_of_a_job_is_appended_to_whatever_its_path_is_called(tmp_pat
         summary.write_text("from another step\n")
         files.write_output(path, CONTENT, MARK)
         assert summary.read_text() == "from another step\n" + CONTENT
+
+
+A, B, BASE = "{folder}/a", "{folder}/b", "{folder}/base.json"
+OPTIONS = {
+    **{f"compare {flag}": ["compare", A, B, flag] for flag in ("--json", "--markdown", "--html")},
+    **{f"regress {flag}": ["regress", A, "--baseline", BASE, flag] for flag in ("--json", "--markdown", "--junit")},
+    "regress --update": ["regress", A, "--update", "--baseline"],
+    "report -o": ["report", A, "-o"],
+}
+OTHERS = {
+    "text": b"notes\n",
+    "nothing in it": b"",
+    "results": b'{"results": {}, "configs": {}}',
+    "samples": b'{"doc_id": 0, "doc": {}, "filter": "none"}\n',
+    "factors": b'{"format": "lpes-eval factors", "factors": [1.0]}',
+    "weights": (2).to_bytes(8, "little") + b"{}\x00\xff",
+    "journal": b'{"key": "k0", "fitness": 0.5}\n',
+    "what names the command": b"run lpes-eval compare a b --json out.json\n",
+    "what another command wrote": f"<!-- {MARK} -->\n".encode(),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name in "ab":
+        path = write_run(folder / name, {0: [1.0, 0.0] * 10, 100: [1.0] * 20})
+    baseline.save(results.read(path), folder / "base.json")
+    return folder
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_option_changes_a_file_that_its_command_did_not_write(runs, tmp_path, option, capsys, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    command = [word.format(folder=runs) for word in OPTIONS[option]]
+    targets = {name: tmp_path / name for name in OTHERS}
+    for name, content in OTHERS.items():
+        targets[name].write_bytes(content)
+    for name in ("link", "link to a link", "another name"):
+        targets[name] = tmp_path / name
+    targets["link"].symlink_to(targets["samples"])
+    targets["link to a link"].symlink_to(targets["link"])
+    os.link(targets["weights"], targets["another name"])
+    (tmp_path / "folder").mkdir()
+    targets |= {"folder": tmp_path / "folder", "below a file": targets["text"] / "out"}
+    assert len(targets) == 14
+    for target in targets.values():
+        assert cli.main([*command, str(target)]) == 2
+        assert f"lpes-eval: error: {target}: " in capsys.readouterr().err
+    assert {name: targets[name].read_bytes() for name in OTHERS} == OTHERS
+    assert targets["link"].is_symlink()
+    assert not [*targets["folder"].iterdir()]
+    (tmp_path / "to its own").symlink_to(tmp_path / "new")
+    for name in ("new", "new", "to its own"):  # made, replaced, and replaced through a link
+        assert cli.main([*command, str(tmp_path / name)]) == 0
+        assert (tmp_path / "to its own").is_symlink()

@@ -43,7 +43,7 @@ def flipped(a: Results, b: Results, task: str, key: str) -> Iterator[Flip]:
     before, after = task_a.metrics[key], task_b.metrics[key]
     metric, _, filter_name = key.partition(",")
     samples_b = task_b.samples[filter_name]
-    samples_a = task_a.samples.get(filter_name) or [None] * len(samples_b)
+    samples_a: Sequence[Sample | None] = task_a.samples.get(filter_name) or [None] * len(samples_b)
     for label in (label for label in before.values if label in after.values):
         scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:

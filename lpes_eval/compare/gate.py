@@ -68,6 +68,7 @@ class Row:
         questions: how many were tested; 0 where nothing was.
         change: both scores, the worsening, and the test at ``level``; its p is NaN where nothing was tested.
         level: the level of the test.
+        allowed: the largest change for the worse that passes, negative where that is a fall.
         outcome: what became of it.
         by_size: whether the outcome comes from ``max_drop`` and not from the test.
         fails: whether the gate fails for it.
@@ -80,6 +81,7 @@ class Row:
     questions: int
     change: Change
     level: float
+    allowed: float
     outcome: Outcome
     by_size: bool = False
     fails: bool = False
@@ -219,10 +221,14 @@ class _Score:
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self._changes(level), strict=True):
             if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
-                p = min(1.0, 2 * min(change.p, change.p_better))
+                p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
                 change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
-            row = Row(self.task, self.key, label, self.questions, change, level, Outcome.OK)
-            yield self._judged(row, options, options.max_drop if label == of_all else None, others_are_tested)
+            max_drop = options.max_drop if label == of_all else None
+            allowed = max(options.tolerance, change.allowed if max_drop is None else min(change.allowed, max_drop))
+            if label != "spread" and self.old.higher_is_better is not False:
+                allowed = -allowed
+            row = Row(self.task, self.key, label, self.questions, change, level, allowed, Outcome.OK)
+            yield self._judged(row, options, max_drop, others_are_tested)
 
     def _judged(self, row: Row, options: Options, max_drop: float | None, others_are_tested: bool) -> Row:
         change = row.change

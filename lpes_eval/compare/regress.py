@@ -105,12 +105,13 @@ def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
         rows, metric = [*group], key.removesuffix(",none")
         questions = rows[0].questions
         title = f"{task}, {metric}" + (f", {questions} questions" if questions else "")
-        sections.append(tables.Table(title, HEADER, tuple(_cells(row, verdict) for row in rows)))
-        facts = [_facts(row, verdict) for row in rows]
-        data.append({"task": task, "metric": metric, "questions": questions or None, "rows": facts})
-        cases += [_case(row, verdict, f"{task}.{metric}") for row in rows]
+        sections.append(tables.Table(title, HEADER, tuple(_cells(row) for row in rows)))
+        data.append({"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]})
+        cases += [_case(row, f"{task}.{metric}") for row in rows]
     found = [*_flips(verdict)] if with_flips else []
-    facts = {"comparisons": data} | ({"flips": [facts for _, facts in found]} if found else {})
+    facts: dict[str, Any] = {"comparisons": data}
+    if found:
+        facts["flips"] = [flips for _, flips in found]
     baseline = str(verdict.baseline.model), str(verdict.baseline.path)
     return tables.Page(
         COMMAND,
@@ -124,49 +125,28 @@ def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
     )
 
 
-def _allowed(row: Row, verdict: Verdict) -> float:
-    """The largest change for the worse that passes; NaN where any passes or none can be told."""
-    options = verdict.options
-    metric = verdict.baseline.every_task[row.task].metrics[row.metric]
-    is_rise = metric.higher_is_better is False or row.label == "spread"
-    is_of_all = row.label == ("mean" if len(metric.values) > 1 else row.label)
-    limits = [max(row.change.allowed, options.tolerance)]
-    if is_of_all and options.max_drop is not None:
-        limits.append(max(options.max_drop, options.tolerance))
-    return min(limits) if is_rise else -min(limits)
-
-
-def _facts(row: Row, verdict: Verdict) -> dict[str, Any]:
+def _facts(row: Row) -> dict[str, Any]:
     change = row.change
-    return {
-        "row": row.label,
-        "baseline": change.old,
-        "now": change.new,
-        "change": change.new - change.old,
-        "allowed": _allowed(row, verdict),
-        "p": change.p,
-        "level": row.level,
-        "outcome": row.outcome,
-        "by_size": row.by_size,
-        "fails": row.fails,
-    }
+    numbers = {"baseline": change.old, "now": change.new, "change": change.new - change.old, "p": change.p}
+    names = ("allowed", "level", "outcome", "by_size", "fails")
+    return {"row": row.label, **numbers, **{name: getattr(row, name) for name in names}}
 
 
-def _cells(row: Row, verdict: Verdict) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     change, outcome = row.change, row.outcome.upper() if row.fails else str(row.outcome)
     return (
         row.label,
         tables.score(change.old),
         tables.score(change.new),
         tables.signed(change.new - change.old),
-        tables.signed(_allowed(row, verdict)),
+        tables.signed(row.allowed),
         tables.p_value(change.p),
         f"{outcome} by size" if row.by_size else outcome,
     )
 
 
-def _case(row: Row, verdict: Verdict, suite: str) -> tables.Case:
-    label, old, new, moved, allowed, p, outcome = _cells(row, verdict)
+def _case(row: Row, suite: str) -> tables.Case:
+    label, old, new, moved, allowed, p, outcome = _cells(row)
     message = f"{old} in the baseline, {new} now: {moved}, allowed {allowed} (p = {p}): {outcome}"
     kind = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
     return tables.Case(suite, label, kind, f"{message}, {row.why}" if row.why else message)

@@ -71,6 +71,7 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     loaded = {"dtype": "torch.float32", "revision": None, "sha": None, "factors": "5c1e"}
     assert data["provenance"]["model"] == loaded
     assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
+    assert results.read(run).side == ("hf tiny, 7 parameters, factors f.json", str(run))
     assert str(tmp_path) not in path.read_text()
 
 
@@ -119,7 +120,6 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         ({"model": ("hf", {"pretrained": "tiny"}, 2000)}, "2,000 parameters"),
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
         ({"group": "else"}, "the baseline has toy, the run has not"),
-        ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has no number for it"),
         ({"chat": "User: "}, "--other-prompts"),
     ],
 )
@@ -130,11 +130,12 @@ def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, messag
     assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
-def test_a_score_that_became_nan_is_not_said_to_be_missing(tmp_path, committed, capsys):
+def test_a_score_that_became_nan_or_is_gone_is_missing_and_fails(tmp_path, committed, capsys):
     path = write_answers(tmp_path / "run")
     put(path, ("results", "toy", "acc@25,none"), math.nan)
-    assert call(path, "--baseline", committed) == 4
-    assert "(25 %), the run has no number for it" in capsys.readouterr().err
+    for run in (path, write_answers(tmp_path / "other", metric="f1")):
+        assert call(run, "--baseline", committed) == 1
+        assert "toy, acc: missing, the run has no number for it." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed
     junit, markdown = tmp_path / "junit.xml", tmp_path / "summary.md"
     reports = ("--junit", junit, "--markdown", markdown)
     assert call(tmp_path / run, "--baseline", tmp_path / baseline, *reports) == status
-    assert ElementTree.parse(junit).getroot()[0].get("errors") == "1"
+    assert ElementTree.parse(junit).find("testsuite").get("errors") == "1"
     assert "could not compare" in markdown.read_text()
     assert message in markdown.read_text()
     assert message in ElementTree.parse(junit).find(".//error").get("message")
@@ -193,9 +194,11 @@ METRIC = ("tasks", "toy", "metrics", "acc,none")
         ((*METRIC, "by_question", "0 %"), "2" * 100),
         ((*METRIC, "by_question"), {}),
         ((*METRIC, "values"), {}),
-        ((*METRIC, "values", "0 %"), "x"),
         (("tasks", "toy", "examples"), [1]),
         (("tasks", "toy", "data"), 7),
+        (("tasks", "toy", "documents"), 7),
+        ((*METRIC, "higher_is_better"), "up"),
+        ((*METRIC, "by_question", "0 %"), [None] * 100),
         (("tasks",), {}),
         (("model",), "tiny"),
         (("model", "name"), [1]),
@@ -219,7 +222,7 @@ def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkey
     unlogged = {"scores": answers(), "samples": False}
     run = write_tasks(tmp_path / "a", toy={"scores": answers()}, unlogged=unlogged)
     call(run, "--baseline", path, "--update")
-    assert "7 of its scores and spreads are not testable" in capsys.readouterr().out
+    assert "8 of its scores are not testable" in capsys.readouterr().out
     assert call(run, "--baseline", path) == 0
     assert call(run, "--baseline", path, "--strict") == 1
     monkeypatch.setenv("CI", "true")
@@ -263,12 +266,12 @@ def test_a_worse_run_fails_with_1_and_every_report_has_its_table(tmp_path, commi
         for line in target.read_text().splitlines()
         if "WORSE |" in line or "ok |" in line
     ]
-    assert len(printed) == 7
+    assert len(printed) == 8
     assert written == printed
-    [suite] = ElementTree.parse(junit).getroot()
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
     failed = [line for line in printed if line[-1] == "WORSE"]
     assert "mean" in [line[0] for line in failed]
-    assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
+    assert (suite.get("tests"), suite.get("failures")) == ("8", str(len(failed)))
     assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
@@ -292,7 +295,7 @@ def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypat
     target.write_text("from another step\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
     call(write_answers(tmp_path / "run"), "--baseline", committed, "--markdown", target)
-    assert target.read_text().startswith("from another step\n## lpes-eval regress: nothing got worse")
+    assert re.match(r"from another step\n<!--.*-->\n\n## lpes-eval regress: nothing got worse", target.read_text())
 
 
 # --- files that are not what they should be ---
@@ -319,8 +322,8 @@ def test_a_task_may_have_a_slash_in_its_name(tmp_path):
         (("config", "factors"), {"per_layer": [1, "x"]}),
         (("higher_is_better", "toy"), "up"),
         (("group_subtasks",), {"g": 5}),
-        (("prompt_hash",), None),
-        (("doc_hash",), [1]),
+        (("arguments",), 5),
+        (("config", "model_num_parameters"), 10**400),
     ],
 )
 def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, committed, place, value, capsys):
