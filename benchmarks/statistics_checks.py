@@ -1,17 +1,12 @@
 """How often intervals cover, and how often the gate fails, over simulated evaluations: the tables of docs/.
 
-    python benchmarks/statistics_checks.py                       # 500 questions at five positions
-    python benchmarks/statistics_checks.py --mixed --runs 2000   # 8, 24 and 200 questions in one gate
+    python benchmarks/statistics_checks.py        # 500 questions at five positions
 
 A question's answers hang together through its difficulty (a normal with standard deviation 1 on the logit scale). No
-model runs: minutes on one core. ``--mixed`` takes ten, writes its table into docs/regress.md, and ends with exit
-status 1 where a rate is beyond its promise.
+model runs: minutes on one core.
 """
 
 import argparse
-import multiprocessing
-import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +14,11 @@ from scipy.special import expit, logit
 
 from lpes_eval.compare import gate, statistics
 from lpes_eval.compare.results import Metric, Model, Results, Task
-from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 
 QUESTIONS = 500
 U_SHAPE = np.array([0.9, 0.75, 0.65, 0.7, 0.85])
 LEVEL = np.full(5, 0.75)
-MIXED = {8: np.array([1 - 1e-9]), 24: U_SHAPE, 200: U_SHAPE}
-"""Questions -> accuracies: tasks of one gate, the smallest with a single score, which is perfect."""
-LOST = {8: 8, 24: 12, 200: 12}
-"""Questions -> right answers that are lost at each position, while noise turns 2 % of all answers over."""
-PASSES = {24: 0.05, 200: 0.05}
-"""Questions -> the promise: how often such a loss may pass."""
-PAGE = Path(__file__).parents[1] / "docs/regress.md"
 NOISES = {"0.2 %": 0.002, "2 %": 0.02, "20 %": 0.2, "all drawn anew": None}
 
 
@@ -86,8 +73,7 @@ def failing(seed, tasks, noise, lost=None, columns=range(5)):
         answers = draw(rng, chance) if noise is None else flipped(rng, truth, noise)
         new[questions] = lose(rng, answers, (lost or {}).get(questions, 0), columns[: len(accuracies)])
     runs = [as_run({name: task_of(answers) for name, answers in tasks.items()}) for tasks in (old, new)]
-    sections = gate.regress(*runs).sections
-    return {section.task for section in sections if any(row.outcome == "failure" for row in section.rows)}
+    return {row.task for row in gate.regress(*runs).rows if row.fails}
 
 
 def failure_rate(runs, noise, points=0, columns=range(5)):
@@ -109,33 +95,6 @@ def losses(runs):
             shares = [failure_rate(runs, noise, points, columns) for points in (1, 2, 3, 5)]
             label = "all drawn anew" if noise is None else f"{noise:.0%} flip"
             print(f"{where:14} {label:15} 1, 2, 3, 5 points: " + "  ".join(f"{share:.2f}" for share in shares))
-
-
-def mixed(runs):
-    """Tasks of 8, 24 and 200 questions in one gate, written into the page; whether the promises hold.
-
-    A promise is broken where the 95 % interval (Clopper & Pearson) of a rate lies beyond it.
-    """
-    from scipy.stats import binomtest
-
-    rows, kept = ["| lost at every position | rate | 95 % interval | at most |", "| --- | --: | --: | --: |"], True
-    with multiprocessing.Pool() as pool:
-        for lost in ({}, LOST):
-            failed = pool.map(partial(failing, tasks=MIXED, noise=NOISES["2 %"], lost=lost), range(runs), 10)
-            for questions in lost or [None]:
-                count = sum(questions not in each if lost else bool(each) for each in failed)
-                low, high = binomtest(count, runs).proportion_ci(method="exact")
-                promised = PASSES.get(questions) if lost else gate.ALPHA
-                what = f"{lost[questions]} of {questions} questions: passes" if lost else "nothing: fails"
-                said = "–" if promised is None else f"{promised:g}"
-                rows.append(f"| {what} | {count / runs:.4f} | {low:.4f} to {high:.4f} | {said} |")
-                kept &= promised is None or low <= promised
-    caption = f"From {runs:,} pairs of runs without a loss (first row) and as many with these losses:"
-    table = "\n".join([caption, "", *rows])
-    print(table)
-    begin, rest = PAGE.read_text().split("<!-- mixed -->")
-    write_atomically(PAGE, f"{begin}<!-- mixed -->\n{table}\n<!-- /mixed -->{rest.split('<!-- /mixed -->')[1]}")
-    return kept
 
 
 def covered(runs, of_a, of_b, questions=QUESTIONS, replicates=1000):
@@ -174,10 +133,7 @@ def coverage(runs):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=at_least(1), default=1000, help="simulated evaluations a line (default: 1000)")
-    parser.add_argument("--mixed", action="store_true", help="tasks of different size in one gate, for docs/regress.md")
     args = parser.parse_args()
-    if args.mixed:
-        sys.exit(not mixed(args.runs))
     coverage(args.runs)
     losses(max(1, args.runs // 10))
     false_alarms(args.runs)

@@ -253,10 +253,12 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         raise DataError(f"{path}: no such file or folder; {way_out}")
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
-        raise DataError(f"{path}: {what} ({type(error).__name__}: {error}); {way_out}") from None
+        if isinstance(error, UserError) and not str(error).startswith(f"{path}: "):  # of another file
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise DataError(f"{path}: {what} ({kind}{reason}); {way_out}") from None
 
 
 def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:

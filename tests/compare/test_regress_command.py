@@ -108,7 +108,7 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         "baseline  hf tiny, 1,000 parameters: baseline.json",
         f"now       hf x, 9 parameters: {taken}",
     ]
-    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text()
+    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text().replace("\\_", "_")
     assert call("runs", "--baseline", "other.json", "--update") == 0
     assert f"other.json: baseline of 1 tasks written from {taken}" in capsys.readouterr().out
 
