@@ -3,7 +3,6 @@
     python -m tests.fuzz                             # 1,000 inputs for each parser
     python -m tests.fuzz journal --inputs 100000     # for one
     python -m tests.fuzz journal --first 4711 --inputs 1
-    python -m tests.fuzz journal --guided            # by what code they reach, with atheris (pip install atheris)
 
 Input number n of a parser is the same at every run: a file as this package writes it, changed at one to four places,
 in its JSON (a value of another type, a field that is gone, doubled or put elsewhere) or in its bytes. What a search
@@ -11,7 +10,6 @@ keeps must be refused or read as it was written. ``tests/test_fuzz.py`` reads so
 """
 
 import argparse
-import gc
 import gzip
 import json
 import random
@@ -25,7 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -372,47 +370,12 @@ def run(name: str, inputs: int, first: int = 0) -> SimpleNamespace:
     return count
 
 
-def guided(name: str, inputs: int) -> None:
-    """Read inputs that atheris makes of those that reached new code; it ends the process, at the first failure or after
-    so many inputs.
-    """
-    import atheris
-
-    with tempfile.TemporaryDirectory() as kept:
-        folder, corpus = Path(kept, "files"), Path(kept, "corpus")
-        folder.mkdir(), corpus.mkdir()
-        paths, read = PARSERS[name](folder)
-        for path in paths:
-            (corpus / path.name).write_bytes(path.read_bytes())
-            with suppress(UserError):
-                read(path)  # which imports the rest of what is watched now
-        for watched in gc.get_objects():
-            if isinstance(watched, FunctionType) and (watched.__module__ or "").startswith(("lpes_eval", "search")):
-                atheris.instrument_func(watched)
-
-        def one(data: bytes) -> None:
-            path = paths[len(data) % len(paths)]
-            path.write_bytes(data)
-            with suppress(UserError), in_time(5 * SECONDS):
-                read(path)
-
-        def mutate(data: bytes, most: int, seed: int) -> bytes:
-            return damaged(data or b"{}", random.Random(seed))[:most]
-
-        flags = [sys.argv[0], f"-runs={inputs}", "-max_len=100000", str(corpus)]
-        atheris.Setup(flags, one, custom_mutator=mutate)
-        atheris.Fuzz()
-
-
 def main(argv=None) -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("parser", nargs="?", choices=PARSERS, help="default: all")
     flags.add_argument("--inputs", type=int, default=1000)
     flags.add_argument("--first", type=int, default=0, help="the number of the first input")
-    flags.add_argument("--guided", action="store_true", help="let atheris choose the inputs (one parser)")
     args = flags.parse_args(argv)
-    if args.guided:
-        guided(args.parser or flags.error("--guided: name one parser"), args.inputs)
     failed = 0
     for name in [args.parser] if args.parser else PARSERS:
         count = run(name, args.inputs, args.first)

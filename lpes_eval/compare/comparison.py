@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from string import ascii_uppercase as LETTERS
@@ -159,21 +160,15 @@ def _sections(
 
 
 def _only_in_one(pair: Mapping[str, Results], common: Collection[str]) -> list[str]:
-    def place(task: str, metric: str, label: str) -> str:
-        if task not in common:
-            return task
-        return f"{task}, {metric.removesuffix(',none')}" if label == "all" else f"{task} at {label}"
-
-    places = {
-        letter: {
-            place(name, key, label)
-            for name, task in run.tasks.items()
-            for key, metric in task.metrics.items()
-            for label, value in metric.values.items()
-            if value == value  # a NaN is no score
-        }
-        for letter, run in pair.items()
-    }
+    places: dict[str, set[str]] = {}
+    for letter, run in pair.items():
+        names = {name for name in run.tasks if name not in common}
+        for name in common:
+            for key, metric in run.tasks[name].metrics.items():
+                scores = [label for label, value in metric.values.items() if not math.isnan(value)]
+                shown = f"{name}, {key.removesuffix(',none')}"
+                names |= {shown if label == "all" else f"{name} at {label}" for label in scores}
+        places[letter] = names
     both = set.intersection(*places.values())
     alone = {letter: sorted(names - both) for letter, names in places.items()}
     return [f"Only in {letter}, not compared: {tables.some(names)}." for letter, names in alone.items() if names]

@@ -144,14 +144,14 @@ def _likelihoods(sample: Sample) -> list[float]:
     if len(prompts) != 1 or not 1 < len(pairs) == len(sample.answers) == len(sample.requests):
         return []
     try:
-        return [float(value) for value, greedy in pairs if str(greedy) in ("True", "False")]
+        return [float(value) for value, _ in pairs]
     except (TypeError, ValueError, OverflowError):
         return []
 
 
 def _answer(sample: Sample, place: int | None, metric: str) -> str:
     likelihoods, choices = _likelihoods(sample), [str(ending) for _, ending in sample.requests]
-    if likelihoods and len(likelihoods) == len(choices):
+    if likelihoods:
         if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
         return _short(choices[likelihoods.index(max(likelihoods))])

@@ -127,17 +127,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval.
+    """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
+    came from (date, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has none, or
+    does not say), and the seconds that it took.
 
-    Attributes:
-        path: its file.
-        model: what was evaluated.
-        factors: as they were given; None where that is not known.
-        provenance: where the scores came from (date, packages, dtype, hashes).
-        tasks: by name; a group whose scores are all averages over its tasks' samples (mmlu) is there in their place.
-        subtasks: the tasks that a group stands for, and the groups whose scores are no such averages.
-        per_layer: one factor a layer; none where the model has none, or does not say.
-        seconds: how long the evaluation took, where lm-eval says so.
+    In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
+    these tasks, and the groups whose scores are no such averages.
     """
 
     path: Path
@@ -263,8 +258,6 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 
 def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
-    if "position" in metadata:
-        raise DataError(f"{path}: {name} is one position of a task, as version 0.1 had them; evaluate again")
     samples = read_samples(path, name)
     lines = next(iter(samples.values()), ())  # every filter reads the same answers to the same prompts
     positions = metadata.get("positions")
@@ -309,11 +302,9 @@ def _metrics(
             for label, of in keys.items()
         }
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
-        metrics[key] = Metric(
-            higher_is_better=_direction(directions.get(key.partition(",")[0])),
-            values={label: scores[of] for label, of in keys.items()},
-            by_question=columns if averaged else None,
-        )
+        values = {label: scores[of] for label, of in keys.items()}
+        direction = _direction(directions.get(key.partition(",")[0]))
+        metrics[key] = Metric(direction, values, columns if averaged else None)
 
     left = dict(scores)
     for key, mean in scores.items():
@@ -387,14 +378,13 @@ def _pooled(scores: Mapping[str, float], directions: Mapping[str, Any], parts: S
     """The metrics of a group, with the scores of all its tasks' questions where the group's score is their mean."""
     metrics = {}
     for key, value in scores.items():
-        of_parts = [part.metrics.get(key) for part in parts]
-        columns = [metric.scores("all") if metric else () for metric in of_parts]
+        of_parts = [part.metrics[key] for part in parts if key in part.metrics]
+        columns = [metric.scores("all") for metric in of_parts]
         pooled = tuple(score for column in columns for score in column)
-        direction = _direction(directions.get(key.partition(",")[0]))
-        if direction is None and of_parts[0] and len({metric and metric.higher_is_better for metric in of_parts}) == 1:
-            direction = of_parts[0].higher_is_better
-        by_question = {"all": pooled} if all(columns) and _is_mean(pooled, value) else None
-        metrics[key] = Metric(direction, {"all": value}, by_question)
+        said = {metric.higher_is_better for metric in of_parts} | {_direction(directions.get(key.partition(",")[0]))}
+        is_average = len(columns) == len(parts) and all(columns) and _is_mean(pooled, value)
+        direction = next(iter(said - {None})) if len(said - {None}) == 1 else None
+        metrics[key] = Metric(direction, {"all": value}, {"all": pooled} if is_average else None)
     return metrics
 
 

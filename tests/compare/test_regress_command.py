@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lpes_eval import cli
 from lpes_eval.compare import baseline, results
@@ -296,6 +299,60 @@ def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypat
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
     call(write_answers(tmp_path / "run"), "--baseline", committed, "--markdown", target)
     assert re.match(r"from another step\n<!--.*-->\n\n## lpes-eval regress: nothing got worse", target.read_text())
+
+
+# --- every score of the files has its row ---
+
+
+NAMES = st.sampled_from(["acc", "acc@5", "acc@50", "mrr", "acc_worst", "pass@1", "a b", "loss", "loss_stderr", "é@"])
+
+
+def write_metrics(folder, tasks, groups, directions, positions):
+    """A run of tasks whose scores are chosen: task -> metric -> the questions' scores; a group scores their means."""
+    path = write_tasks(folder, **{name: {"scores": {None: [1.0] * 30}, "text": name} for name in tasks})
+    for name, metrics in tasks.items():
+        put(path, ("results", name), {f"{key},none": sum(scores) / 30 for key, scores in metrics.items()})
+        put(path, ("higher_is_better", name), {key: directions.get(key) for key in metrics})
+        put(path, ("configs", name, "metadata", "positions"), positions)
+        [samples] = folder.glob(f"samples_{name}_*")
+        lines = [json.loads(line) for line in samples.read_text().splitlines()]
+        columns = [{key: scores[n] for key, scores in metrics.items()} for n in range(30)]
+        new = [{**line, **scores} for line, scores in zip(lines, columns, strict=True)]
+        samples.write_text("".join(json.dumps(line) + "\n" for line in new))
+    for group, names in groups.items():
+        keys = dict.fromkeys(key for name in names for key in tasks[name])
+        means = {key: [sum(tasks[name][key]) / 30 for name in names if key in tasks[name]] for key in keys}
+        put(path, ("results", group), {f"{key},none": sum(each) / len(each) for key, each in means.items()})
+    put(path, ("group_subtasks",), groups)
+    return path
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_fall_of_any_reported_score_of_any_task_fails(tmp_path, data):
+    """Also where another task, in the same group or not, rises by as much, and other metrics of the task stay."""
+    keys = data.draw(st.lists(st.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=2, max_size=3))
+    directions = data.draw(st.dictionaries(NAMES, st.booleans()))
+    groups = data.draw(st.sampled_from([{}, {"both": ["t0", "t1"]}, {"outer": ["inner", "t1"], "inner": ["t0"]}]))
+    groups = {name: [one for one in names if one.startswith("t")] or names for name, names in groups.items()}
+    positions = data.draw(st.sampled_from([None, [5], [5, 50]]))
+    tasks = {f"t{n}": {key: [0.5] * 30 for key in of} for n, of in enumerate(keys)}
+    fallen = data.draw(st.sampled_from([*tasks]))
+    key = data.draw(st.sampled_from([*tasks[fallen]]))
+    worse = 1.0 if directions.get(key) is False else 0.0
+    moved = {name: dict(metrics) for name, metrics in tasks.items()}
+    for name in tasks:
+        if key in tasks[name]:
+            moved[name][key] = [worse if name == fallen else 1.0 - worse] * 30
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        runs = [
+            write_metrics(Path(folder, name), of, groups, directions, positions)
+            for name, of in (("old", tasks), ("new", moved))
+        ]
+        committed = Path(folder, "baseline.json")
+        assert call(runs[0], "--baseline", committed, "--update") == 0
+        assert call(runs[0], "--baseline", committed) == 0
+        assert call(runs[1], "--baseline", committed) == 1
 
 
 # --- files that are not what they should be ---
