@@ -219,7 +219,8 @@ def read(path: str | Path) -> Results:
     with well_formed(path, "not a results JSON as lm_eval --output_path writes it", "give a run's file or folder"):
         raw = files.parse(path.read_bytes(), str(path), finite=False)
         children = {group: [*map(str, names)] for group, names in entry(raw, "group_subtasks").items() if names}
-        tasks = {name: _task(path, raw, name) for name in entry(raw, "results") if name not in children}
+        names = [name for name in entry(raw, "results") if name not in children]
+        tasks = {name: _task(raw, name, read_samples(path, name)) for name in names}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
@@ -256,24 +257,25 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         raise DataError(f"{path}: {what} ({kind}{reason}); {way_out}") from None
 
 
-def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
+def _task(raw: Mapping[str, Any], name: str, samples: Mapping[str, Sequence[Sample]], **fields: Any) -> Task:
+    """A task or a group of tasks, of its samples by filter; the fields are those that a group has from its tasks."""
     metadata = entry(raw, "configs", name, "metadata")
-    samples = read_samples(path, name)
     lines = next(iter(samples.values()), ())  # every filter reads the same answers to the same prompts
     positions = metadata.get("positions")
     positions = tuple(map(float, positions)) if isinstance(positions, list) else ()
     examples = entry(raw, "n-samples", name).get("effective")
-    return Task(
+    ours: dict[str, Any] = {
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
-        version=str(metadata.get("version", entry(raw, "versions").get(name))),
-        data=_data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
-        examples=None if examples is None else int(examples),
-        documents=_digest(sample.document for sample in lines) if lines else None,
-        prompts=_digest(sample.prompt for sample in lines) if lines else None,
-        metrics=_metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
-        positions=positions,
-        samples=samples,
-    )
+        "version": str(metadata.get("version", entry(raw, "versions").get(name))),
+        "data": _data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
+        "examples": None if examples is None else int(examples),
+        "documents": _digest(sample.document for sample in lines) if lines else None,
+        "prompts": _digest(sample.prompt for sample in lines) if lines else None,
+        "metrics": _metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
+        "positions": positions,
+        "samples": samples,
+    }
+    return Task(**ours | fields)
 
 
 def _reported(row: Mapping[str, Any]) -> dict[str, float]:
@@ -348,44 +350,19 @@ def _with_groups(
 
     shown, behind = dict(tasks), dict[str, Task]()
     for group in children:
-        names = leaves(group)
-        parts = [tasks[name] for name in names if name in tasks]
-        metrics = _pooled(_reported(entry(raw, "results", group)), entry(raw, "higher_is_better", group), parts)
-        if not metrics or not parts:
-            continue
-        logged = all(part.documents for part in parts)
-        filters = [key for key in parts[0].samples if all(key in part.samples for part in parts)]
-        task = Task(
-            version=str(entry(raw, "versions").get(group)),
-            data={name: part.data for name, part in zip(names, parts, strict=False)},
-            examples=sum(part.examples or 0 for part in parts) or None,
-            documents=_digest(str(part.documents) for part in parts) if logged else None,
-            prompts=_digest(str(part.prompts) for part in parts) if logged else None,
-            metrics=metrics,
-            members=tuple(names),
-            samples={key: [sample for part in parts for sample in part.samples[key]] for key in filters},
-        )
-        is_whole = len(parts) == len(names) and all(part.metrics.keys() == metrics.keys() for part in parts)
-        if group not in inner and is_whole and all(metric.by_question for metric in metrics.values()):
-            behind |= {name: shown.pop(name) for name in names if name in shown}
+        parts = {name: tasks[name] for name in leaves(group) if name in tasks}
+        filters = set.intersection(*({*part.samples} for part in parts.values())) if parts else ()
+        samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
+        examples = sum(part.examples or 0 for part in parts.values()) or None
+        data = {name: part.data for name, part in parts.items()}
+        task = _task(raw, group, samples, data=data, examples=examples, members=tuple(parts))
+        is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
+        if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
+            behind |= {name: shown.pop(name) for name in parts if name in shown}
             shown[group] = task
-        else:
+        elif task.metrics:
             behind[group] = task
     return shown, behind
-
-
-def _pooled(scores: Mapping[str, float], directions: Mapping[str, Any], parts: Sequence[Task]) -> dict[str, Metric]:
-    """The metrics of a group, with the scores of all its tasks' questions where the group's score is their mean."""
-    metrics = {}
-    for key, value in scores.items():
-        of_parts = [part.metrics[key] for part in parts if key in part.metrics]
-        columns = [metric.scores("all") for metric in of_parts]
-        pooled = tuple(score for column in columns for score in column)
-        said = {metric.higher_is_better for metric in of_parts} | {_direction(directions.get(key.partition(",")[0]))}
-        is_average = len(columns) == len(parts) and all(columns) and _is_mean(pooled, value)
-        direction = next(iter(said - {None})) if len(said - {None}) == 1 else None
-        metrics[key] = Metric(direction, {"all": value}, {"all": pooled} if is_average else None)
-    return metrics
 
 
 def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
