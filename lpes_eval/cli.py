@@ -14,13 +14,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 import lpes_eval
-from lpes_eval.compare.tables import reader_may_leave
+from lpes_eval.compare.tables import ignore_broken_pipe
 from lpes_eval.errors import UserError, program
 
 SUBCOMMANDS = (
     "lpes_eval.show",
     "lpes_eval.compare.command",
-    "lpes_eval.compare.gate",
+    "lpes_eval.compare.regress",
     "lpes_eval.report.page",
     "lpes_eval.report.watch",
     "lpes_eval.attention.command",
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no minus sign still gets its table
     try:
-        with reader_may_leave():
+        with ignore_broken_pipe():
             status = int(arguments.run(arguments))
             sys.stdout.flush()
             return status

@@ -13,10 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import DataError
-
-EXPANSION, ROOM = 100, 4 << 20
-"""An archive may hold ``EXPANSION`` times its own size and ``ROOM`` bytes. Texts take three to ten times."""
+from lpes_eval.errors import DataError, UserError
 
 
 def shown(value: Any, most: int = 80) -> str:
@@ -61,17 +58,31 @@ def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice in an object")
-    return found
+    return data
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{shown(text)} is not a finite number")
     return number
+
+
+def entry(data: Any, *keys: str) -> Mapping[str, Any]:
+    """The object in a place of a JSON value; an empty one where nothing is there.
+
+    Raises:
+        TypeError: something else is there.
+    """
+    for number in range(len(keys) + 1):
+        data = {} if data is None else data
+        if not isinstance(data, dict):
+            raise TypeError(f"{' '.join(keys[:number]) or 'all'} is {type(data).__name__}, expected an object")
+        data = data.get(keys[number]) if number < len(keys) else data
+    return dict(data)
 
 
 def read_json(path: str | Path) -> Any:
@@ -96,8 +107,8 @@ def read_jsonl(
         finite: as ``parse`` has it.
 
     Raises:
-        DataError: no such file, a broken archive or one that holds far more than its size, a line that is not a JSON
-            object (see ``parse``) or not as required. It names file and line.
+        DataError: no such file, a broken archive, a line that is not a JSON object (see ``parse``) or not as required.
+            It names file and line.
     """
     place = f"{path}, {member}" if member else str(path)
     for number, line in enumerate(_lines(Path(path), member), 1):
@@ -137,26 +148,17 @@ def _unlike(value: Any, like: Any, name: str) -> str:
 
 
 def _lines(path: Path, member: str | None) -> Iterator[bytes]:
-    """The lines of a file, or of a member of an archive that holds no more than it can sensibly hold."""
+    """The lines of a file, or of a member of an archive."""
     try:
         if not path.is_file():  # a pipe would be waited for
             raise DataError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            if packed != (path.suffix == ".gz"):
-                found, mend = "not a", "take .gz from it, or delete it and fetch it again"
-                if packed:
-                    found, mend = "a", "add .gz to it"
-                raise DataError(f"{path}: {found} gzip archive, against its name; {mend}")
+            is_packed = raw.read(2) == b"\x1f\x8b"
+            if is_packed != (path.suffix == ".gz"):
+                what, mend = ("a", "add .gz to") if is_packed else ("not a", "take .gz from")
+                raise DataError(f"{path}: {what} gzip archive, against its name; {mend} it, or fetch the file again")
             raw.seek(0)
-            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if packed else raw as file:
-                left = EXPANSION * path.stat().st_size + ROOM
-                while block := file.read(1 << 20):
-                    if (left := left - len(block)) < 0:
-                        raise DataError(
-                            f"{path}: holds more than {EXPANSION} times its size, which is no text; unpack it if it is"
-                        )
-                file.seek(0)
+            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if is_packed else raw as file:
                 yield from file
     except DataError:
         raise
@@ -201,3 +203,66 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         raise
     finally:
         part.unlink(missing_ok=True)
+
+
+HEAD = 4096
+"""So many bytes at the beginning of an output hold its marker."""
+
+
+def marker(command: str) -> str:
+    """What a command puts at the beginning of a file that it writes, in a comment or an entry."""
+    return f"written by {command}, which replaces this file when it is run again"
+
+
+def check_output(path: str | Path, mark: str) -> None:
+    """Refuse a file that is there already, unless its beginning holds ``mark``: only then the command may replace it.
+
+    A link is judged by the file that it names. What is no file, such as a pipe or ``/dev/stdout``, and the summary of a
+    job on GitHub (see ``write_output``), are written to and not replaced.
+
+    Raises:
+        UserError: a folder, a file of somebody else's, or one that cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
+    if not path.is_file() or _is_job_summary(path):
+        return
+    try:
+        with path.open("rb") as file:
+            is_ours = mark.encode() in file.read(HEAD)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give another file") from None
+    if not is_ours:
+        raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
+
+
+def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
+    """Write what a command was told to write to a file, but never over a file that the command did not write.
+
+    Args:
+        path: the file; it may be there if ``check_output`` allows it. The file that ``$GITHUB_STEP_SUMMARY`` names is
+            shared by the steps of a job, and is appended to.
+        content: the whole of it, with ``mark`` in its first ``HEAD`` bytes.
+        mark: what tells the command's outputs from all other files, such as its ``marker``.
+
+    Raises:
+        UserError: see ``check_output``; or it cannot be written.
+    """
+    path = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    assert mark.encode() in data[:HEAD], mark
+    check_output(path, mark)
+    try:
+        if _is_job_summary(path):
+            with path.open("ab") as file:
+                file.write(data)
+        else:
+            write_atomically(path, data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); give another file") from None
+
+
+def _is_job_summary(path: Path) -> bool:
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    return bool(summary) and os.path.realpath(path) == os.path.realpath(str(summary))

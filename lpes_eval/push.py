@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lpes_eval import factors as factors_file
 from lpes_eval import hub
-from lpes_eval.compare.compare import FEW_QUESTIONS
+from lpes_eval.compare.comparison import FEW_QUESTIONS
 from lpes_eval.errors import FactorsError, UserError, first_line, plain
 from lpes_eval.factors import Factors
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.statistics import compare_paired, holm, interval
-from lpes_eval.compare.tables import reader_may_leave
+from lpes_eval.compare.tables import ignore_broken_pipe
 from lpes_eval.data import mdqa, source
 from lpes_eval.entries import Entry
 from lpes_eval.errors import DataError, PromptTooLong, UserError, program
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output is None:
         args.output = Path("runs") / f"diagnose-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', args.pretrained).strip('_')}"
     try:
-        with reader_may_leave():
+        with ignore_broken_pipe():
             diagnose(args)
         return 0
     except KeyboardInterrupt:

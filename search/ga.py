@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lpes_eval.compare.tables import finite, reader_may_leave
+from lpes_eval.compare.tables import finite, ignore_broken_pipe
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 from lpes_eval.report.watch import live
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(argv)
         if idle := without_effect(argv, args):
             print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
-        with reader_may_leave():
+        with ignore_broken_pipe():
             run(load(args))
             return 0
         say_how_to_go_on()

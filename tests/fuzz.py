@@ -3,7 +3,6 @@
     python -m tests.fuzz                             # 1,000 inputs for each parser
     python -m tests.fuzz journal --inputs 100000     # for one
     python -m tests.fuzz journal --first 4711 --inputs 1
-    python -m tests.fuzz journal --guided            # by what code they reach, with atheris (pip install atheris)
 
 Input number n of a parser is the same at every run: a file as this package writes it, changed at one to four places,
 in its JSON (a value of another type, a field that is gone, doubled or put elsewhere) or in its bytes. What a search
@@ -11,7 +10,6 @@ keeps must be refused or read as it was written. ``tests/test_fuzz.py`` reads so
 """
 
 import argparse
-import gc
 import gzip
 import json
 import random
@@ -25,7 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -205,18 +203,47 @@ def data(folder):
 
 def compared(folder: Path, pattern: str):
     """A run and its baseline, of which the files of this pattern are damaged."""
-    from lpes_eval.compare import baseline, compare, gate, results
+    from lpes_eval.compare import baseline, command, gate, regress, results
+    from lpes_eval.compare.comparison import compare
 
-    path = write_run(folder, {0: [1.0, 0.0] * 5, 100: [1.0, 0.5] * 5}, metadata={"source": {"kind": "generated"}})
+    data = {"source": {"kind": "generated"}}
+    path = write_run(folder, {0: [1.0, 0.0] * 5, 100: [1.0, 0.5] * 5}, metadata=data)
+    other = results.read(write_run(folder / "other", {0: [0.0, 1.0] * 5, 100: [1.0, 0.4] * 5}, metadata=data))
     baseline.save(results.read(path), folder / "baseline.json")
 
     def read(_):
         now, committed = results.read(path), baseline.load(folder / "baseline.json")
-        report = gate.regress(committed, now, gate.Options(max_drop=0.1))
-        report.to_junit(), report.to_markdown(), report.to_json(), report.to_text()
-        compare.compare(now, now)
+        pages = [regress.page_of(gate.regress(committed, now, gate.Options(max_drop=0.1)), with_flips=True)]
+        with suppress(UserError):
+            pages.append(command.page_of(compare(other, now), with_flips=True))
+        for page in pages:
+            page.to_junit(), page.to_markdown(), page.to_json().encode(), page.to_text().encode()
 
     return list(folder.glob(pattern)), read
+
+
+def outputs(folder):
+    """What a command was told to write is there afterwards, or the file is as it was."""
+    from lpes_eval import files
+    from lpes_eval.compare import command, results
+    from lpes_eval.compare.comparison import compare
+
+    run = results.read(write_run(folder / "run", {0: [1.0, 0.0]}))
+    page, mark = command.page_of(compare(run, run)), files.marker(command.COMMAND)
+    contents = {f"out.{form}": getattr(page, f"to_{form}")() for form in ("json", "markdown")}
+    for name, content in contents.items():
+        files.write_output(folder / name, content, mark)
+
+    def read(path):
+        before = path.read_bytes()
+        try:
+            files.write_output(path, contents[path.name], mark)
+            assert path.read_text() == contents[path.name]
+        except UserError:
+            assert path.read_bytes() == before
+            raise
+
+    return [folder / name for name in contents], read
 
 
 def router(folder):
@@ -247,6 +274,7 @@ def metadata(folder):
 
 PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
     **{function.__name__: function for function in (factors, journal, data, router, metadata)},
+    "outputs": outputs,
     "results": partial(compared, pattern="results_*"),
     "samples": partial(compared, pattern="samples_*"),
     "baselines": partial(compared, pattern="baseline.json"),
@@ -309,47 +337,12 @@ def run(name: str, inputs: int, first: int = 0) -> SimpleNamespace:
     return count
 
 
-def guided(name: str, inputs: int) -> None:
-    """Read inputs that atheris makes of those that reached new code; it ends the process, at the first failure or after
-    so many inputs.
-    """
-    import atheris
-
-    with tempfile.TemporaryDirectory() as kept:
-        folder, corpus = Path(kept, "files"), Path(kept, "corpus")
-        folder.mkdir(), corpus.mkdir()
-        paths, read = PARSERS[name](folder)
-        for path in paths:
-            (corpus / path.name).write_bytes(path.read_bytes())
-            with suppress(UserError):
-                read(path)  # which imports the rest of what is watched now
-        for watched in gc.get_objects():
-            if isinstance(watched, FunctionType) and (watched.__module__ or "").startswith(("lpes_eval", "search")):
-                atheris.instrument_func(watched)
-
-        def one(data: bytes) -> None:
-            path = paths[len(data) % len(paths)]
-            path.write_bytes(data)
-            with suppress(UserError), in_time(5 * SECONDS):
-                read(path)
-
-        def mutate(data: bytes, most: int, seed: int) -> bytes:
-            return damaged(data or b"{}", random.Random(seed))[:most]
-
-        flags = [sys.argv[0], f"-runs={inputs}", "-max_len=100000", str(corpus)]
-        atheris.Setup(flags, one, custom_mutator=mutate)
-        atheris.Fuzz()
-
-
 def main(argv=None) -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("parser", nargs="?", choices=PARSERS, help="default: all")
     flags.add_argument("--inputs", type=int, default=1000)
     flags.add_argument("--first", type=int, default=0, help="the number of the first input")
-    flags.add_argument("--guided", action="store_true", help="let atheris choose the inputs (one parser)")
     args = flags.parse_args(argv)
-    if args.guided:
-        guided(args.parser or flags.error("--guided: name one parser"), args.inputs)
     failed = 0
     for name in [args.parser] if args.parser else PARSERS:
         count = run(name, args.inputs, args.first)

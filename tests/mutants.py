@@ -177,10 +177,31 @@ MUTANTS = (
     ),
     Mutant(
         "the gate holds the run against the baseline, not the baseline against itself",
-        "lpes_eval/compare/gate.py",
-        "report = regress(committed, now, ",
-        "report = regress(committed, committed, ",
+        "lpes_eval/compare/regress.py",
+        "gate.regress(committed, now, ",
+        "gate.regress(committed, committed, ",
         (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1_and_every_report_has_its_table",),
+    ),
+    Mutant(
+        "every score that lm-eval reports is held against the baseline",
+        "lpes_eval/compare/results.py",
+        "    for key in left:",
+        "    for key in left if not metrics else ():",
+        (f"{COMPARE}/test_regress_command.py::test_a_fall_of_any_reported_score_of_any_task_fails",),
+    ),
+    Mutant(
+        "other documents are not compared, whatever else differs",
+        "lpes_eval/compare/results.py",
+        "if a.documents != b.documents:",
+        "if a.documents != b.documents and not data:",
+        (f"{COMPARE}/test_compare.py::test_what_cannot_be_compared_is_refused_in_one_line",),
+    ),
+    Mutant(
+        "no command replaces a file that it did not write",
+        "lpes_eval/files.py",
+        "    if not is_ours:",
+        "    if not is_ours and not path.is_symlink():",
+        ("tests/test_outputs.py",),
     ),
     # -- the search
     Mutant(

@@ -45,8 +45,12 @@ def write_run(
     row = {"name": group, "alias": group, "sample_len": n}
     for name, line in columns.items():
         row |= {f"{name},none": sum(line) / n, f"{name}_stderr,none": 0.02}
+    means = [sum(line) / n for line in scores.values()]
     if len(columns) > 1:
-        row |= {f"{metric}_spread,none": 0.1, f"{metric}_spread_stderr,none": "N/A"}
+        over_positions = {"worst": (min if higher_is_better else max)(means), "spread": max(means) - min(means)}
+        for name, value in over_positions.items():
+            row |= {f"{metric}_{name},none": value, f"{metric}_{name}_stderr,none": "N/A"}
+        metadata = {"positions": [*scores], **(metadata or {})}
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
             for question in range(n):

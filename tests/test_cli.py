@@ -59,15 +59,6 @@ def test_an_error_that_is_quoted_is_its_first_line_or_its_class_where_it_says_no
     assert [errors.first_line(error) for error in (ValueError(" one\ntwo"), OSError())] == ["one", "OSError"]
 
 
-def test_report_that_cannot_be_written_is_an_error_of_the_user(tmp_path):
-    from lpes_eval.compare import tables
-    from lpes_eval.errors import UserError
-
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        tables.write(str(tmp_path / "file" / "tables.md"), "text")
-
-
 def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from collections.abc import Iterator
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
 from lpes_eval.compare import results, tables
-from lpes_eval.compare.compare import compare
+from lpes_eval.compare.comparison import Comparison, Row, compare
 from lpes_eval.errors import UserError
 from lpes_eval.flags import share
 from lpes_eval.report import page
+
+COMMAND = "lpes-eval compare"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,20 +47,47 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    from lpes_eval.compare import flips
-
     if len(arguments.others) >= len(LETTERS):
         raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
-    a, *others = [results.read(path) for path in (arguments.a, *arguments.others)]
-    report = compare(a, *others, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
-    if arguments.flips:
-        runs = dict(zip(LETTERS[1:], others, strict=False))
-        found = tuple(
-            flips.section(flips.flipped(a, runs[b], task, metric), task, f"{b} − A, {metric}" if others[1:] else metric)
-            for (b, task), metric in flips.first_metrics(report).items()
-        )
-        report = replace(report, flips=found)
+    tables.check_outputs(COMMAND, arguments)
+    runs = [results.read(path) for path in (arguments.a, *arguments.others)]
+    found = compare(*runs, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
     if arguments.html:
         page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
-    tables.publish(report, arguments)
+    tables.publish(page_of(found, arguments.flips), arguments)
     return 0
+
+
+def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
+    """Lay out a comparison: a table for each metric of each task."""
+    sides = {letter: run.side for letter, run in comparison.runs.items()}
+    several = len(sides) > 2
+    interval = f"{comparison.confidence * 100:g} % interval"
+    sections, data = [], []
+    for section in comparison.sections:
+        letter = section.runs[1]
+        header = ("", "A", letter, f"{letter} − A", interval, "p", "p (Holm)")
+        title = f"{section.task}, {section.metric}, {section.questions} questions"
+        sections.append(tables.Table(title, header, tuple(row.cells for row in section.rows)))
+        facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
+        facts |= {"rows": [*map(_facts, section.rows)]}
+        data.append(facts | ({"sides": section.runs} if several else {}))
+    found = [*_flips(comparison, several)] if with_flips else []
+    facts = {"confidence": comparison.confidence, "comparisons": data}
+    facts |= {"flips": [facts for _, facts in found]} if found else {}
+    return tables.Page(COMMAND, sides, sections, comparison.notes, facts, flips=[table for table, _ in found])
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    d = row.difference
+    numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
+    return {"row": row.label, "interval": [d.low, d.high], "p_holm": row.p_holm, **numbers}
+
+
+def _flips(comparison: Comparison, several: bool) -> Iterator[tuple[tables.Table, dict[str, Any]]]:
+    from lpes_eval.compare import flips
+
+    a, runs = comparison.runs["A"], comparison.runs
+    for (letter, task), metric in comparison.first_metrics().items():
+        changed = [*flips.flipped(a, runs[letter], task, metric)]
+        yield flips.table(changed, task, f"{letter} − A, {metric}" if several else metric)

@@ -2,63 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Results, position_of, well_formed
+from lpes_eval.compare.results import Results, Sample, Task, label_of, position_of
 from lpes_eval.data import documents, kv
 from lpes_eval.harness.segments import Segment, join
 
 LONGEST_ANSWER = 1_000
 SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
+HEADER = ("flip", "position", "question", "expected", "before", "after")
 
 
-def first_metrics(report: tables.Report) -> dict[tuple[str, str], str]:
-    """Of each run in a report of `compare` (by its letter) and each task, the first metric."""
-    found: dict[tuple[str, str], str] = {}
-    for section in report.sections:
-        found.setdefault((section.sides[1] if section.sides else "B", section.task), section.metric)
-    return found
+@dataclass(frozen=True)
+class Flip:
+    """A sample whose score differs between two runs, at a position (empty where there are none).
 
-
-def flipped(a: Results, b: Results, task: str, metric: str) -> Iterator[dict[str, Any]]:
-    """The samples of a task whose score in a metric differs between two runs on the same questions.
-
-    Of each: its position, whether it got ``better``, both ``scores``, the question, what is ``expected``, both
-    ``answers``, and the prompt's ``segments``. Of a baseline there are scores and no answers.
+    ``scores`` and ``answers`` are those before and after; the answer before is empty where the first run is a baseline,
+    which has no answers. ``segments`` are the prompt.
     """
-    metrics = [run.tasks[task].metrics for run in (a, b)]
-    key = next(key for key in metrics[0] if key.removesuffix(",none") == metric)
-    before, after = (of[key].by_question or {} for of in metrics)
-    labels = [label for label in before if label in after]
-    lines_b = b.samples(task, key.rpartition(",")[2])
-    lines_a = a.samples(task, key.rpartition(",")[2]) if a.raw else [None] * len(lines_b)
-    for label in labels:
-        for line_a, line_b, *scores in zip(lines_a, lines_b, before[label], after[label], strict=True):
-            if scores[0] != scores[1]:
-                better = (scores[1] > scores[0]) == metrics[0][key].higher_is_better
-                what = f"its samples of {task}, or those of {a.path}, are not as lm_eval logs them"
-                with well_formed(b.path, what, "evaluate again"):
-                    shown = _shown(line_a, line_b, label, metric)
-                yield {"better": better, "scores": scores, **shown}
+
+    better: bool
+    scores: tuple[float, float]
+    position: str
+    question: str
+    expected: str
+    answers: tuple[str, str]
+    segments: Sequence[Segment]
 
 
-def section(samples: Iterable[Mapping[str, Any]], task: str, metric: str) -> tables.Section:
-    """The flips of one score as a table, the worse ones first, and of many the first ``SHOWN``."""
-    found = sorted(samples, key=lambda one: one["better"])
-    better = sum(one["better"] for one in found)
-    rest = f", the first {SHOWN} of them" if len(found) > SHOWN else ""
-    rows = []
-    for one in found[:SHOWN]:
-        texts = (one["question"][-CELL:], one["expected"], *one["answers"])
-        cells = ("better" if one["better"] else "worse", one["position"], *map(_cell, texts))
-        kept = ("better", "position", "scores", "question", "expected", "answers")
-        rows.append(tables.Row(cells, {name: one[name] for name in kept}))
-    title = f"{metric}: {better} flipped to better, {len(found) - better} to worse{rest}"
-    header = ("flip", "position", "question", "expected", "before", "after")
-    return tables.Section(task, title, None, header, tuple(rows))
+def flipped(a: Results, b: Results, task: str, key: str) -> Iterator[Flip]:
+    """The samples of a task whose score in a metric, ``METRIC`` or ``METRIC,FILTER``, differs between two runs on the
+    same questions.
+    """
+    key = key if "," in key else f"{key},none"
+    task_a, task_b = a.every_task[task], b.every_task[task]
+    before, after = task_a.metrics[key], task_b.metrics[key]
+    metric, _, filter_name = key.partition(",")
+    samples_b = task_b.samples[filter_name]
+    samples_a: Sequence[Sample | None] = task_a.samples.get(filter_name) or [None] * len(samples_b)
+    for label in (label for label in before.values if label in after.values):
+        scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
+        for sample_a, sample_b, was, is_now in scores:
+            if was != is_now:
+                better = (is_now > was) == (before.higher_is_better is not False)
+                yield _flip(task_b, label, metric, better, (was, is_now), (sample_a, sample_b))
+
+
+def table(flips: Sequence[Flip], task: str, title: str) -> tuple[tables.Table, dict[str, Any]]:
+    """The flips of one score as a table, the worse ones first, ``SHOWN`` at most; and the same as data."""
+    better = sum(flip.better for flip in flips)
+    rest = f", the first {SHOWN} of them" if len(flips) > SHOWN else ""
+    title = f"{title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
+    shown = sorted(flips, key=lambda flip: flip.better)[:SHOWN]
+    rows = tuple(
+        (
+            "better" if flip.better else "worse",
+            flip.position,
+            *map(_cell, (flip.question[-CELL:], flip.expected, *flip.answers)),
+        )
+        for flip in shown
+    )
+    names = ("better", "position", "scores", "question", "expected", "answers")
+    facts = [{name: getattr(flip, name) for name in names} for flip in shown]
+    return tables.Table(f"{task}, {title}", HEADER, rows, len(HEADER)), {"task": task, "metric": title, "rows": facts}
 
 
 def _cell(text: str) -> str:
@@ -66,23 +76,34 @@ def _cell(text: str) -> str:
     return line if len(line) <= CELL else f"{line[:CELL]}…"
 
 
-def _shown(line_a: Mapping[str, Any] | None, line_b: Mapping[str, Any], label: str, metric: str) -> dict[str, Any]:
+def _flip(
+    task: Task,
+    label: str,
+    metric: str,
+    better: bool,
+    scores: tuple[float, float],
+    samples: tuple[Sample | None, Sample],
+) -> Flip:
     """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
-    prompt = "\n\n".join(dict.fromkeys(text for text, _ in _at(line_b, _requests(line_b), label)))
-    segments, expected = _labelled(line_b["doc"], label) or ([Segment("prompt", prompt)], line_b.get("target"))
+    sample, at = samples[1], _place(task, label)
+    prompt = "\n\n".join(dict.fromkeys(text for text, _ in _of_place(sample.requests, at)))
+    segments, expected = _labelled(sample.doc, label) or ([Segment("prompt", prompt)], sample.target)
     text = join(segments)
-    before, found, after = prompt.partition(text) if text else ("", "", prompt)
-    if not found:  # one of our prompts, but with another text
+    before, ours, after = prompt.partition(text) if text else ("", "", prompt)
+    if not ours:  # one of our prompts, but with another text
         segments, before, after = [Segment("prompt", prompt)], "", ""
-    question = next((one.text for one in segments if one.label == "question"), prompt[-300:])
-    choices = {str(i): end for i, (_, end) in enumerate(_requests(line_b))} if _likelihoods(line_b) else {}
-    return {
-        "position": "" if label == "all" else label,
-        "question": " ".join(question.split()),
-        "expected": _short(choices.get(str(expected), expected)),
-        "answers": ["" if line is None else _answer(line, label, metric) for line in (line_a, line_b)],
-        "segments": [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
-    }
+    question = next((segment.text for segment in segments if segment.label == "question"), prompt[-300:])
+    choices = {str(i): ending for i, (_, ending) in enumerate(sample.requests)} if _likelihoods(sample) else {}
+    answers = ["" if each is None else _answer(each, at, metric) for each in samples]
+    return Flip(
+        better,
+        scores,
+        "" if label == "all" else label,
+        " ".join(question.split()),
+        _short(choices.get(str(expected), expected)),
+        (answers[0], answers[1]),
+        [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
+    )
 
 
 def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | None:
@@ -93,45 +114,49 @@ def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | N
     makers: dict[Any, Any] = {kv.Question: kv.Question, documents.Example: documents.Example.of}
     for kind, make in makers.items():
         if doc.keys() == kind.__dataclass_fields__.keys():
-            example = make(**doc)
-            return example.segments(position), example.target(position)
+            try:
+                example = make(**doc)
+                return example.segments(position), example.target(position)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not as a benchmark has it
+                return None
     return None
 
 
-def _requests(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The prompt of each request, and its ending; of an API of chats lm-eval logs a list with the prompt's text."""
-    asked = [(one.get("arg_0", ""), one.get("arg_1")) for one in (line.get("arguments") or {}).values()]
-    return [("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in asked]
+def _place(task: Task, label: str) -> int | None:
+    """Which of a sample's requests belongs to a label; None for all of them."""
+    labels = [label_of(position) for position in task.positions]
+    return labels.index(label) if label in labels else None
 
 
-def _at(line: Mapping[str, Any], of_requests: Sequence[Any], label: str) -> Sequence[Any]:
-    """What belongs to a label of a sample, which has its scores at positions in the order of its requests."""
-    if label == "all":
-        return of_requests
-    at = [name.rpartition("@")[2] for name in line if "@" in name]
-    order = list(dict.fromkeys(f"{float(p):g} %" for p in at if p.replace(".", "", 1).isdigit()))
-    return of_requests[order.index(label) :][:1] or of_requests[-1:]  # one request may be scored under several names
+def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:
+    if place is None:
+        return items
+    return items[place : place + 1] or items[-1:]  # one request may be scored under several names
 
 
-def _likelihoods(line: Mapping[str, Any]) -> list[float]:
+def _likelihoods(sample: Sample) -> list[float]:
     """Those of the choices, if the sample is one of multiple choice: several endings of one prompt.
 
     Of each lm-eval logs (likelihood, is greedy), as text.
     """
-    answers = line.get("filtered_resps") or []
-    prompts = {prompt for prompt, _ in _requests(line)}
-    pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and str(one[1]) in ("True", "False")]
-    return [float(one[0]) for one in pairs] if len(prompts) == 1 and 1 < len(pairs) == len(answers) else []
+    pairs = [pair for pair in sample.answers if isinstance(pair, list) and len(pair) == 2]
+    prompts = {prompt for prompt, _ in sample.requests}
+    if len(prompts) != 1 or not 1 < len(pairs) == len(sample.answers) == len(sample.requests):
+        return []
+    try:
+        return [float(value) for value, _ in pairs]
+    except (TypeError, ValueError, OverflowError):
+        return []
 
 
-def _answer(line: Mapping[str, Any], label: str, metric: str) -> str:
-    if likelihoods := _likelihoods(line):
-        choices = [str(end) for _, end in _requests(line)]
+def _answer(sample: Sample, place: int | None, metric: str) -> str:
+    likelihoods, choices = _likelihoods(sample), [str(ending) for _, ending in sample.requests]
+    if likelihoods:
         if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
         return _short(choices[likelihoods.index(max(likelihoods))])
-    answers = _at(line, line.get("filtered_resps") or [""], label)
-    return _short(answers if label == "all" else answers[0])
+    answers = _of_place(sample.answers, place)
+    return _short(list(answers) if place is None else answers[0])
 
 
 def _short(value: Any) -> str:

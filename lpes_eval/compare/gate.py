@@ -1,44 +1,42 @@
-"""``lpes-eval regress RESULTS --baseline FILE``: did a score fall, or the spread widen, since the baseline?
+"""The regression gate as data: every score of a baseline, each with one outcome in a new run.
 
 ``docs/regress.md`` says what the gate promises.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from lpes_eval.compare import results, tables
-from lpes_eval.compare.baseline import is_baseline, load, save
 from lpes_eval.compare.results import Metric, Results, differing, mismatch
+from lpes_eval.compare.tables import some
 from lpes_eval.errors import UserError
-from lpes_eval.flags import amount, share
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Change
 
 ALPHA = 0.01
 TOLERANCE = 0.001
-COMMAND = "lpes-eval regress"
-HEADER = ("", "baseline", "now", "change", "still passes", "p", "")
-NOT_TESTABLE = "not testable"
-
-
-class NoBaseline(UserError):
-    """There is no baseline file yet."""
-
-    exit_status = 3
 
 
 class NotComparable(UserError):
     """The run and the baseline are of other tasks, examples or models."""
 
     exit_status = 4
+
+
+class Outcome(StrEnum):
+    """What became of a score of the baseline."""
+
+    BETTER = "better"
+    OK = "ok"
+    WORSE = "worse"
+    NOT_TESTABLE = "not testable"
+    MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -59,276 +57,251 @@ class Options:
     other_prompts: bool = False
 
 
-def regress(baseline: Results, now: Results, options: Options = Options()) -> tables.Report:
-    """Hold a run against a baseline; the report has ``failed`` where something got worse.
+@dataclass(frozen=True)
+class Row:
+    """One score of the baseline and what became of it.
 
-    Every position of every metric, its mean over positions and its spread is one test. Their levels add up to ``alpha``
-    at most, so that a rerun of the same model fails with a probability of at most ``alpha``, however many tasks there
-    are.
-
-    Raises:
-        NotComparable: another model; a task or metric that is missing, or a task of another version or other examples;
-            nothing at all that could be tested, or too few questions for any test to fail.
+    Attributes:
+        task: the task or group.
+        metric: as in lm-eval's results, ``METRIC,FILTER``.
+        label: a position (``"50 %"``), ``"mean"``, ``"worst"`` or ``"spread"`` over them, or ``"all"``.
+        questions: how many were tested; 0 where nothing was.
+        change: both scores, the worsening, and the test at ``level``; its p is NaN where nothing was tested.
+        level: the level of the test.
+        allowed: the largest change for the worse that passes, negative where that is a fall.
+        outcome: what became of it.
+        by_size: whether the outcome comes from ``max_drop`` and not from the test.
+        fails: whether the gate fails for it.
+        why: why it is missing or not testable.
     """
-    scores = list(_comparable(baseline, now, options))
-    _set_levels(scores, options.alpha)
-    if options.max_drop is None and not any(score.level for score in scores):
-        tests = sum(score.tests for score in scores)
-        if not tests:
-            raise NotComparable(
-                "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
-            )
-        asked, least = max(score.questions for score in scores), _fewest_lost(options.alpha / tests)
-        raise NotComparable(
-            f"{asked} questions are too few: at alpha {options.alpha:g} over {tests} tests not even the loss of every "
-            f"answer could be told from chance; evaluate at least {least}"
-        )
-    tested = {score.task for score in scores if score.tests}
-    sections = tuple(_section(score, options, score.task in tested) for score in scores)
-    notes = (*_least_losses(scores), *_differences(baseline, now))
-    sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
-    return tables.Report(COMMAND, sides, sections, notes, _headline(sections, options))
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add ``lpes-eval regress``."""
-    parser = subparsers.add_parser(
-        "regress",
-        help="fail if scores got worse than a committed baseline",
-        description="Hold a run of lm_eval against a committed baseline. docs/regress.md says what is tested and how "
-        "often a mere rerun fails.",
-        epilog="exit status: 0 nothing got worse beyond chance; 1 something did, or under --strict a score could not "
-        "be tested; 2 an error of use; 3 no baseline; 4 not comparable (another task version, model, source or set of "
-        "examples)",
-    )
-    add = parser.add_argument
-    add("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
-    add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
-    add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
-    tables.add_outputs(parser, "json", "markdown", "junit")
-    add("--flips", action="store_true", help="list the samples that flipped, of each score that fell")
-    add("--alpha", type=share, default=ALPHA, help=f"false-alarm rate of the whole gate (default: {ALPHA})")
-    passes = f"a worsening up to this, in the score's own unit, never fails (default: {TOLERANCE})"
-    add("--tolerance", type=amount, default=TOLERANCE, help=passes)
-    drops = (
-        "fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
-        "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)"
-    )
-    add("--max-drop", type=amount, metavar="X", help=drops)
-    strict = "fail where a score cannot be tested (default: where the environment variable CI is set)"
-    add("--strict", action=argparse.BooleanOptionalAction, default=bool(os.environ.get("CI")), help=strict)
-    add("--other-model", action="store_true", help="hold another model against the baseline on purpose")
-    add("--other-prompts", action="store_true", help="accept the same examples in other prompts")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run ``lpes-eval regress``."""
-    path, given = arguments.baseline, vars(arguments)
-    options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
-    if arguments.update:
-        return _update(results.read(arguments.results), path, options)
-    try:
-        now = results.read(arguments.results)
-        if not path.exists():
-            raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
-        committed = load(path)
-        try:
-            report = regress(committed, now, options)
-        except NotComparable as error:
-            raise NotComparable(f"{now.path} against {path}: {error}") from None
-    except UserError as error:
-        row = tables.Row(("comparable", ""), outcome="error", message=str(error))
-        section = tables.Section("lpes-eval", "regress", None, ("", ""), (row,))
-        failure = tables.Report(COMMAND, {}, (section,), (str(error),), "could not compare")
-        tables.publish(failure, arguments, text=False)
-        raise
-    if arguments.flips:
-        report = replace(report, flips=tuple(_flips(report, committed, now)))
-    tables.publish(report, arguments)
-    return 1 if report.failed else 0
-
-
-def _flips(report: tables.Report, baseline: Results, now: Results) -> Iterator[tables.Section]:
-    """Of each metric of which a score fell, the samples whose score changed, at the labels that fell."""
-    from lpes_eval.compare import flips
-
-    for section in report.sections:
-        task = now.tasks[section.task]
-        metric = next(one for key, one in task.metrics.items() if key.removesuffix(",none") == section.metric)
-        sign = 1 if metric.higher_is_better else -1
-        fell = [row.cells[0] for row in section.rows if row.facts["change"] * sign < 0]
-        labels = {"" if label == "all" else label for label in fell if label not in ("mean", "spread")}
-        if labels and section.questions:
-            found = flips.flipped(baseline, now, section.task, section.metric)
-            yield flips.section((one for one in found if one["position"] in labels), section.task, section.metric)
-
-
-def _update(now: Results, path: Path, options: Options) -> int:
-    if path.exists() and not is_baseline(path):
-        raise UserError(f"{path}: is there and is not a baseline, so --update does not overwrite it; name another file")
-    try:
-        report = regress(now, now, options)
-    except NotComparable as error:
-        raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
-    save(now, path)
-    untested = sum(row.cells[-1] == NOT_TESTABLE for row in report.rows)
-    why = "not testable (too few questions, or no --log_samples)"
-    hint = f"; {untested} of its scores and spreads are {why}" if untested else ""
-    print(f"{path}: baseline of {len(now.tasks)} tasks written from {now.path}{hint}")
-    return 0
-
-
-@dataclass
-class _Score:
-    """One metric of one task in both runs, whether both ``logged`` its samples, and each test's level (0: no test)."""
 
     task: str
-    key: str
-    old: Metric
-    new: Metric
-    logged: bool
-    level: float = 0.0
+    metric: str
+    label: str
+    questions: int
+    change: Change
+    level: float
+    allowed: float
+    outcome: Outcome
+    by_size: bool = False
+    fails: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row for every score of the baseline, and notes for a reader."""
+
+    baseline: Results
+    now: Results
+    options: Options
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
 
     @property
-    def labels(self) -> list[str]:
-        """The positions and, if there are several, what is said of them all: a row each."""
-        return [*self.old.values, *(["mean", "spread"] if len(self.old.values) > 1 else [])]
+    def failed(self) -> bool:
+        """Whether a row fails."""
+        return any(row.fails for row in self.rows)
+
+    def count(self, outcome: Outcome) -> int:
+        """How many rows have this outcome."""
+        return sum(row.outcome == outcome for row in self.rows)
 
     @property
-    def tests(self) -> int:
-        """How many rows can be tested: none where one of the runs has no score for each question."""
-        return len(self.labels) if self.old.by_question and self.new.by_question else 0
-
-    @property
-    def questions(self) -> int:
-        """How many were asked, where there are tests."""
-        return self.old.questions if self.tests else 0
-
-    def sign(self, label: str) -> int:
-        """The sign of a change for the worse."""
-        return -1 if self.old.higher_is_better and label != "spread" else 1
-
-    def changes(self) -> Sequence[Change]:
-        """What moved, row by row, tested or not."""
-        from lpes_eval.compare.statistics import Change, rerun_changes
-
-        if self.level:
-            old, new = self.old.matrix(self.old.values), self.new.matrix(self.old.values)
-            return rerun_changes(old, new, self.level, higher_is_better=self.old.higher_is_better)
-        was, is_now = ([metric.values[label] for label in self.old.values] for metric in (self.old, self.new))
-        for values in (was, is_now):
-            values += [math.fsum(values) / len(values), max(values) - min(values)]
-        moved = zip(self.labels, was, is_now, strict=False)
-        return [Change(a, b, (b - a) * self.sign(label), math.inf, math.nan) for label, a, b in moved]
+    def headline(self) -> str:
+        """The answer in one line."""
+        options, untested = self.options, self.count(Outcome.NOT_TESTABLE)
+        worse, missing = self.count(Outcome.WORSE), self.count(Outcome.MISSING)
+        parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
+        parts += [f"{missing} are missing"] if missing else []
+        if untested:
+            fails = any(row.fails and row.outcome == Outcome.NOT_TESTABLE for row in self.rows)
+            parts.append(f"{untested} could not be tested" + (", which fails under --strict" if fails else ""))
+        tested = sum(not math.isnan(row.change.p) for row in self.rows)
+        besides = "" if options.max_drop is None else f", or wherever a mean drops by more than {options.max_drop:g}"
+        rate = f"a mere rerun fails at most once in {1 / options.alpha:.0f}{besides}"
+        return f"{'; '.join(parts)} ({tested} tested; {rate})"
 
 
-def _comparable(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
+def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
+    """Hold a run against a baseline, score by score.
+
+    The m scores with samples in both runs are tested at the level ``alpha / m`` each (Bonferroni), so that a rerun of
+    the same model fails with a probability of at most ``alpha``, however many tasks there are.
+
+    Raises:
+        NotComparable: another model; no task in common; a task of another version or of other examples; nothing that
+            could be tested.
+    """
     if not (options.other_model or baseline.model.is_same(now.model)):
         raise NotComparable(
             f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
             "--other-model compares them on purpose, --update starts anew"
         )
-    for name, task in baseline.tasks.items():
-        if not (again := now.tasks.get(name)):
-            raise NotComparable(f"the baseline has {name}, the run has not; run the same tasks, or --update")
-        if reason := mismatch(task, again, prompts_may_differ=options.other_prompts):
-            raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
-        for key, metric in task.metrics.items():
-            new = again.metrics.get(key)
-            lost = [label for label in metric.values if new is None or label not in new.values]
-            if new is None or lost:
-                raise NotComparable(
-                    f"the baseline has {key} of {name} ({lost[0]}), the run has no number for it; --update starts anew"
-                )
-            yield _Score(name, key, metric, new, logged=None not in (task.documents, again.documents))
+    scores = list(_scores(baseline, now, options))
+    tests = sum(len(score.labels) for score in scores if score.questions)
+    level = options.alpha / max(tests, 1)
+    testable = {score.task for score in scores if score.is_testable(level)}
+    for task in baseline.every_task:
+        members = baseline.every_task[task].members
+        if members and testable.issuperset(members):
+            testable.add(task)
+    rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
+    if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
+        raise NotComparable(
+            f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
+            f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
+            f"{fewest_lost(level)}"
+            if tests
+            else "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
+        )
+    return Verdict(baseline, now, options, tuple(rows), (*_notes(rows, tests, level), *_differences(baseline, now)))
 
 
-def _fewest_lost(level: float) -> int:
+def fewest_lost(level: float) -> int:
     """How many questions must be answered worse, and none better, before a test at ``level`` can fail.
 
-    Of n questions answered worse one and all, an exchange of the runs does as much harm with probability 2^-n.
+    If n questions are answered worse and none better, an exchange of the runs does as much harm with probability 2^-n.
     """
     return math.ceil(math.log2(1 / level))
 
 
-def _set_levels(scores: Sequence[_Score], alpha: float) -> None:
-    """Set the level of each score's tests: all of them add up to ``alpha``.
+@dataclass(frozen=True)
+class _Score:
+    """A metric of the baseline, and the same in the run, None where it has none; whether both ``logged`` samples."""
 
-    Half of ``alpha`` goes to all tests evenly. From the other half, scores with few questions get what more it takes to
-    see the loss of all their answers, the largest first, as far as it goes; those left without get 0. What is left of
-    ``alpha`` goes evenly to the tests that can fail.
-    """
-    even = alpha / 2 / max(sum(score.tests for score in scores), 1)
-    reserve = alpha / 2
-    for score in sorted(scores, key=lambda one: -one.questions):
-        needed = 2.0**-score.questions * (1 + 1e-9)  # above 2^-n for all rounding
-        top_up = score.tests * max(0.0, needed - even)
-        if score.tests and top_up <= reserve:
-            score.level, reserve = max(even, needed), reserve - top_up
-    able = [score for score in scores if score.level]
-    left, tests = alpha - sum(score.tests * score.level for score in able), sum(score.tests for score in able)
-    for score in able:
-        score.level += max(0.0, left) / tests
+    task: str
+    key: str
+    old: Metric
+    new: Metric | None
+    logged: bool
+
+    @property
+    def labels(self) -> list[str]:
+        """The positions and, if there are several, what is said of them all: a row each."""
+        return [*self.old.values, *(["mean", "worst", "spread"] if len(self.old.values) > 1 else [])]
+
+    @property
+    def questions(self) -> int:
+        """How many there are in both runs; 0 where one of the runs has no score for each question."""
+        if self.new is None or self.old.by_question is None or self.new.by_question is None:
+            return 0
+        return self.old.questions if self.old.by_question.keys() == self.new.by_question.keys() else 0
+
+    @property
+    def is_no_average(self) -> bool:
+        """Whether neither run has it as an average over its samples."""
+        return self.logged and not (self.old.by_question or (self.new and self.new.by_question))
+
+    def is_testable(self, level: float) -> bool:
+        """Whether the loss of all answers could be told from chance."""
+        return bool(self.questions) and self.questions >= fewest_lost(self._one_sided(level))
+
+    def _one_sided(self, level: float) -> float:
+        """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
+        return level / 2 if self.old.higher_is_better is None else level
+
+    def _changes(self, level: float) -> list[Change]:
+        """What moved, by label, tested or not."""
+        from lpes_eval.compare.statistics import Change, rerun_changes
+
+        up = self.old.higher_is_better is not False
+        if self.new and self.is_testable(level):
+            old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
+            return [*rerun_changes(old, new, self._one_sided(level), higher_is_better=up)]
+        new_values = self.new.values if self.new else {}
+        was = _with_summaries([*self.old.values.values()], up)
+        is_now = _with_summaries([new_values.get(label, math.nan) for label in self.old.values], up)
+        signs = [-1 if up and label != "spread" else 1 for label in self.labels]
+        moved = zip(was, is_now, signs, strict=False)
+        return [Change(old, new, (new - old) * sign, math.inf, math.nan, math.nan) for old, new, sign in moved]
+
+    def rows(self, level: float, options: Options, others_are_tested: bool) -> Iterator[Row]:
+        """A row for each label; ``others_are_tested`` where other metrics are tested on the same samples."""
+        of_all = "mean" if len(self.labels) > 1 else self.labels[0]
+        for label, change in zip(self.labels, self._changes(level), strict=True):
+            if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
+                p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
+                change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
+            max_drop = options.max_drop if label == of_all else None
+            allowed = max(options.tolerance, change.allowed if max_drop is None else min(change.allowed, max_drop))
+            if label != "spread" and self.old.higher_is_better is not False:
+                allowed = -allowed
+            row = Row(self.task, self.key, label, self.questions, change, level, allowed, Outcome.OK)
+            yield self._judged(row, options, max_drop, others_are_tested)
+
+    def _judged(self, row: Row, options: Options, max_drop: float | None, others_are_tested: bool) -> Row:
+        change = row.change
+        if math.isnan(change.old):
+            why = "no number in the baseline"
+            return replace(row, outcome=Outcome.NOT_TESTABLE, fails=options.strict, why=why)
+        if math.isnan(change.new):
+            return replace(row, outcome=Outcome.MISSING, fails=True, why="the run has no number for it")
+        # averages of the same drop differ in their last bits
+        if max_drop is not None and change.worsening > max(max_drop, options.tolerance) + 1e-9:
+            return replace(row, outcome=Outcome.WORSE, fails=True, by_size=True)
+        if not math.isnan(change.p):
+            if change.p <= row.level and change.worsening > options.tolerance:
+                return replace(row, outcome=Outcome.WORSE, fails=True)
+            is_better = change.p_better <= row.level and -change.worsening > options.tolerance
+            return replace(row, outcome=Outcome.BETTER) if is_better else row
+        if max_drop is not None:
+            return replace(row, by_size=True)
+        is_excused = options.max_drop is not None or (
+            self.is_no_average and others_are_tested and change.worsening <= options.tolerance
+        )
+        fails = options.strict and not is_excused
+        return replace(row, outcome=Outcome.NOT_TESTABLE, fails=fails, why=self._why_not(row.level))
+
+    def _why_not(self, level: float) -> str:
+        if self.questions:
+            return f"fewer than {fewest_lost(self._one_sided(level))} questions"
+        return "not an average over its samples" if self.logged else "no samples in one of the runs"
 
 
-def _section(score: _Score, options: Options, has_parts: bool) -> tables.Section:
-    """The rows of one score; ``has_parts`` where other metrics of its task are tested on the same samples."""
-    largest = math.inf if options.max_drop is None else max(options.max_drop, options.tolerance)
-    excused = options.max_drop is not None or (has_parts and not score.old.by_question and not score.new.by_question)
-    of_all = "mean" if len(score.labels) > 1 else score.labels[0]
-    rows = []
-    for label, change in zip(score.labels, score.changes(), strict=True):
-        drop = largest if label == of_all else math.inf
-        if change.worsening > drop + 1e-9:  # averages of the same drop differ in their last bits
-            verdict, outcome = "DROPPED", "failure"
-        elif change.p <= score.level and change.worsening > options.tolerance:
-            verdict, outcome = "WORSE", "failure"
-        elif math.isnan(change.p) and drop == math.inf:
-            verdict, outcome = NOT_TESTABLE, "failure" if options.strict and not excused else "skipped"
-        else:
-            verdict, outcome = "ok by size" if math.isnan(change.p) else "ok", ""
-        moved, allowed = change.new - change.old, score.sign(label) * min(max(change.allowed, options.tolerance), drop)
-        numbers = (tables.score(change.old), tables.score(change.new), tables.signed(moved), tables.signed(allowed))
-        p = tables.p_value(change.p)
-        message = "{} in the baseline, {} now: {}, allowed {}".format(*numbers) + f" (p = {p}): {verdict}"
-        facts = {"row": label, "baseline": change.old, "now": change.new, "change": moved, "allowed": allowed}
-        facts |= {"p": change.p, "level": score.level, "verdict": verdict}
-        rows.append(tables.Row((label, *numbers, p, verdict), facts, outcome, message))
-    return tables.Section(score.task, score.key.removesuffix(",none"), score.questions or None, HEADER, tuple(rows))
+def _with_summaries(values: list[float], up: bool) -> list[float]:
+    """The scores at positions, and their mean, worst and spread; NaN where one is missing."""
+    if any(map(math.isnan, values)):
+        return [*values, math.nan, math.nan, math.nan]
+    return [*values, fmean(values), min(values) if up else max(values), max(values) - min(values)]
 
 
-def _headline(sections: Sequence[tables.Section], options: Options) -> str:
-    rows = [row for section in sections for row in section.rows]
-    worse, untested = sum(row.cells[-1].isupper() for row in rows), [r for r in rows if r.cells[-1] == NOT_TESTABLE]
-    found = f"{worse} of {len(rows)} scores and spreads got worse" if worse else "nothing got worse beyond chance"
-    if untested:
-        fails = any(row.outcome == "failure" for row in untested)
-        found += f"; {len(untested)} could not be tested" + (", which fails under --strict" if fails else "")
-    tested = sum(not math.isnan(row.facts["p"]) for row in rows)
-    besides = "" if options.max_drop is None else f", or wherever a mean drops by more than {options.max_drop:g}"
-    return f"{found} ({tested} tested; a mere rerun fails at most once in {1 / options.alpha:.0f}{besides})"
+def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
+    """Every metric of every task and group of the baseline, with that of the run."""
+    there = now.every_task
+    if not baseline.every_task.keys() & there.keys():
+        names = some([*baseline.every_task])
+        raise NotComparable(f"the baseline has {names}, the run has not; run the same tasks, or --update")
+    for name, task in baseline.every_task.items():
+        again = there.get(name) if there.keys() >= {*task.members} else None
+        if again and (reason := mismatch(task, again, prompts_may_differ=options.other_prompts)):
+            raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
+        logged = bool(again and task.documents and again.documents)
+        for key, metric in task.metrics.items():
+            yield _Score(name, key, metric, again.metrics.get(key) if again else None, logged)
 
 
-def _least_losses(scores: Sequence[_Score]) -> Iterator[str]:
-    for task, questions, level in sorted({(score.task, score.questions, score.level) for score in scores}):
-        if level:
-            fewest = _fewest_lost(level)
-            yield f"{task}, {questions} questions: a loss of fewer than {fewest} cannot be told from chance."
-        elif questions:
-            yield f"{task}, {questions} questions: not testable, a loss of all of them cannot be told from chance."
-    for score in scores:
-        if not score.tests:
-            why = "not an average over its samples" if score.logged else "no samples on one of the sides"
-            yield f"{score.task}, {score.key.removesuffix(',none')}: not testable, {why}."
+def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
+    if tests:
+        yield (
+            f"{tests} tests at {level:.2g} each: of n questions, a loss of fewer than {fewest_lost(level)} cannot be "
+            "told from chance."
+        )
+    reasons: dict[tuple[Outcome, str], dict[str, None]] = {}
+    for row in rows:
+        if row.why:
+            name = f"{row.task}, {row.metric.removesuffix(',none')}"
+            reasons.setdefault((row.outcome, row.why), {})[name] = None
+    for (outcome, why), names in reasons.items():
+        yield f"{some([*names])}: {outcome}, {why}."
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
-    if new := [name for name in now.tasks if name not in baseline.tasks]:
-        yield f"Not in the baseline, not tested: {tables.some(new)}."
+    if new := [name for name in now.every_task if name not in baseline.every_task]:
+        yield f"Not in the baseline, not tested: {some(new)}."
     if baseline.model != now.model:
         yield f"Model: {baseline.model} in the baseline, {now.model} now."
     for key, was, is_now in differing(baseline.provenance, now.provenance):
-        if key not in ("date", "command"):
-            then, today = ("none" if found is None else found for found in (was, is_now))
+        if key != "date":
+            then, today = ("none" if value is None else value for value in (was, is_now))
             yield f"{key}: {then} in the baseline, {today} now."

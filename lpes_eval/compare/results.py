@@ -1,25 +1,25 @@
 """One run of lm-eval, reduced to what is compared, and how it is read from what lm-eval wrote.
 
 lm-eval writes ``results_DATE.json`` and, with ``--log_samples``, ``samples_TASK_DATE.jsonl`` into a folder named after
-the model. A task that reports a metric ``M`` and ``M@P`` is one by position: P is the position of the gold item in
-percent.
+the model. What is read becomes the objects below, once; nothing after them can meet a value of the wrong type.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval import files, reference
 from lpes_eval.compare import provenance
 from lpes_eval.errors import DataError, UserError
+from lpes_eval.files import entry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,6 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
-
 
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
@@ -57,21 +56,40 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """The answers to one question, as lm-eval logs them under one filter.
+
+    ``requests`` are its prompts, each with what else was sent (an ending, or options); ``answers`` are filtered and in
+    the same order, ``scores`` by the metric's name. ``document`` hashes the document and the expected answer,
+    ``prompt`` the first prompt.
+    """
+
+    question: int | str
+    doc: Any
+    target: Any
+    requests: tuple[tuple[str, Any], ...]
+    answers: tuple[Any, ...]
+    scores: Mapping[str, float]
+    document: str
+    prompt: str
+
+
+@dataclass(frozen=True)
 class Metric:
     """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    ``values`` has the score at each label as reported; ``by_question`` one score a question, at every label in the same
-    order. It is None where no samples were logged, or where the score is not their average (perplexity, a geometric
-    mean of means).
+    ``higher_is_better`` is None where lm-eval does not say. ``values`` has the score at each label as reported, NaN
+    where there is no number; ``by_question`` one score a question, at every label in the same order. It is None where
+    no samples were logged, or where the score is not their average (perplexity, a geometric mean of means).
     """
 
-    higher_is_better: bool
+    higher_is_better: bool | None
     values: Mapping[str, float]
     by_question: Mapping[str, tuple[float, ...]] | None
 
     @property
     def questions(self) -> int:
-        """How many were asked; 0 where their scores are not known."""
+        """How many there are; 0 where their scores are not known."""
         return max(map(len, (self.by_question or {}).values()), default=0)
 
     def scores(self, label: str) -> tuple[float, ...]:
@@ -82,17 +100,18 @@ class Metric:
         """The questions' scores, shape (questions, labels)."""
         import numpy as np
 
-        assert self.by_question is not None
-        return np.column_stack([self.by_question[label] for label in labels])
+        return np.column_stack([self.scores(label) for label in labels])
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run: what was asked, and what it scored.
+    """One task of a run, or a group of tasks: its questions, and what it scored.
 
     ``data`` is what the metadata says of the data, such as source and split. ``documents`` is a digest of lm-eval's
     hashes of all documents and expected answers, ``prompts`` one of all prompts, chat template included; both are None
-    where no samples were logged. ``metrics`` are keyed as in lm-eval's results, ``METRIC,FILTER``.
+    where no samples were logged. ``metrics`` are keyed as in lm-eval's results, ``METRIC,FILTER``. ``members`` are the
+    names of a group's tasks, ``positions`` those of the gold item in percent, in the order of a sample's requests, and
+    ``samples`` the questions in order, by filter.
     """
 
     version: str
@@ -101,15 +120,19 @@ class Task:
     documents: str | None
     prompts: str | None
     metrics: Mapping[str, Metric]
+    members: tuple[str, ...] = ()
+    positions: tuple[float, ...] = field(default=(), compare=False)
+    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Results:
     """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
-    came from (date, command, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has
-    none, or does not say), and the results JSON itself, if it is one.
+    came from (date, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has none, or
+    does not say), and the seconds that it took.
 
-    A group of tasks whose score is the mean over all their samples (mmlu) is one task, in place of its ``members``.
+    In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
+    these tasks, and the groups whose scores are no such averages.
     """
 
     path: Path
@@ -117,14 +140,14 @@ class Results:
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
+    subtasks: Mapping[str, Task] = field(default_factory=dict)
     per_layer: tuple[float, ...] = ()
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    members: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    seconds: float | None = None
 
-    def samples(self, task: str, filter_name: str) -> list[dict[str, Any]]:
-        """The samples of a task under a filter, in the order of its questions."""
-        names = self.members.get(task, (task,))
-        return [line for name in names for line in read_samples(self.path, name)[filter_name]]
+    @property
+    def every_task(self) -> dict[str, Task]:
+        """All tasks and groups that have scores."""
+        return {**self.tasks, **self.subtasks}
 
     @property
     def side(self) -> tuple[str, str]:
@@ -135,18 +158,18 @@ class Results:
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
     """Say why the scores of two runs of a task may not be held against each other; None where they may.
 
-    Where both runs logged samples, the hashes of what was asked decide; where one did not, what the metadata says of
-    the data and the number of examples.
+    Where both runs logged samples, the hashes of documents and prompts decide; where one did not, what the metadata
+    says of the data and the number of examples.
     """
     if a.version != b.version:
         return f"task version {a.version} and {b.version}"
     data = [f"{key} {in_a} and {in_b}" for key, in_a, in_b in differing(a.data, b.data)]
-    told = "; ".join(data[:3]) + ("; ..." if len(data) > 3 else "")
-    because = f" ({told})" if data else ""
+    listed = "; ".join(data[:3]) + ("; ..." if len(data) > 3 else "")
+    because = f" ({listed})" if data else ""
     if None not in (a.examples, b.examples) and a.examples != b.examples:
         return f"{a.examples} and {b.examples} examples{because or ' (another --limit?)'}"
     if a.documents is None or b.documents is None:
-        return told or None
+        return listed or None
     if a.documents != b.documents:
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
@@ -160,12 +183,25 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
 def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
     for key in sorted({*a, *b}):
-        one, other = a.get(key), b.get(key)
-        if isinstance(one, Mapping) or isinstance(other, Mapping):
-            one, other = (side if isinstance(side, Mapping) else {} for side in (one, other))
-            yield from differing(one, other, f"{prefix}{key} ")
-        elif one != other:
-            yield f"{prefix}{key}", one, other
+        in_a, in_b = a.get(key), b.get(key)
+        if isinstance(in_a, Mapping) or isinstance(in_b, Mapping):
+            in_a, in_b = (side if isinstance(side, Mapping) else {} for side in (in_a, in_b))
+            yield from differing(in_a, in_b, f"{prefix}{key} ")
+        elif in_a != in_b:
+            yield f"{prefix}{key}", in_a, in_b
+
+
+def position_of(label: str) -> float:
+    """A position in percent, from its label."""
+    return float(label.removesuffix(" %"))
+
+
+def label_of(position: float) -> str:
+    """The label of a position in percent."""
+    return f"{position:g} %"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: str | Path) -> Results:
@@ -176,20 +212,30 @@ def read(path: str | Path) -> Results:
     """
     path = Path(path)
     if path.is_dir():
-        dated = [(match[1], found) for found in path.rglob("*.json") if (match := DATE.search(found.stem))]
+        dated = [(match[1], file) for file in path.rglob("*.json") if (match := DATE.search(file.stem))]
         if not dated:
             raise DataError(f"{path}: no results_DATE.json in it or below; run lm_eval with --output_path {path}")
         path = max(dated)[1]
     with well_formed(path, "not a results JSON as lm_eval --output_path writes it", "give a run's file or folder"):
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        tasks = {name: _task(path, raw, name) for name in raw["configs"] if name in raw["results"]}
-        if not tasks:
+        raw = files.parse(path.read_bytes(), str(path), finite=False)
+        children = {group: [*map(str, names)] for group, names in entry(raw, "group_subtasks").items() if names}
+        names = [name for name in entry(raw, "results") if name not in children]
+        tasks = {name: _task(raw, name, read_samples(path, name)) for name in names}
+        if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
-        tasks, members = _with_groups(raw, tasks)
-        found = provenance.factors(raw)
-        named, per_layer = found.get("given"), tuple(map(float, found.get("per_layer") or ()))
-        factors = None if named is None else str(named)
-        return Results(path, _model(raw), factors, provenance.of(raw), tasks, per_layer, raw, members)
+        shown, behind = _with_groups(raw, tasks, children)
+        factors = provenance.factors(raw)
+        given, seconds = factors.get("given"), raw.get("total_evaluation_time_seconds")
+        return Results(
+            path,
+            _model(raw),
+            None if given is None else str(given),
+            provenance.of(raw),
+            shown,
+            behind,
+            tuple(map(float, factors.get("per_layer") or ())),
+            None if seconds is None else float(seconds),
+        )
 
 
 @contextmanager
@@ -203,171 +249,201 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         raise DataError(f"{path}: no such file or folder; {way_out}")
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:  # also csv.Error, which is no ValueError
-        raise DataError(f"{path}: {what} ({type(error).__name__}: {error}); {way_out}") from None
+    except Exception as error:
+        if isinstance(error, UserError) and not str(error).startswith(f"{path}: "):  # of another file
+            raise
+        reason = str(error).removeprefix(f"{path}: ")
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise DataError(f"{path}: {what} ({kind}{reason}); {way_out}") from None
 
 
-def _task(path: Path, raw: Mapping[str, Any], name: str) -> Task:
-    metadata = raw["configs"][name].get("metadata") or {}
-    if "position" in metadata:
-        raise DataError(f"{path}: {name} is one position of a task, as version 0.1 had them; evaluate again")
-    samples = read_samples(path, name)
-    asked = next(iter(samples.values()), None)  # every filter reads the same answers to the same prompts
-    directions = (raw.get("higher_is_better") or {}).get(name) or {}
-    return Task(
+def _task(raw: Mapping[str, Any], name: str, samples: Mapping[str, Sequence[Sample]], **fields: Any) -> Task:
+    """A task or a group of tasks, of its samples by filter; the fields are those that a group has from its tasks."""
+    metadata = entry(raw, "configs", name, "metadata")
+    lines = next(iter(samples.values()), ())  # every filter reads the same answers to the same prompts
+    positions = metadata.get("positions")
+    positions = tuple(map(float, positions)) if isinstance(positions, list) else ()
+    examples = entry(raw, "n-samples", name).get("effective")
+    ours: dict[str, Any] = {
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
-        version=str(metadata.get("version", (raw.get("versions") or {}).get(name))),
-        data=_data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
-        examples=((raw.get("n-samples") or {}).get(name) or {}).get("effective"),
-        documents=_digest(f"{sample['doc_hash']} {sample['target_hash']}" for sample in asked) if asked else None,
-        prompts=_digest(sample["prompt_hash"] for sample in asked) if asked else None,
-        metrics=_metrics(raw["results"][name], directions, samples),
-    )
+        "version": str(metadata.get("version", entry(raw, "versions").get(name))),
+        "data": _data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
+        "examples": None if examples is None else int(examples),
+        "documents": _digest(sample.document for sample in lines) if lines else None,
+        "prompts": _digest(sample.prompt for sample in lines) if lines else None,
+        "metrics": _metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
+        "positions": positions,
+        "samples": samples,
+    }
+    return Task(**ours | fields)
 
 
-def _with_groups(raw: Mapping[str, Any], tasks: dict[str, Task]) -> tuple[dict[str, Task], dict[str, Sequence[str]]]:
-    """The tasks, with the outermost groups that can be pooled in place of their tasks; and these groups' tasks."""
-    children: Mapping[str, Sequence[str]] = raw.get("group_subtasks") or {}
+def _reported(row: Mapping[str, Any]) -> dict[str, float]:
+    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others."""
+    scores = {}
+    for key, value in row.items():
+        name, comma, filter_name = key.partition(",")
+        if comma and not (name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in row):
+            scores[key] = number(value)
+    return scores
+
+
+def _metrics(
+    row: Mapping[str, Any],
+    directions: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Sample]],
+    positions: Sequence[float],
+) -> dict[str, Metric]:
+    """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
+    scores, metrics = _reported(row), dict[str, Metric]()
+
+    def add(key: str, keys: Mapping[str, str]) -> None:
+        lines = samples.get(key.partition(",")[2], ())
+        columns = {
+            label: tuple(sample.scores.get(of.partition(",")[0], math.nan) for sample in lines)
+            for label, of in keys.items()
+        }
+        averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
+        values = {label: scores[of] for label, of in keys.items()}
+        direction = _direction(directions.get(key.partition(",")[0]))
+        metrics[key] = Metric(direction, values, columns if averaged else None)
+
+    left = dict(scores)
+    for key, mean in scores.items():
+        name, _, filter_name = key.partition(",")
+        at = {label_of(position): f"{name}@{position:g},{filter_name}" for position in sorted(positions)}
+        if not at or not scores.keys() >= {*at.values()}:
+            continue
+        values = [scores[of] for of in at.values()]
+        if not any(map(math.isnan, values)) and not _is_mean(values, mean):
+            continue
+        add(key, at)
+        worst = max(values) if metrics[key].higher_is_better is False else min(values)
+        for part, value in (("worst", worst), ("spread", max(values) - min(values))):
+            of = f"{name}_{part},{filter_name}"
+            if math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
+                left.pop(of)
+        for of in (key, *at.values()):
+            left.pop(of)
+    for key in left:
+        add(key, {"all": key})
+    return metrics
+
+
+def _is_mean(values: Sequence[float], value: float) -> bool:
+    """Whether a reported score is the average of these; never where one is missing, or there are none."""
+    return bool(values) and math.isclose(fmean(values), value, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _direction(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _with_groups(
+    raw: Mapping[str, Any], tasks: dict[str, Task], children: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Task], dict[str, Task]]:
+    """The tasks with the outermost groups that are averages over samples in their place, and all others."""
     inner = {child for group in children.values() for child in group}
 
     def leaves(name: str) -> list[str]:
         return [leaf for child in children[name] for leaf in leaves(child)] if name in children else [name]
 
-    members: dict[str, Sequence[str]] = {}
+    shown, behind = dict(tasks), dict[str, Task]()
     for group in children:
-        names = leaves(group)
-        if group not in inner and names and tasks.keys() >= {*names}:
-            parts = {name: tasks[name] for name in names}
-            if pooled := _pooled(raw["results"].get(group) or {}, [*parts.values()]):
-                members[group] = names
-                own = Task(
-                    version=str((raw.get("versions") or {}).get(group)),
-                    data={name: part.data for name, part in parts.items()},
-                    examples=sum(part.examples or 0 for part in parts.values()) or None,
-                    documents=_digest(str(part.documents) for part in parts.values()),
-                    prompts=_digest(str(part.prompts) for part in parts.values()),
-                    metrics=pooled,
-                )
-                tasks = {name: task for name, task in tasks.items() if name not in parts} | {group: own}
-    return tasks, members
-
-
-def _pooled(row: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, Metric]:
-    """The metrics of a group's tasks over all their samples; none where lm-eval's score of one is not their mean."""
-    metrics: dict[str, Metric] = {}
-    for key, metric in tasks[0].metrics.items():
-        columns = [task.metrics[key].scores("all") for task in tasks if key in task.metrics]
-        pooled = tuple(score for column in columns for score in column)
-        if len(columns) < len(tasks) or not all(columns) or key not in row:
-            return {}
-        mean = math.fsum(pooled) / len(pooled)
-        if not math.isclose(mean, _number(row[key]), rel_tol=1e-6, abs_tol=1e-9):
-            return {}
-        metrics[key] = replace(metric, values={"all": mean}, by_question={"all": pooled})
-    return metrics
-
-
-def _metrics(
-    row: Mapping[str, Any], directions: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]
-) -> dict[str, Metric]:
-    reported: dict[str, dict[str, float]] = {}  # filter -> metric -> score
-    for key, value in row.items():
-        name, comma, filter_name = key.partition(",")
-        if comma and not name.endswith("_stderr") and not math.isnan(number := _number(value)):
-            reported.setdefault(filter_name, {})[name] = number
-    metrics = {}
-    for filter_name, values in reported.items():
-        lines = samples.get(filter_name, [])
-        for metric, names in _labels(values).items():
-            columns = {label: tuple(_number(line.get(name)) for line in lines) for label, name in names.items()}
-            averaged = lines and all(
-                math.isclose(math.fsum(column) / len(lines), values[names[label]], rel_tol=1e-6, abs_tol=1e-9)
-                for label, column in columns.items()
-            )
-            metrics[f"{metric},{filter_name}"] = Metric(
-                higher_is_better=directions.get(metric) is not False,
-                values={label: values[name] for label, name in names.items()},
-                by_question=columns if averaged else None,
-            )
-    return metrics
-
-
-def _labels(names: Collection[str]) -> dict[str, dict[str, str]]:
-    """Metric -> label -> the metric's name there; of a task by position only metrics that it has at positions."""
-    labels: dict[str, dict[str, str]] = {}
-    found = [(float(at[2]), at[1], name) for name in names if (at := re.fullmatch(r"(.+)@(\d+(?:\.\d+)?)", name))]
-    for position, metric, name in sorted(found):
-        if metric in names:
-            labels.setdefault(metric, {})[f"{position:g} %"] = name
-    return labels or {name: {"all": name} for name in names}
-
-
-def position_of(label: str) -> float:
-    """A position in percent, from its label."""
-    return float(label.removesuffix(" %"))
+        parts = {name: tasks[name] for name in leaves(group) if name in tasks}
+        filters = set.intersection(*({*part.samples} for part in parts.values())) if parts else ()
+        samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
+        examples = sum(part.examples or 0 for part in parts.values()) or None
+        data = {name: part.data for name, part in parts.items()}
+        task = _task(raw, group, samples, data=data, examples=examples, members=tuple(parts))
+        is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
+        if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
+            behind |= {name: shown.pop(name) for name in parts if name in shown}
+            shown[group] = task
+        elif task.metrics:
+            behind[group] = task
+    return shown, behind
 
 
 def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
     """What the metadata says of the examples; lm-eval merges the model's arguments into it."""
-    kept = {key: value for key, value in sorted(metadata.items()) if key not in left_out}
-    return {key: _data(value, NOT_THE_DATA) if isinstance(value, dict) else value for key, value in kept.items()}
+    shown = {key: value for key, value in sorted(metadata.items()) if key not in left_out}
+    return {key: _data(value, NOT_THE_DATA) if isinstance(value, dict) else value for key, value in shown.items()}
 
 
-def read_samples(results: Path, task: str) -> dict[str, list[dict[str, Any]]]:
+def read_samples(results: Path, task: str) -> dict[str, list[Sample]]:
     """The samples of a task that were logged with a results JSON.
 
     Returns:
-        Filter -> the samples in the order of their questions, all fields of them; empty where none were logged.
+        Filter -> the samples in the order of their questions; empty where none were logged.
 
     Raises:
         DataError: samples in another form; a question twice; renamed results in a folder with samples of several runs.
     """
     dated = DATE.search(results.stem)
     logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
-    found = [path for path in logged if not dated or path.stem.endswith(dated[0])]
-    if len(found) > 1:
+    of_this_run = [path for path in logged if not dated or path.stem.endswith(dated[0])]
+    if len(of_this_run) > 1:
         raise DataError(
-            f"{results}: {len(found)} sample files of {task} beside it, and its name has no date to tell which is its "
-            "own; keep the name that lm_eval gave it"
+            f"{results}: {len(of_this_run)} sample files of {task} beside it, and its name has no date to tell which "
+            "is its own; keep the name that lm_eval gave it"
         )
-    by_filter: dict[str, list[dict[str, Any]]] = {}
-    for path in found:
+    by_filter: dict[str, list[Sample]] = {}
+    for path in of_this_run:
         with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+            lines: dict[str, list[dict[str, Any]]] = {}
             for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
-                by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
-            by_filter = {name: _in_order(path, lines) for name, lines in by_filter.items()}
+                lines.setdefault(str(line.get("filter", "none")), []).append(line)
+            by_filter = {name: _in_order(path, of_filter) for name, of_filter in lines.items()}
     return by_filter
 
 
-def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[Sample]:
     """The samples by question, or by document where a task gives several documents the same ``question_id``."""
     for name in ("question_id", "doc_id"):
         keyed = {}
         for line in lines:
-            named = line["doc"] if name == "question_id" and isinstance(line["doc"], dict) else line
-            question = named.get(name)
-            keyed[not isinstance(question, int), question if isinstance(question, int) else str(question)] = line
+            holder = line["doc"] if name == "question_id" and isinstance(line["doc"], dict) else line
+            question = holder.get(name)
+            question = question if isinstance(question, int) else str(question)
+            keyed[isinstance(question, str), question] = _sample(line, question)
         if len(keyed) == len(lines):
             return [keyed[key] for key in sorted(keyed)]
     raise DataError(f"{path}: question {question} is there twice; the samples of two runs went to one file")
+
+
+def _sample(line: Mapping[str, Any], question: int | str) -> Sample:
+    requests = [(request.get("arg_0", ""), request.get("arg_1")) for request in entry(line, "arguments").values()]
+    answers = line.get("filtered_resps") or [""]
+    return Sample(
+        question,
+        line["doc"],
+        line.get("target"),
+        # of an API of chats lm-eval logs a list with the prompt's text
+        tuple(("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in requests),
+        tuple(answers) if isinstance(answers, list) else (answers,),
+        {name: score for name, value in line.items() if not math.isnan(score := number(value))},
+        f"{line['doc_hash']} {line['target_hash']}",
+        f"{line['prompt_hash']}",
+    )
 
 
 def _digest(hashes: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+def number(value: Any) -> float:
+    """A score; NaN for what is none, such as lm-eval's ``"N/A"``, or too large to be one."""
+    is_score = isinstance(value, int | float) and -1e100 < value < 1e100
+    return float(value) if is_score else math.nan
 
 
 def _model(raw: Mapping[str, Any]) -> Model:
-    config = raw.get("config") or {}
+    config = entry(raw, "config")
     arguments, kind = provenance.model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
-        origin = (provenance.factors(raw).get("origin") or {}).get("model")
+        origin = entry(provenance.factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
     parameters = config.get("model_num_parameters")
     return Model(kind, str(provenance.without_folder(name or "")), None if parameters is None else int(parameters))

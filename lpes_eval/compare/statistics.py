@@ -1,11 +1,8 @@
 """Scores by position, and what can be said about them: standard errors, intervals, tests.
 
 Every function takes scores of shape (questions, positions), one row a question. A question is asked at every position,
-so its scores are not independent of each other: the question, not the single score, is the unit that was drawn at
-random, and every standard error, interval and test here treats a row as one cluster.
-
-`compare_paired` compares two models on the same questions, `rerun_changes` two runs of *one* model. Nothing here reads
-a file or knows a model; ``docs/statistics.md`` says the same in words.
+so its scores are not independent: the question is the unit that was drawn at random, and every standard error, interval
+and test here treats a row as one cluster. ``docs/statistics.md`` says the same in words.
 """
 
 from __future__ import annotations
@@ -64,17 +61,17 @@ def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
 def _bootstrapped(quantity: Callable[..., Array], scores: ArrayLike, replicates: int) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = _checked(scores)
-    found = float(quantity(values.mean(axis=0), axis=-1))
+    value = float(quantity(values.mean(axis=0), axis=-1))
     if len(values) < 2:
-        return Estimate(found, math.nan)
+        return Estimate(value, math.nan)
     draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
-    return Estimate(found, float(draws.std() * _bessel(len(values))))
+    return Estimate(value, float(draws.std() * _bessel(len(values))))
 
 
 def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[[ArrayLike], float | str]:
     def aggregate(scores: ArrayLike) -> float | str:
-        found: float = getattr(estimate(scores), part)
-        return "N/A" if math.isnan(found) else found  # as lm-eval has it of one question
+        number: float = getattr(estimate(scores), part)
+        return "N/A" if math.isnan(number) else number  # as lm-eval has it of one question
 
     return aggregate
 
@@ -157,15 +154,14 @@ def compare_paired(
         replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
 
     Returns:
-        For scores that are all 0 or 1, a position gets McNemar's exact test (Psychometrika 12, 1947), under which each
-        question that one model alone had right is a fair coin, and the interval of `paired_proportions_interval`.
-        Everything else gets the symmetric interval of the paired bootstrap over questions, ``d ± c`` with c the
-        quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
+        For scores that are all 0 or 1, a position gets McNemar's exact test (Psychometrika 12, 1947) and the interval
+        of `paired_proportions_interval`. Everything else gets the symmetric interval of the paired bootstrap over
+        questions, ``d ± c`` with c the quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
 
-        If the models are equally good on each question, it does not matter which of them is called A there. So p of
-        the mean, and of a position with other scores, is the share of all such exchanges whose difference reaches
-        ``|d|``. Worst and spread are no sums over questions: their p is the share of ``|d* − d|`` that reach ``|d|``,
-        but never below ``2^-(k-1)``, the least that k questions that differ can show in an exchange.
+        p of the mean, and of a position with other scores, is the share of all exchanges of the models in some of the
+        questions whose difference reaches ``|d|``. Worst and spread are no sums over questions: their p is the share
+        of ``|d* − d|`` that reach ``|d|``, but never below ``2^-(k-1)``, the least that k questions that differ can
+        show in an exchange.
 
     Raises:
         ValueError: if the shapes differ, or a score is missing.
@@ -252,7 +248,8 @@ class Change:
     """How one quantity moved from a baseline to a new run.
 
     ``worsening`` is how much worse the new run is, in the score's unit, and negative if it is better; ``allowed`` is
-    the largest worsening that the test would let pass; ``p`` is the one-sided p-value of "this is a rerun".
+    the largest worsening that the test would let pass. ``p`` is the one-sided p-value of "this is a rerun" against a
+    worse run, ``p_better`` that against a better one.
     """
 
     old: float
@@ -260,20 +257,20 @@ class Change:
     worsening: float
     allowed: float
     p: float
+    p_better: float
 
 
 def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
-    For a mere rerun (same model, hardware or library noise) it does not matter which of the two is called the baseline,
-    question by question. So the test exchanges the two in some of the questions, all positions of a question together,
-    and asks how often that gives a change as bad as the one seen. ``p <= level`` is then a false alarm with a
-    probability of at most ``level``, at any sample size and for any kind of score. For right-or-wrong scores at one
-    position this *is* McNemar's exact test, one-sided. Elsewhere all exchanges are counted where there are few, and
-    otherwise drawn at random, the one seen among them (Phipson & Smyth, arXiv 1603.05766).
+    The test exchanges the two in some of the questions, all positions of a question together, and asks how often that
+    gives a change as bad as the one seen. ``p <= level`` is then a false alarm with a probability of at most ``level``,
+    at any sample size and for any kind of score. For right-or-wrong scores at one position this *is* McNemar's exact
+    test, one-sided. Elsewhere all exchanges are counted where there are few, and otherwise drawn at random, the one
+    seen among them (Phipson & Smyth, arXiv 1603.05766).
 
     Returns:
-        A change for each position and, for two positions or more, for their mean and their spread.
+        A change for each position and, for two positions or more, for their mean, the worst of them and their spread.
 
     Raises:
         ValueError: if the shapes, (questions, positions), differ, or a score is missing.
@@ -295,7 +292,9 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         null = sign * (new_drawn - old_drawn)
         worsening = sign * (now - was)
         most = len(null) - 1 - math.floor(level * len(null))
-        return Change(was, now, worsening, float(np.partition(null, most)[most]), _share_reaching(null, worsening))
+        allowed = float(np.partition(null, most)[most])
+        p, p_better = _share_reaching(null, worsening), _share_reaching(-null, -worsening)
+        return Change(was, now, worsening, allowed, p, p_better)
 
     def change_at(column: int) -> Change:
         at_old, at_new = first[:, column], second[:, column]
@@ -307,12 +306,14 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         coin = binom(worse + better, 0.5)
         allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
-        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, float(coin.sf(worse - 1)))
+        p, p_better = float(coin.sf(worse - 1)), float(coin.sf(better - 1))
+        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, p, p_better)
 
-    found = [change_at(column) for column in range(columns)]
+    changes = [change_at(column) for column in range(columns)]
     if columns > 1:
-        found += [change_of(np.mean, sign), change_of(np.ptp, 1.0)]
-    return tuple(found)
+        worst = np.min if higher_is_better else np.max
+        changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
+    return tuple(changes)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one form of every report: sections of rows, as text, Markdown, JSON and JUnit XML, and where it is written to."""
+"""How results are laid out: tables as text, Markdown, JSON and JUnit XML, and the flags that say where they go."""
 
 from __future__ import annotations
 
@@ -9,169 +9,149 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import UserError, plain
-from lpes_eval.files import write_atomically
+from lpes_eval import files
+from lpes_eval.text import markdown, terminal
 
 FORMS = {"json": "JSON, every number in full", "markdown": "Markdown", "junit": "JUnit XML, a test case for each row"}
 Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a table: the cells as shown, of which the first names it, and the same facts in full for a program.
+class Table:
+    """A table of texts; the first ``left`` columns are set to the left, the others to the right."""
 
-    ``outcome`` is ``failure``, ``error``, ``skipped``, or empty where the row passed; ``message`` says why it did not.
-    """
-
-    cells: tuple[str, ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    outcome: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """The table of one metric of one task; ``questions`` is None where they are not known one by one.
-
-    ``sides`` says which two runs it is of, where there are more.
-    """
-
-    task: str
-    metric: str
-    questions: int | None
+    title: str
     header: tuple[str, ...]
-    rows: tuple[Row, ...]
-    sides: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """Names the task, the metric and the number of questions."""
-        return f"{self.task}, {self.metric}" + (f", {self.questions} questions" if self.questions else "")
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a command found: tables, notes for below them, and the answer in one line.
+class Case:
+    """A test case of JUnit XML; its outcome is ``failure``, ``error`` or ``skipped``, or empty where it passed."""
 
-    ``sides`` has what was evaluated in each of the two runs, and its file, by a name such as ``baseline``; ``facts`` is
-    what else a program should know, ``flips`` which samples changed their score, a table of texts for each score.
+    suite: str
+    name: str
+    outcome: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a command prints: runs (what was evaluated, and its file) by their names, tables, notes, and flips.
+
+    ``data`` is the same in full for a program, ``cases`` for a service that shows tests.
     """
 
     command: str
     sides: Mapping[str, tuple[str, str]]
-    sections: tuple[Section, ...]
-    notes: tuple[str, ...]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    data: Mapping[str, Any]
     headline: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    flips: tuple[Section, ...] = ()
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all sections."""
-        return [row for section in self.sections for row in section.rows]
-
-    @property
-    def failed(self) -> bool:
-        """Whether a row fails."""
-        return any(row.outcome == "failure" for row in self.rows)
+    cases: Sequence[Case] = ()
+    flips: Sequence[Table] = field(default_factory=tuple)
 
     def to_text(self) -> str:
-        """Lay the report out for a terminal."""
+        """Lay it out for a terminal."""
         width = max(map(len, self.sides), default=0)
-        sides = [plain(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
-        tables = [f"{plain(s.title)}\n{text_table(s.header, [row.cells for row in s.rows])}" for s in self.sections]
-        flips = [
-            f"{plain(s.title)}\n{text_table(s.header, [row.cells for row in s.rows], len(s.header))}"
-            for s in self.flips
-        ]
-        parts = ["\n".join(sides), *tables, "\n".join(map(plain, self.notes)), *flips, self.headline]
-        return "\n\n".join(filter(None, parts))
+        sides = [terminal(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
+        tables, flips = (
+            [f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}" for table in tables]
+            for tables in (self.tables, self.flips)
+        )
+        parts = ["\n".join(sides), *tables, "\n".join(map(terminal, self.notes)), *flips, self.headline]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def to_markdown(self) -> str:
-        """Write the report as Markdown, such as for a job summary."""
-        parts = ["## " + ": ".join(filter(None, [self.command, self.headline]))]
+        """Write it as Markdown, such as for a job summary."""
+        parts = [f"<!-- {files.marker(self.command)} -->"]
+        parts += ["## " + ": ".join(filter(None, [self.command, self.headline]))]
         parts += ["\n".join(f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items())]
-        for section in self.sections:
-            table = markdown_table(section.header, [row.cells for row in section.rows])
-            parts.append(f"### {markdown(section.title)}\n\n{table}")
+        parts += [f"### {markdown(table.title)}\n\n{_markdown(table, 1)}" for table in self.tables]
         parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
-        for section in self.flips:
-            table = markdown_table(section.header, [[*map(markdown, row.cells)] for row in section.rows])
-            parts.append(f"<details><summary>{markdown(section.title)}</summary>\n\n{table}\n\n</details>")
-        return "\n\n".join(filter(None, parts))
+        for table in self.flips:
+            rows = _markdown(table, len(table.header))
+            parts.append(f"<details><summary>{markdown(table.title)}</summary>\n\n{rows}\n\n</details>")
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def to_json(self) -> str:
-        """Write the report as JSON; what is not a finite number there is null."""
+        """Write it as JSON; what is not a finite number there is null."""
         sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        comparisons = [
-            {"task": s.task, "metric": s.metric, "questions": s.questions, "rows": [row.facts for row in s.rows]}
-            | ({"sides": s.sides} if s.sides else {})
-            for s in self.sections
-        ]
-        data = {**({"headline": self.headline} if self.headline else {}), **sides, **self.facts}
-        data |= {"comparisons": comparisons, "notes": self.notes}
-        if self.flips:
-            data["flips"] = [
-                {"task": s.task, "metric": s.metric, "rows": [row.facts for row in s.rows]} for s in self.flips
-            ]
-        return json.dumps(finite(data), indent=2, allow_nan=False)
+        data = {"file": files.marker(self.command), **({"headline": self.headline} if self.headline else {}), **sides}
+        return json.dumps(finite({**data, **self.data, "notes": self.notes}), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
-        """Write the report as JUnit XML: a test case for each row."""
+        """Write it as JUnit XML."""
         from xml.etree import ElementTree
 
         root = ElementTree.Element("testsuites")
-        outcomes = [row.outcome for row in self.rows]
+        root.append(ElementTree.Comment(files.marker(self.command)))
+        outcomes = [case.outcome for case in self.cases]
         counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
         numbers = {"tests": len(outcomes)} | {name: outcomes.count(outcome) for name, outcome in counts.items()}
         named = {"name": self.command} | {name: str(number) for name, number in numbers.items()}
         suite = ElementTree.SubElement(root, "testsuite", named)
-        for section in self.sections:
-            for row in section.rows:
-                named = {"classname": plain(f"{section.task}.{section.metric}"), "name": plain(row.cells[0])}
-                case = ElementTree.SubElement(suite, "testcase", named)
-                if row.outcome:
-                    ElementTree.SubElement(case, row.outcome, {"message": plain(row.message)})
+        for case in self.cases:
+            named = {"classname": terminal(case.suite), "name": terminal(case.name)}
+            element = ElementTree.SubElement(suite, "testcase", named)
+            if case.outcome:
+                ElementTree.SubElement(element, case.outcome, {"message": terminal(case.message)})
         if self.notes:
-            ElementTree.SubElement(suite, "system-out").text = "\n".join(map(plain, self.notes))
+            ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, self.notes))
         ElementTree.indent(root)
-        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
-    """Add the flags that say in which of ``FORMS`` a report is written, and where."""
+    """Add the flags that say in which of ``FORMS`` a page is written, and where."""
     for form in forms:
         what = f"write {FORMS[form]}, to FILE; without FILE, print it"
         parser.add_argument(f"--{form}", nargs="?", const="-", metavar="FILE", help=what)
 
 
-def publish(report: Report, arguments: argparse.Namespace, *, text: bool = True) -> None:
-    """Write a report as the flags of `add_outputs` say, and as text where none of these is printed.
+def check_outputs(command: str, arguments: argparse.Namespace) -> None:
+    """Refuse a file that the flags of `add_outputs` name and that this command may not replace, before work begins."""
+    for form in FORMS:
+        if (target := getattr(arguments, form, None)) and target != "-":
+            files.check_output(target, files.marker(command))
+
+
+def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> None:
+    """Write a page as the flags of `add_outputs` say, and as text where none of these is printed.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if a file cannot be written, or is not this command's to replace.
     """
     for form in FORMS:
         if target := getattr(arguments, form, None):
-            write(target, getattr(report, f"to_{form}")())
-            text = text and target != "-"
+            content = getattr(page, f"to_{form}")()
+            if target == "-":
+                text = False
+                _print(content)
+            else:
+                files.write_output(target, content, files.marker(page.command))
     if text:
-        write("-", report.to_text())
+        _print(page.to_text())
 
 
-def markdown(text: str) -> str:
-    """The text as Markdown that shows it as it is: no table cell ends in it, no link, image or HTML begins."""
-    return re.sub(r"([\\|\[\]`])", r"\\\1", plain(text)).replace("<", "&lt;")
+def _print(text: str) -> None:
+    with ignore_broken_pipe():
+        print(text, end="", flush=True)
+
+
+def _markdown(table: Table, texts: int) -> str:
+    """A table of which so many columns are texts, and the others numbers."""
+    return markdown_table(table.header, [[*map(markdown, row[:texts]), *row[texts:]] for row in table.rows])
 
 
 def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
     """Lay out a table in columns: the first ``left`` to the left, the others to the right."""
-    lines = [[plain(cell) for cell in row] for row in (header, *rows)]
+    lines = [[terminal(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     padded = (
@@ -211,48 +191,16 @@ def p_value(value: float) -> str:
 def finite(value: Any) -> Any:
     """The value for JSON, which knows no NaN and no infinity: these become None, however deep they stand."""
     if isinstance(value, Mapping):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """Within it, a reader such as head may close the pipe: what else is printed then goes nowhere."""
     try:
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _holds_results(path: Path) -> bool:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_bytes()) if path.is_file() else None
-        kinds = {"results", "configs"}, {"tasks", "provenance"}  # as lm-eval writes them, and a baseline
-        return isinstance(found, dict) and any(keys <= found.keys() for keys in kinds)
-    return False
-
-
-def write(target: str, text: str) -> None:
-    """Write to standard output for ``-``, to a file otherwise.
-
-    The file that GitHub Actions names in ``GITHUB_STEP_SUMMARY`` is shared by the steps of a job and is appended to.
-
-    Raises:
-        UserError: if the file cannot be written.
-    """
-    if target == "-":
-        with reader_may_leave():
-            print(text, flush=True)
-        return
-    if _holds_results(Path(target)):
-        raise UserError(f"{target}: holds results of lm-eval, which this would replace; give another file")
-    try:
-        if target == os.environ.get("GITHUB_STEP_SUMMARY"):
-            with Path(target).open("a", encoding="utf-8") as file:
-                print(text, file=file)
-        else:
-            write_atomically(target, text + "\n")
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror or error}); give another file") from None

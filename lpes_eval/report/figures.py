@@ -147,8 +147,8 @@ def differences(pair: Pair) -> Picture:
         named = short(f"{section.task}, {section.metric}" if several else section.task)
         of = {"all": named, "spread": f"{named}, spread (less is better)"}
         for row in section.rows:
-            rows.append(row.facts)
-            names.append(of.get(row.facts["row"], f"{named}, {row.facts['row']}"))
+            rows.append(vars(row.difference) | {"interval": (row.difference.low, row.difference.high)})
+            names.append(of.get(row.label, f"{named}, {row.label}"))
     drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
     for y, facts in enumerate(rows):
         drawing.axes.plot(facts["interval"], [y, y], color=COLORS[1], alpha=0.6)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
 from lpes_eval.compare.results import position_of
-from lpes_eval.errors import UserError
+from lpes_eval.files import check_output, marker, write_output
 
 if TYPE_CHECKING:
     from lpes_eval.report.figures import Picture
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
 """So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
 
+COMMAND = "lpes-eval report"
 KINDS = ("instruction", "context", "gold", "question", "prompt")
 
 
@@ -65,8 +66,7 @@ def write(
     from lpes_eval.report import sources
     from lpes_eval.text import html
 
-    if Path(output).is_dir():
-        raise UserError(f"{output}: is a folder; name a file, such as {Path(output, 'report.html')}")
+    check_output(output, marker(COMMAND))
     runs, searches, attentions = sources.read(paths)
     panels = sources.panels(runs)
     pairs, notes = sources.pairs(runs, prompts_may_differ)
@@ -79,6 +79,7 @@ def write(
         "lpes_eval.report",
         "report.html.j2",
         version=version("lpes-eval"),
+        mark=marker(COMMAND),
         runs=runs,
         searches=searches,
         pictures=pictures,
@@ -87,7 +88,7 @@ def write(
         notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
         flips=tables.finite(flips),
     )
-    tables.write(str(output), page)
+    write_output(output, page, marker(COMMAND))
     return len(page.encode())
 
 
@@ -128,12 +129,12 @@ def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
     ``texts`` has every piece of a prompt once. A sample's prompt is a list of [kind, first text, number of texts], the
     kind one of ``KINDS``; it is empty where there was no more room. How many such there are comes with the data.
     """
-    from lpes_eval.compare.flips import first_metrics, flipped
+    from lpes_eval.compare.flips import flipped
 
     flips = (
-        {"pair": pair.title, "task": task, **sample}
+        {"pair": pair.title, "task": task, **vars(sample)}
         for pair in pairs
-        for (_, task), key in first_metrics(pair.report).items()
+        for (_, task), key in pair.report.first_metrics().items()
         for sample in flipped(pair.a.results, pair.b.results, task, key)
     )
     samples: list[dict[str, Any]] = []

@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 
 from lpes_eval import entries
 from lpes_eval.compare import results
-from lpes_eval.compare.compare import compare
+from lpes_eval.compare.comparison import Comparison, compare
 from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
-from lpes_eval.compare.tables import Report
 from lpes_eval.entries import Entry, typed
 from lpes_eval.errors import UserError
 from lpes_eval.files import parse
@@ -35,17 +34,16 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """Where its scores came from, and what they cost."""
         known = {"packages": {}, "model": {}, **self.results.provenance}
-        seconds = self.results.raw.get("total_evaluation_time_seconds")
+        seconds = self.results.seconds
         return {
             "model": str(self.results.model),
             "factors": self.results.factors,
             "results": self.results.path,
             "date": known.get("date"),
-            "time": seconds and f"{float(seconds):,.0f} s",
+            "time": seconds and f"{seconds:,.0f} s",
             "questions": ", ".join(f"{name} {task.examples}" for name, task in self.results.tasks.items()),
             "dtype": known["model"].get("dtype"),
             "packages": ", ".join(f"{name} {version}" for name, version in known["packages"].items() if version),
-            "command": known.get("command"),
         }
 
 
@@ -73,7 +71,7 @@ class Pair:
 
     a: Run
     b: Run
-    report: Report
+    report: Comparison
 
     @property
     def title(self) -> str:

@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lpes_eval import cli
 from lpes_eval.compare import baseline, results
@@ -71,6 +74,7 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     loaded = {"dtype": "torch.float32", "revision": None, "sha": None, "factors": "5c1e"}
     assert data["provenance"]["model"] == loaded
     assert data["provenance"]["date"] == "2026-11-21T13:39:22+00:00"
+    assert results.read(run).side == ("hf tiny, 7 parameters, factors f.json", str(run))
     assert str(tmp_path) not in path.read_text()
 
 
@@ -107,7 +111,7 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         "baseline  hf tiny, 1,000 parameters: baseline.json",
         f"now       hf x, 9 parameters: {taken}",
     ]
-    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text()
+    assert f"* now: hf x, 9 parameters: {taken}\n" in Path("summary.md").read_text().replace("\\_", "_")
     assert call("runs", "--baseline", "other.json", "--update") == 0
     assert f"other.json: baseline of 1 tasks written from {taken}" in capsys.readouterr().out
 
@@ -119,7 +123,6 @@ def test_of_several_results_below_a_folder_the_one_that_was_taken_is_named(tmp_p
         ({"model": ("hf", {"pretrained": "tiny"}, 2000)}, "2,000 parameters"),
         ({"samples": False, "metadata": {"source": {"kind": "official"}}}, "source kind None and official"),
         ({"group": "else"}, "the baseline has toy, the run has not"),
-        ({"metric": "f1"}, "the baseline has acc,none of toy (0 %), the run has no number for it"),
         ({"chat": "User: "}, "--other-prompts"),
     ],
 )
@@ -130,11 +133,12 @@ def test_what_cannot_be_compared_is_4(tmp_path, committed, capsys, other, messag
     assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
-def test_a_score_that_became_nan_is_not_said_to_be_missing(tmp_path, committed, capsys):
+def test_a_score_that_became_nan_or_is_gone_is_missing_and_fails(tmp_path, committed, capsys):
     path = write_answers(tmp_path / "run")
     put(path, ("results", "toy", "acc@25,none"), math.nan)
-    assert call(path, "--baseline", committed) == 4
-    assert "(25 %), the run has no number for it" in capsys.readouterr().err
+    for run in (path, write_answers(tmp_path / "other", metric="f1")):
+        assert call(run, "--baseline", committed) == 1
+        assert "toy, acc: missing, the run has no number for it." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_reports_are_written_where_nothing_could_be_compared(tmp_path, committed
     junit, markdown = tmp_path / "junit.xml", tmp_path / "summary.md"
     reports = ("--junit", junit, "--markdown", markdown)
     assert call(tmp_path / run, "--baseline", tmp_path / baseline, *reports) == status
-    assert ElementTree.parse(junit).getroot()[0].get("errors") == "1"
+    assert ElementTree.parse(junit).find("testsuite").get("errors") == "1"
     assert "could not compare" in markdown.read_text()
     assert message in markdown.read_text()
     assert message in ElementTree.parse(junit).find(".//error").get("message")
@@ -193,9 +197,11 @@ METRIC = ("tasks", "toy", "metrics", "acc,none")
         ((*METRIC, "by_question", "0 %"), "2" * 100),
         ((*METRIC, "by_question"), {}),
         ((*METRIC, "values"), {}),
-        ((*METRIC, "values", "0 %"), "x"),
         (("tasks", "toy", "examples"), [1]),
         (("tasks", "toy", "data"), 7),
+        (("tasks", "toy", "documents"), 7),
+        ((*METRIC, "higher_is_better"), "up"),
+        ((*METRIC, "by_question", "0 %"), [None] * 100),
         (("tasks",), {}),
         (("model",), "tiny"),
         (("model", "name"), [1]),
@@ -219,7 +225,7 @@ def test_what_is_not_testable_fails_in_ci_unless_told_otherwise(tmp_path, monkey
     unlogged = {"scores": answers(), "samples": False}
     run = write_tasks(tmp_path / "a", toy={"scores": answers()}, unlogged=unlogged)
     call(run, "--baseline", path, "--update")
-    assert "7 of its scores and spreads are not testable" in capsys.readouterr().out
+    assert "8 of its scores are not testable" in capsys.readouterr().out
     assert call(run, "--baseline", path) == 0
     assert call(run, "--baseline", path, "--strict") == 1
     monkeypatch.setenv("CI", "true")
@@ -263,12 +269,12 @@ def test_a_worse_run_fails_with_1_and_every_report_has_its_table(tmp_path, commi
         for line in target.read_text().splitlines()
         if "WORSE |" in line or "ok |" in line
     ]
-    assert len(printed) == 7
+    assert len(printed) == 8
     assert written == printed
-    [suite] = ElementTree.parse(junit).getroot()
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
     failed = [line for line in printed if line[-1] == "WORSE"]
     assert "mean" in [line[0] for line in failed]
-    assert (suite.get("tests"), suite.get("failures")) == ("7", str(len(failed)))
+    assert (suite.get("tests"), suite.get("failures")) == ("8", str(len(failed)))
     assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
@@ -292,7 +298,61 @@ def test_summary_of_github_actions_is_appended_to(tmp_path, committed, monkeypat
     target.write_text("from another step\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
     call(write_answers(tmp_path / "run"), "--baseline", committed, "--markdown", target)
-    assert target.read_text().startswith("from another step\n## lpes-eval regress: nothing got worse")
+    assert re.match(r"from another step\n<!--.*-->\n\n## lpes-eval regress: nothing got worse", target.read_text())
+
+
+# --- every score of the files has its row ---
+
+
+NAMES = st.sampled_from(["acc", "acc@5", "acc@50", "mrr", "acc_worst", "pass@1", "a b", "loss", "loss_stderr", "é@"])
+
+
+def write_metrics(folder, tasks, groups, directions, positions):
+    """A run of tasks whose scores are chosen: task -> metric -> the questions' scores; a group scores their means."""
+    path = write_tasks(folder, **{name: {"scores": {None: [1.0] * 30}, "text": name} for name in tasks})
+    for name, metrics in tasks.items():
+        put(path, ("results", name), {f"{key},none": sum(scores) / 30 for key, scores in metrics.items()})
+        put(path, ("higher_is_better", name), {key: directions.get(key) for key in metrics})
+        put(path, ("configs", name, "metadata", "positions"), positions)
+        [samples] = folder.glob(f"samples_{name}_*")
+        lines = [json.loads(line) for line in samples.read_text().splitlines()]
+        columns = [{key: scores[n] for key, scores in metrics.items()} for n in range(30)]
+        new = [{**line, **scores} for line, scores in zip(lines, columns, strict=True)]
+        samples.write_text("".join(json.dumps(line) + "\n" for line in new))
+    for group, names in groups.items():
+        keys = dict.fromkeys(key for name in names for key in tasks[name])
+        means = {key: [sum(tasks[name][key]) / 30 for name in names if key in tasks[name]] for key in keys}
+        put(path, ("results", group), {f"{key},none": sum(each) / len(each) for key, each in means.items()})
+    put(path, ("group_subtasks",), groups)
+    return path
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_fall_of_any_reported_score_of_any_task_fails(tmp_path, data):
+    """Also where another task, in the same group or not, rises by as much, and other metrics of the task stay."""
+    keys = data.draw(st.lists(st.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=2, max_size=3))
+    directions = data.draw(st.dictionaries(NAMES, st.booleans()))
+    groups = data.draw(st.sampled_from([{}, {"both": ["t0", "t1"]}, {"outer": ["inner", "t1"], "inner": ["t0"]}]))
+    groups = {name: [one for one in names if one.startswith("t")] or names for name, names in groups.items()}
+    positions = data.draw(st.sampled_from([None, [5], [5, 50]]))
+    tasks = {f"t{n}": {key: [0.5] * 30 for key in of} for n, of in enumerate(keys)}
+    fallen = data.draw(st.sampled_from([*tasks]))
+    key = data.draw(st.sampled_from([*tasks[fallen]]))
+    worse = 1.0 if directions.get(key) is False else 0.0
+    moved = {name: dict(metrics) for name, metrics in tasks.items()}
+    for name in tasks:
+        if key in tasks[name]:
+            moved[name][key] = [worse if name == fallen else 1.0 - worse] * 30
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        runs = [
+            write_metrics(Path(folder, name), of, groups, directions, positions)
+            for name, of in (("old", tasks), ("new", moved))
+        ]
+        committed = Path(folder, "baseline.json")
+        assert call(runs[0], "--baseline", committed, "--update") == 0
+        assert call(runs[0], "--baseline", committed) == 0
+        assert call(runs[1], "--baseline", committed) == 1
 
 
 # --- files that are not what they should be ---
@@ -319,8 +379,8 @@ def test_a_task_may_have_a_slash_in_its_name(tmp_path):
         (("config", "factors"), {"per_layer": [1, "x"]}),
         (("higher_is_better", "toy"), "up"),
         (("group_subtasks",), {"g": 5}),
-        (("prompt_hash",), None),
-        (("doc_hash",), [1]),
+        (("arguments",), 5),
+        (("config", "model_num_parameters"), 10**400),
     ],
 )
 def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, committed, place, value, capsys):

@@ -1,0 +1,165 @@
+"""``lpes-eval regress RESULTS --baseline FILE``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from lpes_eval.compare import baseline as baseline_file
+from lpes_eval.compare import gate, results, tables
+from lpes_eval.compare.gate import NotComparable, Options, Outcome, Row, Verdict
+from lpes_eval.compare.results import Results
+from lpes_eval.errors import UserError
+from lpes_eval.files import check_output
+from lpes_eval.flags import amount, share
+
+COMMAND = "lpes-eval regress"
+HEADER = ("", "baseline", "now", "change", "still passes", "p", "")
+
+
+class NoBaseline(UserError):
+    """There is no baseline file yet."""
+
+    exit_status = 3
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``lpes-eval regress``."""
+    parser = subparsers.add_parser(
+        "regress",
+        help="fail if scores got worse than a committed baseline",
+        description="Hold a run of lm_eval against a committed baseline. docs/regress.md says what is tested and how "
+        "often a mere rerun fails.",
+        epilog="exit status: 0 nothing got worse beyond chance; 1 something did, or is missing, or under --strict "
+        "could not be tested; 2 an error of use; 3 no baseline; 4 not comparable (another task version, model, source "
+        "or set of examples)",
+    )
+    add = parser.add_argument
+    add("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
+    add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
+    add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
+    tables.add_outputs(parser, "json", "markdown", "junit")
+    add("--flips", action="store_true", help="list the samples that flipped, of each score that fell")
+    add("--alpha", type=share, default=gate.ALPHA, help=f"false-alarm rate of the whole gate (default: {gate.ALPHA})")
+    passes = f"a worsening up to this, in the score's own unit, never fails (default: {gate.TOLERANCE})"
+    add("--tolerance", type=amount, default=gate.TOLERANCE, help=passes)
+    drops = (
+        "fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
+        "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)"
+    )
+    add("--max-drop", type=amount, metavar="X", help=drops)
+    strict = "fail where a score cannot be tested (default: where the environment variable CI is set)"
+    add("--strict", action=argparse.BooleanOptionalAction, default=bool(os.environ.get("CI")), help=strict)
+    add("--other-model", action="store_true", help="hold another model against the baseline on purpose")
+    add("--other-prompts", action="store_true", help="accept the same examples in other prompts")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``lpes-eval regress``."""
+    path, given = arguments.baseline, vars(arguments)
+    options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
+    if arguments.update:
+        check_output(path, baseline_file.MARK)
+        return _update(results.read(arguments.results), path, options)
+    tables.check_outputs(COMMAND, arguments)
+    try:
+        now = results.read(arguments.results)
+        if not path.exists():
+            raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
+        committed = baseline_file.load(path)
+        try:
+            verdict = gate.regress(committed, now, options)
+        except NotComparable as error:
+            raise NotComparable(f"{now.path} against {path}: {error}") from None
+    except UserError as error:
+        failure = tables.Case("lpes-eval.regress", "comparable", "error", str(error))
+        page = tables.Page(COMMAND, {}, (), (str(error),), {"comparisons": []}, "could not compare", (failure,))
+        tables.publish(page, arguments, text=False)
+        raise
+    tables.publish(page_of(verdict, arguments.flips), arguments)
+    return 1 if verdict.failed else 0
+
+
+def _update(now: Results, path: Path, options: Options) -> int:
+    try:
+        verdict = gate.regress(now, now, options)
+    except NotComparable as error:
+        raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
+    baseline_file.save(now, path)
+    untested = verdict.count(Outcome.NOT_TESTABLE)
+    why = "not testable (too few questions, no number, no average over samples, or no --log_samples)"
+    hint = f"; {untested} of its scores are {why}" if untested else ""
+    print(f"{path}: baseline of {len(now.every_task)} tasks written from {now.path}{hint}")
+    return 0
+
+
+def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
+    """Lay out what the gate says: a table for each metric of each task, a test case for each row."""
+    sections, data, cases = [], [], []
+    for (task, key), group in groupby(verdict.rows, lambda row: (row.task, row.metric)):
+        rows, metric = [*group], key.removesuffix(",none")
+        questions = rows[0].questions
+        title = f"{task}, {metric}" + (f", {questions} questions" if questions else "")
+        sections.append(tables.Table(title, HEADER, tuple(_cells(row) for row in rows)))
+        data.append({"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]})
+        cases += [_case(row, f"{task}.{metric}") for row in rows]
+    found = [*_flips(verdict)] if with_flips else []
+    facts: dict[str, Any] = {"comparisons": data}
+    if found:
+        facts["flips"] = [flips for _, flips in found]
+    baseline = str(verdict.baseline.model), str(verdict.baseline.path)
+    return tables.Page(
+        COMMAND,
+        {"baseline": baseline, "now": verdict.now.side},
+        sections,
+        verdict.notes,
+        facts,
+        verdict.headline,
+        cases,
+        [table for table, _ in found],
+    )
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    change = row.change
+    numbers = {"baseline": change.old, "now": change.new, "change": change.new - change.old, "p": change.p}
+    names = ("allowed", "level", "outcome", "by_size", "fails")
+    return {"row": row.label, **numbers, **{name: getattr(row, name) for name in names}}
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    change, outcome = row.change, row.outcome.upper() if row.fails else str(row.outcome)
+    return (
+        row.label,
+        tables.score(change.old),
+        tables.score(change.new),
+        tables.signed(change.new - change.old),
+        tables.signed(row.allowed),
+        tables.p_value(change.p),
+        f"{outcome} by size" if row.by_size else outcome,
+    )
+
+
+def _case(row: Row, suite: str) -> tables.Case:
+    label, old, new, moved, allowed, p, outcome = _cells(row)
+    message = f"{old} in the baseline, {new} now: {moved}, allowed {allowed} (p = {p}): {outcome}"
+    kind = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
+    return tables.Case(suite, label, kind, f"{message}, {row.why}" if row.why else message)
+
+
+def _flips(verdict: Verdict) -> Iterator[tuple[tables.Table, dict[str, Any]]]:
+    """Of each metric of which a score fell, the samples whose score changed, at the labels that fell."""
+    from lpes_eval.compare import flips
+
+    baseline, now = verdict.baseline, verdict.now
+    for (task, key), rows in groupby(verdict.rows, lambda row: (row.task, row.metric)):
+        fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
+        labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
+        if labels and not now.every_task[task].members:  # its tasks have the same flips
+            changed = [flip for flip in flips.flipped(baseline, now, task, key) if flip.position in labels]
+            yield flips.table(changed, task, key.removesuffix(",none"))
