@@ -18,6 +18,9 @@ from torch import nn
 import lpes_eval
 from lpes_eval import reference
 from lpes_eval.errors import UserError
+from lpes_eval.harness.plugin import separate_caches
+
+separate_caches()
 
 
 class InModel:
