@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import gzip
 import io
 import json
 import subprocess

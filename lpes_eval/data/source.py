@@ -126,8 +126,8 @@ class Files:
         names = [name.format(which) for name in (self.name, *self.others)]
         for name in names:
             for place in ("", *self.places):
-                packed = request.folder / place.format(which) / name
-                for path in (packed, packed.with_name(name.removesuffix(".gz"))):
+                for ending in (name, name.removesuffix(".gz")):
+                    path = request.folder / place.format(which) / ending
                     if path.is_file():
                         return path
         there = self._there(request.folder)

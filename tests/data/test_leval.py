@@ -214,7 +214,7 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
         assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"])
         assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
     scores = [results["results"][f"lpes_leval_{name}"]["exact_match,none"] for name in leval.NAMES]
-    assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
+    assert results["results"]["lpes_leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
     source = results["configs"]["lpes_leval_tpo"]["metadata"]["source"]
     assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
     assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
