@@ -1,20 +1,15 @@
-"""Run at Python's start-up by ``lpes_eval.pth``: extend lm_eval when, and only when, something imports it.
+"""Run at Python's start-up by ``lpes_eval.start`` (Python 3.15, PEP 829) or ``lpes_eval.pth``: extend lm_eval.
 
-lm-eval looks for no models or tasks outside its own package. This puts a finder in front of Python's import system that
-answers for five modules of lm_eval alone, and calls ``lpes_eval.harness.plugin`` after each has run.
-``LPES_EVAL_PLUGIN=0`` in the environment turns it off.
+lm-eval looks for no models or tasks outside its own package. ``install`` puts a finder in front of Python's import
+system that answers for two modules of lm_eval alone, and calls ``lpes_eval.harness.plugin`` after each has run.
+``LPES_EVAL_PLUGIN`` set to 0, false, off, no or nothing turns it off.
 """
 
 import os
 import sys
 
-MODULES = (
-    "lm_eval.api.registry",
-    "lm_eval.tasks.manager",
-    "lm_eval.evaluator",
-    "lm_eval.api.model",
-    "lm_eval._cli.harness",
-)
+MODULES = ("lm_eval.api.registry", "lm_eval.tasks.manager")
+OFF = ("", "0", "false", "off", "no")
 
 
 class _Finder:
@@ -40,7 +35,7 @@ def _extend_after(loader):
             from lpes_eval.harness import plugin
 
             plugin.extend(module)
-        except Exception as error:  # whatever another version of lm_eval has changed, lm_eval itself must still run
+        except (Exception, SystemExit) as error:  # whatever another version has changed, lm_eval itself must still run
             sys.stderr.write(  # a warning would end lm_eval under -W error
                 f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}. lm_eval goes on "
                 "without it; LPES_EVAL_PLUGIN=0 turns all extensions off.\n"
@@ -49,5 +44,8 @@ def _extend_after(loader):
     loader.exec_module = exec_and_extend
 
 
-if os.environ.get("LPES_EVAL_PLUGIN") != "0" and not any(type(finder) is _Finder for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Finder())
+def install():
+    """Put the finder in place, once."""
+    off = os.environ.get("LPES_EVAL_PLUGIN", "1").strip().lower() in OFF
+    if not off and not any(type(finder) is _Finder for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

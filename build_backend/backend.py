@@ -1,7 +1,7 @@
 """setuptools, plus what it has no setting for.
 
-- ``lpes_eval.pth`` and ``_lpes_eval_hook.py`` in ``site-packages``, by which Python's start-up finds the plugin, after
-  an ordinary and after an editable install;
+- ``_lpes_eval_hook.py`` in ``site-packages``, and what runs it at Python's start-up, after an ordinary and after an
+  editable install: ``lpes_eval.pth``, and for Python 3.15 and later, which would pass over that, ``lpes_eval.start``;
 - the folder ``tasks`` inside the installed package, as ``lpes_eval/tasks``. (``package_dir`` could say so too, but then
   an editable install imports a finder and ``pathlib`` at every start of Python, 10 ms that nobody asked for.)
 """
@@ -21,7 +21,8 @@ from wheel.wheelfile import WheelFile
 
 ROOT = Path(__file__).resolve().parents[1]
 # `site` runs this line at every start; if the hook is gone it must not print a traceback into every program.
-PTH = r"import sys; exec('try:\n import _lpes_eval_hook\nexcept ImportError:\n pass')" + "\n"
+PTH = r"import sys; exec('try:\n import _lpes_eval_hook as h\nexcept ImportError:\n pass\nelse: h.install()')" + "\n"
+START = "_lpes_eval_hook:install\n"  # PEP 829
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -44,7 +45,7 @@ def _add(wheel, added):
     with WheelFile(wheel) as old:
         contents = {name: old.read(name) for name in old.namelist() if name != old.record_path}
     contents |= {name: path.read_bytes() for name, path in added.items()}
-    contents["lpes_eval.pth"] = PTH.encode()
+    contents |= {"lpes_eval.pth": PTH.encode(), "lpes_eval.start": START.encode()}
     contents["_lpes_eval_hook.py"] = ROOT.joinpath("build_backend", "_lpes_eval_hook.py").read_bytes()
     with WheelFile(wheel, "w") as new:  # which writes the record
         for name, content in contents.items():

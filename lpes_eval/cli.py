@@ -25,6 +25,7 @@ SUBCOMMANDS = (
     "lpes_eval.report.watch",
     "lpes_eval.attention.command",
     "lpes_eval.push",
+    "lpes_eval.harness.plugin",
 )
 HELP = {"diagnose": "say whether a search is likely to help a model", "search": "search layer factors for a model"}
 """One line for each of the search's commands, which are not imported for it."""

@@ -1,65 +1,101 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
 import ast
+import logging
 import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from lpes_eval import methods
-from lpes_eval.harness import plugin
+from lpes_eval.errors import UserError
+from lpes_eval.harness import budget, plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOK = ROOT / "build_backend" / "_lpes_eval_hook.py"
 
 
-def python(code, cwd, **environment):
+def python(*arguments, cwd, status=0, **environment):
     env = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
-    ended = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    command = [sys.executable, *map(str, arguments)]
+    ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == status, ended.stderr
+    return (ended.stdout if status == 0 else ended.stderr).strip()
 
 
 def test_the_hook_that_is_installed_here_waits_for_exactly_what_the_plugin_extends():
     assert any(type(finder).__module__ == "_lpes_eval_hook" for finder in sys.meta_path), "pip install -e ."
-    assert set(plugin.EXTENSIONS) == set(sys.modules["_lpes_eval_hook"].MODULES)
+    hook = sys.modules["_lpes_eval_hook"]
+    assert set(plugin.EXTENSIONS) == set(hook.MODULES)
+    before = len(sys.meta_path)
+    hook.install()  # Python 3.15 may call it twice
+    assert len(sys.meta_path) == before
 
 
 def test_a_python_that_never_imports_lm_eval_imports_nothing_of_it(tmp_path):
-    loaded = python("import sys; print(*sorted(m for m in sys.modules if 'lm_eval' in m or 'lpes' in m))", tmp_path)
-    assert set(loaded.split()) == {"_lpes_eval_hook"}
+    code = "import sys; print(*sorted(m for m in sys.modules if 'lm_eval' in m or 'lpes' in m))"
+    assert set(python("-c", code, cwd=tmp_path).split()) == {"_lpes_eval_hook"}
     tree = ast.parse(HOOK.read_text())
     top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert top == {"os", "sys"}
 
 
 def test_one_environment_variable_turns_it_off(tmp_path):
-    code = "from lm_eval.api.registry import model_registry as r; print('lpes' in r)"
-    assert python(code, tmp_path) == "True"
-    assert python(code, tmp_path, LPES_EVAL_PLUGIN="0") == "False"
+    code = "import sys; print('_lpes_eval_hook' in [type(finder).__module__ for finder in sys.meta_path])"
+    for value in ("0", "false", "OFF", "no", "", " "):
+        assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN=value) == "False"
+    assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
+
+
+def test_a_plugin_that_breaks_or_exits_does_not_end_lm_eval(tmp_path):
+    for broken in ("SystemExit(3)", "KeyError('x')"):
+        code = f"""
+import lpes_eval.harness.plugin as p
+def extend(module): raise {broken}
+p.extend = extend
+import lm_eval.api.registry
+print('here')
+"""
+        assert python("-W", "error::UserWarning", "-c", code, cwd=tmp_path) == "here"
 
 
 def test_from_any_folder_a_task_manager_knows_the_tasks_and_keeps_other_peoples(tmp_path):
-    for name in ("kv_retrieval", "leval_tpo"):  # the second one is defined in place in ours
+    for name in ("kv_retrieval", "lpes_leval_tpo", "zeroscrolls"):  # the second one is defined in place in ours
         (tmp_path / f"{name}.yaml").write_text(f"task: {name}\ndataset_path: mine\n")
     code = f"""
+import logging
+logging.basicConfig(level=logging.INFO, format='%(message)s')
 from lm_eval.tasks import TaskManager
 manager = TaskManager(include_path={str(tmp_path)!r})
-assert 'kv_retrieval_300' in manager.all_subtasks and 'leval' in manager.all_groups
-assert 'hellaswag' in manager.all_subtasks and 'mmlu' in manager.all_groups
-assert 'leval_sci_fi' in manager.all_tasks
-print(*(manager.task_index[name].yaml_path for name in ('kv_retrieval', 'leval_tpo')), sep='\\n')
+assert {{'kv_retrieval_300', 'hellaswag'}} <= set(manager.all_subtasks)
+assert {{'lpes_leval', 'mmlu'}} <= set(manager.all_groups)
+assert {{'lpes_leval_sci_fi', 'leval_sci_fi', 'leval'}} <= set(manager.all_tasks)
+for name in ('kv_retrieval', 'lpes_leval_tpo', 'zeroscrolls'):
+    print(manager.task_index[name].yaml_path)
 print(len(TaskManager(include_defaults=False).all_tasks))
+for name in ('leval_coursera', 'zeroscrolls'):
+    try:
+        manager.load([name])
+    except Exception:
+        pass
 """
-    mine = [str(tmp_path / f"{name}.yaml") for name in ("kv_retrieval", "leval_tpo")]
-    assert python(code, tmp_path).splitlines() == [*mine, "0"]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    mine = [str(tmp_path / f"{name}.yaml") for name in ("kv_retrieval", "lpes_leval_tpo", "zeroscrolls")]
+    assert ended.stdout.splitlines() == [*mine, "0"], ended.stderr
+    for said in (
+        f"Task 'kv_retrieval' from {mine[0]} overrides existing task from {plugin.tasks_folder()}",
+        "leval_coursera: this is lpes_leval_coursera of lpes-eval",
+        "zeroscrolls is not lpes-eval's, which is called lpes_zeroscrolls, but another task",
+    ):
+        assert said in ended.stderr
 
 
-def test_no_name_of_ours_is_a_built_in_one():
+def test_no_name_of_ours_is_a_built_in_one_and_every_model_type_is_an_entry_point():
     from lm_eval.models import MODEL_MAPPING
     from lm_eval.tasks._index import TaskIndex
 
@@ -69,6 +105,12 @@ def test_no_name_of_ours_is_a_built_in_one():
     built_in = Path(sys.modules["lm_eval"].__file__).parent / "tasks"
     folders = {path.name for path in built_in.iterdir()}
     assert not ours & folders  # a built-in task's folder carries its name; the index itself takes seconds to build
+    declared = {one.name: one.value for one in entry_points(group="lm_eval.models") if "lpes_eval" in one.value}
+    assert declared == {name: f"lpes_eval.methods.{name}:Method" for name in methods.names()}
+
+
+def test_where_lm_eval_reads_entry_points_the_hook_registers_nothing():
+    plugin.extend_models(SimpleNamespace(import_plugins=print))  # it has no registry: to touch it would fail
 
 
 def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_error(caplog):
@@ -76,38 +118,40 @@ def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_e
         raise AttributeError("lm-eval's own")
 
     module = SimpleNamespace(
-        evaluate=lambda lm, task_dict: plugin.current_lm(),
         TaskIndex=SimpleNamespace(build=refuse),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": refuse}),
         __file__=__file__,
     )
-    plugin.extend_evaluate(module)
     plugin.extend_tasks(module)
-    assert [module.evaluate("m", {}), module.evaluate(lm="m", task_dict={}), plugin.current_lm()] == ["m", "m", None]
-    for call in (lambda: module.evaluate("m", nonsense=1), lambda: module.TaskIndex.build([])):
-        with pytest.raises((TypeError, AttributeError), match=r"nonsense|lm-eval's own"):
-            call()
+    with pytest.raises(AttributeError, match="lm-eval's own"):
+        module.TaskIndex.build([])
     assert not caplog.records
     module.TaskManager()  # it has no index
     assert "could not add its tasks" in caplog.text
     assert "LPES_EVAL_PLUGIN=0" in caplog.text
+    with pytest.raises(AttributeError, match="lm-eval's own"):
+        module.TaskManager().load(["x"])
 
 
 @pytest.fixture
-def command(capsys):
+def command(monkeypatch):
     """Begins ``lm_eval`` with these arguments: what it says where it ends at once, nothing where it goes on."""
-    from lm_eval._cli.harness import HarnessCLI
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def begun(**given) -> str:
-        given = {"model": "hf", "model_args": {}, "metadata": {}, "func": (went_on := []).append, **given}
+        arguments, metadata = given.pop("model_args", {}), given.pop("metadata", {})
+        given = {"model": "hf", "tasks": "mmlu", "apply_chat_template": False, **given}
+        config = SimpleNamespace(include_path=None, model_args=arguments, metadata=arguments | metadata)
+        vars(config).update(given)
         try:
-            HarnessCLI.execute(None, SimpleNamespace(**given))
-        except SystemExit as ended:
-            assert ended.code == 2
-        said = capsys.readouterr().err
-        assert bool(went_on) != said.startswith("lm_eval: error: ")
-        return "" if went_on else said.removeprefix("lm_eval: error: ")
+            plugin._check_early(config)
+        except ValueError as error:
+            return str(error)
+        return ""
 
+    assert hasattr(EvaluatorConfig.process_tasks, "__wrapped__")
     return begun
 
 
@@ -120,6 +164,7 @@ def command(capsys):
         ("kv_retrieval*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
         ("mdqa_pos", {"split": "serach"}, "split='serach' is not a split; expected one of held_out, search"),
         ("leval", {}, "L-Eval has no generated set"),
+        ("leval_16k_tpo", {}, "leval_16k_tpo: take lpes_leval_tpo with --metadata prompt_tokens=15872"),
     ],
 )
 def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(command, tasks, metadata, message):
@@ -130,9 +175,8 @@ def test_only_what_the_user_can_fix_ends_the_command_and_no_examples_of_other_pe
     command, tmp_path, monkeypatch
 ):
     assert "nowhere.json" in command(model="lpes", model_args={"factors": "nowhere.json"})
-    assert not command(model=["no", "name"])  # not hashable
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
-    named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}, "metadata": None}
+    named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}, "metadata": {}}
     assert "is not in the cache" in command(**named)
     assert not command(**named, include_path="mine")
 
@@ -146,28 +190,96 @@ def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, numbe
     assert said.startswith(f"{typed}: lm_eval reads this without the _") if number else not said
 
 
+def test_a_chat_template_that_is_not_there_is_refused_by_the_tokenizer_alone(command, tmp_path):
+    from lpes_eval import reference
+
+    base = {"pretrained": str(reference.path())}
+    assert "has no chat template; leave it out" in command(model_args=base, apply_chat_template=True)
+    assert not command(model_args=base)
+    assert not command(model_args={"pretrained": str(tmp_path)}, apply_chat_template=True)  # its loading says why
+
+
+THINKING = "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "given", "said"),
+    [
+        (THINKING, "Q", {}, "enable_thinking=False, or give it room"),
+        ("<｜Assistant｜><think>\n", "Q<think>\n", {}, "think_end_token=</think>"),
+        ("[THINK]", "Q", {"think_end_token": "[/THINK]"}, "think_end_token=[/THINK]"),  # but 100 tokens
+        (THINKING, "Q<think>\n\n</think>\n\n", {}, ""),
+        (THINKING, "Q", {"enable_thinking": False}, ""),
+        ("{{ messages }}", "Q", {}, ""),
+        (None, "Q", {}, ""),
+    ],
+)
+def test_a_template_that_lets_the_model_think_is_warned_of_with_what_to_set(template, prompt, given, said, caplog):
+    lm = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template), **given)
+    budget.warn_of_thoughts(lm, prompt, 100, f"kv {template}{prompt}{given}")
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
 def test_what_other_tasks_are_told_is_their_business():
     plugin.check_examples(["mmlu", "kv_retrieval"], {"max_length": 4096}, {"max_seq_lengths": [4096]})
     plugin.check_examples(["kv_retrieval"], {"dtype": "float16"}, {"num_keys": 4, "search_seed": 1})
 
 
-def test_without_the_extension_a_benchmark_refuses_to_send_what_it_cannot_measure(tmp_path):
-    code = """
-import lm_eval
-from lpes_eval.harness.plugin import own_tasks
-manager = own_tasks({})
-task = manager.load(['kv_retrieval'])['tasks']['kv_retrieval']
-task.build_all_requests(limit=1)
-print(len(task.instances))
-try:
-    lm_eval.simple_evaluate('dummy', tasks=['kv_retrieval'], task_manager=manager, limit=1)
-except ValueError as error:
-    print(type(error).__name__, error)
+LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metadata", "num_keys=4", "--device", "cpu")
+AS_MAIN_READS_THEM = """
+import sys
+from importlib.metadata import entry_points
+from lm_eval.api.registry import model_registry
+import lm_eval.models
+for one in entry_points(group="lm_eval.models"):
+    model_registry.register(one.name, target=one)
+from lm_eval.__main__ import cli_evaluate
+cli_evaluate()
 """
-    looked_at, refused = python(code, tmp_path, LPES_EVAL_PLUGIN="0").splitlines()[-2:]
-    assert looked_at == "6"  # nothing is sent
-    assert refused.startswith("UserError kv_retrieval: lm_eval runs without lpes-eval's extension")
-    assert "unset LPES_EVAL_PLUGIN" in refused
+
+
+@pytest.mark.slow
+def test_with_the_hook_and_without_it_the_same_table(tmp_path):
+    from lpes_eval import reference
+
+    def table(*arguments, **environment):
+        lines = python(*arguments, cwd=tmp_path, **environment).splitlines()
+        return [line for line in lines if line.startswith("|")]
+
+    hooked = table(*LM_EVAL, "--model", "lpes")
+    assert any("first_value_acc@0" in line for line in hooked)
+    path = python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path)
+    without = {"LPES_EVAL_PLUGIN": "off"}
+    by_path = ("--include_path", path)
+    assert table("-c", AS_MAIN_READS_THEM, *LM_EVAL[2:], "--model", "lpes", *by_path, **without) == hooked
+    plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
+    assert table(*LM_EVAL, *plain, *by_path, **without) == hooked
+
+
+def test_a_users_error_ends_the_command_with_one_line_and_status_2(capsys):
+    others = []
+    with pytest.raises(SystemExit) as ended:
+        plugin._one_line(others.append, UserError, UserError("no such factors"), None)
+    assert (ended.value.code, capsys.readouterr().err) == (2, "lm_eval: error: no such factors\n")
+    plugin._one_line(lambda *error: others.append(error), KeyError, KeyError("x"), None)
+    assert others[0][0] is KeyError
+
+
+@pytest.mark.slow
+def test_the_command_itself_does_so(tmp_path):
+    for given in (["--model_args", "factors=nowhere.json"], ["--model_args", "pretrained=/no/such/model"]):
+        said = python(*LM_EVAL, "--model", "lpes", *given, cwd=tmp_path, status=2)
+        assert said.splitlines()[-1].startswith("lm_eval: error: ")
+        assert "Traceback" not in said
+
+
+def test_a_benchmark_refuses_to_send_what_it_cannot_measure(task_manager):
+    task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
+    task.build_all_requests(limit=1)
+    assert len(task.instances) == 6  # nothing is sent
+    with pytest.raises(ValueError, match=r"kv_retrieval: lm_eval.evaluate was imported before this task"):
+        task.build_all_requests(limit=1, rank=0)
 
 
 def test_answers_under_other_factors_are_cached_apart(tmp_path):
@@ -186,13 +298,14 @@ def test_answers_under_other_factors_are_cached_apart(tmp_path):
 
 def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
     command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", ".", "-w"]
-    subprocess.run([sys.executable, *command, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, timeout=300)
+    python(*command, tmp_path, cwd=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         assert archive.testzip() is None
         (record,) = (name for name in names if name.endswith("RECORD"))
         recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
+        assert archive.read("lpes_eval.start").decode().strip() == "_lpes_eval_hook:install"  # PEP 829
     assert recorded == set(names)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for path in tracked:
@@ -204,14 +317,6 @@ def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
     assert not [name for name in names if name.startswith(("tests/", "tasks/", "benchmarks/"))]
 
 
-def test_answers_alone_are_scored_by_nothing(task_manager):
-    task = task_manager(num_keys=4).load(["kv_retrieval"])["tasks"]["kv_retrieval"]
-    task.override_metric("bypass")
-    doc = next(iter(task.test_docs()))
-    assert task.process_results(doc, [""] * len(task.positions)) == {"bypass": None}
-    assert list(task.aggregation()) == ["bypass"]
-
-
 def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_called_by():
     from lm_eval.tasks._index import TaskIndex
 
@@ -220,9 +325,25 @@ def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_c
     assert all(path.with_name("README.md").is_file() for path in found)
 
 
-def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager, caplog):
     manager = task_manager()
-    assert manager.match_tasks(["leval_16k_t*"]) == ["leval_16k_tpo", "leval_16k_true_false"]
-    assert {"zeroscrolls_gov_report", "zeroscrolls_16k_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
+    assert manager.match_tasks(["lpes_leval_t*"]) == ["lpes_leval_tpo", "lpes_leval_true_false"]
+    assert {"lpes_zeroscrolls_gov_report", "zeroscrolls_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
-    assert [name for name in listed if name.startswith("leval")] == ["leval", "leval_16k"]
+    assert [name for name in listed if "leval" in name] == ["lpes_leval"]
+    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="no generated set"):
+        manager.load("leval")
+    assert "leval: this is lpes_leval of lpes-eval" in caplog.text
+
+
+@pytest.mark.slow
+def test_two_processes_score_an_odd_number_of_questions_as_one_does(tmp_path):
+    common = (*LM_EVAL, "--model", "lpes", "--limit", "3")
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    launch += ("--mixed_precision", "no", "--dynamo_backend", "no")
+    tables = []
+    for command in (common, (*launch, *common)):
+        lines = python(*command, cwd=tmp_path).splitlines()
+        tables.append([line for line in lines if line.startswith("|")])
+    assert tables[0] == tables[1]
+    assert len(tables[0]) > 20

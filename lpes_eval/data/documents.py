@@ -44,9 +44,9 @@ def best_subspan_em(prediction: str, answers: Iterable[str]) -> float:
 
 @dataclass(frozen=True)
 class Document:
-    """A passage under the title of the page it stands on."""
+    """A passage under the title of the page it stands on; without a title, none stands in the prompt."""
 
-    title: str
+    title: str | None
     text: str
 
 
@@ -61,7 +61,7 @@ class Example:
     distractors: tuple[Document, ...] = ()
 
     @classmethod
-    def of(cls, gold: dict[str, str], distractors: Iterable[dict[str, str]], **row: Any) -> Example:
+    def of(cls, gold: dict[str, Any], distractors: Iterable[dict[str, Any]], **row: Any) -> Example:
         """The example that a row of the task's data set is."""
         return cls(**row, gold=Document(**gold), distractors=tuple(Document(**one) for one in distractors))
 
@@ -94,4 +94,5 @@ class Example:
 
 def format_document(number: int, document: Document) -> str:
     """A document as it stands in the prompt."""
-    return f"Document [{number}](Title: {document.title}) {document.text}"
+    title = f"(Title: {document.title})" if document.title is not None else ""
+    return f"Document [{number}]{title} {document.text}"

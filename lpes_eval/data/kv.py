@@ -3,11 +3,13 @@
 In the generated set a question is one object of ``num_keys`` records, and its positions differ only in the key that is
 asked. Records are exchangeable, so this measures what moving the gold record measures, and the prompts of a question's
 positions share everything up to the key: a prefix that has to be prefilled once. In the official files one key is
-asked, and its record moves. The metric: the value stands in the answer, in whatever case (section 3).
+asked, and its record moves. The metric is ``acc``: the value stands in the answer, in whatever case (section 3). A
+model that repeats the context satisfies it where the gold record comes first; ``first_value_acc`` is not fooled.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -138,6 +140,24 @@ def accuracy(answer: str, value: str) -> float:
     return float(value.lower() in answer.lower())
 
 
+_UUID_LIKE = r"""[0-9a-f]{8}-[0-9a-f-]*|(?<=")[0-9a-f]{1,8}$"""
+"""A UUID, one gone wrong, or one that was cut at the end of an answer."""
+
+
+def first_value_accuracy(answer: str, records: Sequence[Record], key: str, value: str) -> float:
+    """1.0 where ``value`` is the first thing in ``answer`` that is shaped as a value, case ignored, else 0.0.
+
+    The key may stand before it, if no other record follows: a model that copies its context from the beginning would
+    else be right about the first record. Shaped as a value are UUIDs, and all texts of the records.
+    """
+    texts = {text for record in records for text in record if not re.fullmatch(_UUID_LIKE, text)}
+    pattern = "|".join([_UUID_LIKE, *map(re.escape, sorted(texts, key=len, reverse=True))])
+    found = [text.lower() for text in re.findall(pattern, answer, re.IGNORECASE)]
+    first, second, third = (*found, "", "", "")[:3]
+    key, value = key.lower(), value.lower()
+    return float(first == value or ((first, second) == (key, value) and (third == value or key.startswith(third))))
+
+
 def load(
     *, num_keys: int = 50, split: str = "held_out", search_seed: int = 0, **settings: Any
 ) -> tuple[list[dict[str, Any]], Source]:
@@ -156,14 +176,20 @@ def load(
 
 
 class Task(PositionTask):
-    """The lm-eval task: ``acc`` at every position."""
+    """The lm-eval task: ``acc`` and ``first_value_acc`` at every position."""
 
     METRIC = "acc"
+    STRICT = "first_value_acc"
     SIZE = "num_keys"
 
     load = staticmethod(load)
     example = Question
     metric = staticmethod(accuracy)
+
+    def strict_score(self, doc: dict[str, Any], position: float, answer: str) -> float:
+        """Whether the answer gives the value first."""
+        records, gold = Question(**doc).at(position)
+        return first_value_accuracy(answer, records, *records[gold])
 
     def written(self, doc: dict[str, Any], position: float) -> str:
         """In quotes, as it stands in the prompt."""

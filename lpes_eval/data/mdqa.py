@@ -3,22 +3,27 @@
 The gold document moves; the distractors and their order stay as they are. Where the other documents come from is said
 in a set's name: the benchmark's own files hold passages that a retriever found (``nq-open-10_total_documents_...``);
 from a folder that has the gold passages only, distractors are drawn among other questions' gold passages
-(``nq-open-oracle+drawn``); the generated set is ``lpes_eval.data.fiction``.
+(``nq-open-oracle+drawn``), and so they are for SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427); the generated
+set is ``lpes_eval.data.fiction``.
 
 Prompt and metric are in ``lpes_eval.data.documents``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.data import fiction
+from lpes_eval.data import fiction, splits
 from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
-from lpes_eval.data.source import Files, Source, asked, draw, read_examples
+from lpes_eval.data.source import Files, Source, asked, draw, named_path, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.task import PositionTask
 from lpes_eval.rng import shuffled, stream
@@ -34,7 +39,9 @@ OFFICIAL = Files(
     others=(ORACLE,),
 )
 DRAWN_SEED = 1
-"""Changing it changes the distractors that are drawn for ``nq-open-oracle``."""
+"""Changing it changes the distractors that are drawn for ``nq-open-oracle`` and SynthWiki."""
+SYNTHWIKI = ("context", "question", "answer")
+"""The columns of SynthWiki's files."""
 
 LINE = {
     "question": "QUESTION",
@@ -72,24 +79,67 @@ def read(path: Path, num_documents: int) -> list[Example]:
     return read_examples(path, LINE, parse, divided=True)
 
 
-def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callable[[int], Example]:
+def read_synthwiki(path: Path) -> list[Example]:
+    """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``: context, question, answer); passages have no title.
+
+    Raises:
+        DataError: no such file, or a row that has not the three.
+    """
+    if not path.is_file():
+        raise DataError(f"text_file={path}: no such file; expected SynthWiki's .csv or .csv.gz")
+    examples = []
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file)):
+                context, question, answer = (str(row.get(name) or "").strip() for name in SYNTHWIKI)
+                if not normalize(answer) or not context or not question:
+                    raise ValueError(f"row {number + 1} has no {', '.join(SYNTHWIKI)}")
+                examples.append(Example(number, question, (answer,), Document(None, context)))
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:  # ValueError: not UTF-8, too
+        raise DataError(f"{path}: cannot be read as SynthWiki's {','.join(SYNTHWIKI)} ({error})") from None
+    return examples
+
+
+def synthwiki_numbers(examples: Sequence[Example], split: str, search_seed: int) -> tuple[list[int], set[int]]:
+    """The questions of a split, and those whose passages may stand beside them: no passage is in both splits.
+
+    First come the first questions of all passages, then the second ones.
+    """
+    by_passage: dict[str, list[int]] = {}
+    for number, example in enumerate(examples):
+        by_passage.setdefault(example.gold.text, []).append(number)
+    passages = list(by_passage.values())
+    held_out = {*splits.indices(len(passages), "held_out")}
+    chosen = splits.indices(len(passages), split, search_seed)
+    allowed = {"all": {*range(len(passages))}, "held_out": held_out}.get(split, {*range(len(passages))} - held_out)
+    rounds = zip_longest(*(passages[number] for number in chosen))
+    most = {"held_out": splits.HELD_OUT, "search": splits.SEARCH}.get(split)
+    numbers = [number for of_each in rounds for number in of_each if number is not None][:most]
+    return numbers, {number for passage in allowed for number in passages[passage]}
+
+
+def drawn_distractors(
+    examples: Sequence[Example], num_documents: int, pool: Collection[int] | None = None
+) -> Callable[[int], Example]:
     """A function that gives example ``question_id`` its distractors, drawn among other questions' gold documents.
 
     The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
     contains an accepted answer, and no two documents of an example have the same text. An answer of one character is
-    looked for as a word (every text contains the letter s, which is an answer once).
+    looked for as a word (every text contains the letter s, which is an answer once). ``pool`` are the examples whose
+    documents may be drawn; all by default.
 
     Raises (when called):
         DataError: too few documents without the answer.
     """
-    texts = [normalize(f"{example.gold.title} {example.gold.text}") for example in examples]
+    texts = [normalize(f"{example.gold.title or ''} {example.gold.text}") for example in examples]
     words = [set(text.split()) for text in texts]
+    numbers = range(len(examples)) if pool is None else sorted(pool)
 
     def draw_for(question_id: int) -> Example:
         example = examples[question_id]
         answers = [answer for answer in map(normalize, example.answers) if answer]
         chosen = {texts[question_id]: question_id}
-        for other in shuffled(range(len(examples)), stream("mdqa_pos drawn", DRAWN_SEED, question_id)):
+        for other in shuffled(numbers, stream("mdqa_pos drawn", DRAWN_SEED, question_id)):
             if len(chosen) == num_documents:
                 break
             if not any(answer in (texts[other] if len(answer) > 1 else words[other]) for answer in answers):
@@ -98,7 +148,7 @@ def drawn_distractors(examples: Sequence[Example], num_documents: int) -> Callab
         if len(chosen) < num_documents:
             raise DataError(
                 f"example {question_id + 1}: {len(distractors)} distractors without its answer can be drawn among "
-                f"{len(examples)} documents, expected {num_documents - 1}; use a larger file"
+                f"{len(numbers)} documents, expected {num_documents - 1}; use a larger file"
             )
         return replace(example, distractors=tuple(distractors))
 
@@ -114,6 +164,15 @@ def load(
         made = ("generated", "generated", f"lpes_eval.data.fiction, seed {fiction.SEED}", fiction.POOL)
         generate = partial(fiction.generate, num_documents=num_documents)
         return draw(split, search_seed, *made, generate, lambda one: [one.prompt(0), one.answers])
+    if request.kind == "synthwiki":
+        if settings.get("text_file") is None:
+            raise DataError("source=synthwiki names no file; add text_file=FILE.csv (or .csv.gz) to --metadata")
+        path = named_path("text_file", settings["text_file"])
+        examples = read_synthwiki(path)
+        numbers, pool = synthwiki_numbers(examples, split, search_seed)
+        example = drawn_distractors(examples, num_documents, pool)
+        name = f"{path.name.partition('.csv')[0]}+drawn"
+        return draw(split, search_seed, "synthwiki", name, path, len(examples), example, numbers=numbers)
     path = OFFICIAL.path(request, num_documents)
     name, complete = path.name.partition(".jsonl")[0], path.name not in (ORACLE, ORACLE.removesuffix(".gz"))
     examples = read(path, num_documents if complete else 1)

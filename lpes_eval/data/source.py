@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path, PurePath
@@ -24,7 +24,7 @@ ENV = "LPES_EVAL_DATA"
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for: ``generated``, ``official`` (downloaded, then cached), or the files in a ``folder``."""
+    """What was asked for: ``generated``, ``official`` (downloaded), ``synthwiki``, or the files in a ``folder``."""
 
     kind: str
     folder: Path | None = None
@@ -107,13 +107,14 @@ class Files:
         """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
 
         Raises:
-            DataError: it is not there, with the ways to get it; or it is there twice, with ``.gz`` and without; or a
-                size that is not published.
+            DataError: it is not there, with the ways to get it; or a size that is not published.
         """
         way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
         way_out += ", or ask for --metadata source=generated" if self.size else ""
-        if request.kind == "generated":
-            raise DataError(f"{self.benchmark} has no generated set; ask for --metadata source=official, or {way_out}")
+        if request.kind not in ("official", "folder"):
+            raise DataError(
+                f"{self.benchmark} has no {request.kind} set; ask for --metadata source=official, or {way_out}"
+            )
         address = f"{self.url}/{self.name}".format(which)
         problem = ""
         if self.sizes and which not in self.sizes:
@@ -125,60 +126,47 @@ class Files:
         names = [name.format(which) for name in (self.name, *self.others)]
         for name in names:
             for place in ("", *self.places):
-                plain = request.folder / place.format(which) / name.removesuffix(".gz")
-                there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
-                if len(there) == 2:
-                    raise DataError(f"{plain}: there is {there[1].name} too; expected one of the two, remove the other")
-                if there:
-                    return there[0]
-        missing = f"{request.folder}: {' or '.join(names)} is not there{self._other_sizes(request.folder)}"
+                for ending in (name, name.removesuffix(".gz")):
+                    path = request.folder / place.format(which) / ending
+                    if path.is_file():
+                        return path
+        there = self._there(request.folder)
+        sizes = f" (there: {', '.join(there)}; choose with {self.size}=N in --metadata)" if there else ""
+        missing = f"{request.folder}: {' or '.join(names)} is not there{sizes}"
         raise DataError(f"{missing}; {problem or f'get it from {address}'}; {way_out}")
 
-    def _other_sizes(self, folder: Path) -> str:
-        """Which files of other sizes there are, and how to ask for them."""
+    def _there(self, folder: Path) -> list[str]:
+        """The files of other sizes that there are."""
         patterns = [self.name.removesuffix(".gz").format("[0-9]*") + ending for ending in ("", ".gz")]
         places = ("", *(place.format("*") for place in self.places)) if self.size else ()
-        names = sorted({path.name for p in places for name in patterns for path in folder.glob(str(PurePath(p, name)))})
-        return f" (there: {', '.join(names)}; choose with {self.size}=N in --metadata)" if names else ""
+        return sorted({path.name for p in places for name in patterns for path in folder.glob(str(PurePath(p, name)))})
 
 
 def download(url: str, way_out: str) -> Path:
-    """Fetch a file once and keep it in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
-
-    The checksum is written beside the file when it is first complete, and the file is checked against it at every use.
+    """Fetch a file once and keep it, whole or not at all, in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
 
     Raises:
-        DataError: offline and not cached (the message ends with ``way_out``), or a file that is not the one that was
-            fetched; names the file and its address.
+        DataError: offline and not cached (the message ends with ``way_out``); names the file and its address.
     """
     import datasets
-    from filelock import FileLock
     from huggingface_hub.file_download import http_get
 
     target = Path(datasets.config.DOWNLOADED_DATASETS_PATH) / "lpes_eval" / url.split("://", 1)[1]
-    record, part = (target.with_name(target.name + ending) for ending in (".sha256", ".part"))
-    if not (target.is_file() and record.is_file()):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{part}.lock"):
-            if not target.is_file():  # another process may have been faster
-                try:
-                    with part.open("wb") as file:
-                        http_get(url, file, displayed_filename=target.name)
-                except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
-                    reason = first_line(error)
-                    if type(error).__name__ == "OfflineModeIsEnabled":
-                        reason = "HF_HUB_OFFLINE is set"
-                    missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
-                    raise DataError(f"{missing}; {way_out}") from None
-                record.unlink(missing_ok=True)  # of a file that somebody deleted
-                os.replace(part, target)
-            if not record.is_file():
-                files.write_atomically(record, files.sha256(target) + "\n")
-    found = files.sha256(target)
-    if found != (expected := record.read_text(encoding="utf-8").strip()):
-        raise DataError(
-            f"{target}: SHA-256 is {found}, expected {expected}; delete the file and run again to fetch it anew"
-        )
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            http_get(url, file, displayed_filename=target.name)
+        os.replace(part, target)
+    except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
+        offline = type(error).__name__ == "OfflineModeIsEnabled"
+        reason = "HF_HUB_OFFLINE is set" if offline else first_line(error)
+        missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
+        raise DataError(f"{missing}; {way_out}") from None
+    finally:
+        part.unlink(missing_ok=True)
     return target
 
 
@@ -237,11 +225,13 @@ def draw(
     total: int,
     example: Callable[[int], Any],
     content: Callable[[Any], Any] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> tuple[list[dict[str, Any]], Source]:
     """The examples of a split of a set of ``total``, as rows, and where they came from.
 
     ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
-    checksum is made of; else it is that of the file.
+    checksum is made of; else it is that of the file. ``numbers`` are those of the split's examples, where it is not
+    ``splits.indices`` that says so.
 
     Raises:
         DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
@@ -251,7 +241,8 @@ def draw(
             f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
             "and at least two, to hold out and to search on. If the file was downloaded, delete it to fetch it again"
         )
-    examples = [example(i) for i in splits.indices(total, split, search_seed)]
+    chosen = splits.indices(total, split, search_seed) if numbers is None else numbers
+    examples = [example(number) for number in chosen]
     if content:
         digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
     else:

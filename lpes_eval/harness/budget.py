@@ -13,10 +13,12 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from lm_eval.utils import warning_once
 
+from lpes_eval import reference
 from lpes_eval.errors import DataError, PromptTooLong, UserError, first_line
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,10 @@ class Budget:
     def count(self, prompt: str) -> int:
         """How many tokens the model sees for ``prompt``."""
         return len(self.encode(getattr(prompt, "prompt", prompt)))  # API models wrap a rendered chat in a named tuple
+
+    def fills(self, answer: str, new_tokens: int) -> bool:
+        """Whether an answer has all the tokens that it may have, so that nothing but the limit ended it."""
+        return self.count(answer) - self.count("") >= new_tokens
 
     def fits(self, prompt: str) -> bool:
         """Whether ``prompt`` leaves room for the answer."""
@@ -147,10 +153,55 @@ def _load_tokenizer(lm: Any, name: Any) -> Any:
         raise DataError(f"tokenizer={name}: cannot be loaded ({first_line(error)})") from None
 
 
+# -- chat templates ----------------------------------------------------------------------------------------------------
+
+
 def require_chat_template(lm: Any) -> None:
     """Refuse a model whose tokenizer has no chat template; raises ``UserError``."""
     if not getattr(lm.tokenizer, "chat_template", None):
         raise UserError("--apply_chat_template: the model's tokenizer has no chat template; leave it out")
+
+
+def require_named_chat_template(arguments: Mapping[str, Any]) -> None:
+    """The same of the model that ``--model_args`` name, of which the tokenizer alone is loaded.
+
+    What cannot be loaded so is passed over: the model's own loading says why.
+    """
+    from transformers import AutoTokenizer
+
+    name = arguments.get("tokenizer") or arguments.get("pretrained")
+    if not isinstance(name, str) or name in reference.NAMES or arguments.get("gguf_file"):
+        return
+    options = {key: arguments[key] for key in ("revision", "trust_remote_code", "subfolder") if key in arguments}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except Exception:
+        return
+    require_chat_template(SimpleNamespace(tokenizer=tokenizer))
+
+
+THOUGHTS = ("<think>", "<thinking>", "<reasoning>", "[THINK]")
+"""How chat templates open a thought."""
+ROOM = 1024
+"""New tokens that a thought and an answer need at least."""
+
+
+def warn_of_thoughts(lm: Any, prompt: str, new_tokens: int, task: str) -> None:
+    """Say what to set where the chat template lets a model think, so that no answer comes within its tokens."""
+    template = str(getattr(getattr(lm, "tokenizer", None), "chat_template", None) or "")
+    opening = next((tag for tag in THOUGHTS if tag in template), None)
+    if opening is None or getattr(lm, "enable_thinking", None) is False:
+        return
+    end = opening.replace("<", "</").replace("[", "[/")
+    ready = getattr(lm, "think_end_token", None) and new_tokens >= ROOM
+    if not ready and not prompt.rstrip().endswith(end):
+        off = "turn it off with --model_args enable_thinking=False, or " if "enable_thinking" in template else ""
+        warning_once(
+            logger,
+            f"{task}: the chat template lets the model think ({opening}), and an answer has {new_tokens} tokens, which "
+            f"a thought may use up; {off}give it room and leave the thought out of the answer with --gen_kwargs "
+            f"max_gen_toks={4 * ROOM} --model_args think_end_token={end}",
+        )
 
 
 def render(

@@ -1,11 +1,10 @@
 """How the plain ``lm_eval`` command finds this package's models and tasks.
 
 lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
-start-up (``_lpes_eval_hook``, standard library only) that waits for ``lm_eval`` to be imported and then lets the
-functions below extend it. Nothing of lm-eval is imported, and nothing happens, in a Python that does not import it;
-``LPES_EVAL_PLUGIN=0`` turns it off.
-
-Each ``extend_*`` takes the module of lm-eval that has just been imported.
+start-up (``_lpes_eval_hook``, standard library only). It waits for two modules of ``lm_eval`` to be imported, and then
+calls ``extend_models`` and ``extend_tasks``; in a Python that does not import lm-eval nothing happens.
+``LPES_EVAL_PLUGIN=0`` turns it off. Whatever else lm-eval has to do for us (``follow_evaluations``,
+``separate_caches``) is patched when our own modules are imported, with the hook or without it.
 
 Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
 and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.harness.task``).
@@ -29,6 +28,9 @@ from lpes_eval import methods
 from lpes_eval.errors import FactorsError, UserError
 
 logger = logging.getLogger(__name__)
+
+ALIASED = ("lpes_leval", "lpes_zeroscrolls")
+"""Benchmarks whose groups, tags and tasks also go by their names without ``lpes_``, while nobody else has these."""
 
 _lm: ContextVar[Any] = ContextVar("lm", default=None)
 
@@ -62,6 +64,12 @@ def own_tasks(metadata: Mapping[str, Any]) -> Any:
     return TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=dict(metadata))
 
 
+def add_parser(subparsers: Any) -> None:
+    """``lpes-eval tasks-path``."""
+    parser = subparsers.add_parser("tasks-path", help="print the folder of the tasks, for lm_eval --include_path")
+    parser.set_defaults(run=lambda arguments: print(tasks_folder()) or 0)
+
+
 @contextmanager
 def _ours(part: str) -> Iterator[None]:
     """What we add to a call of lm-eval's: if it breaks, say so and go on. lm-eval's own part never stands here."""
@@ -69,48 +77,68 @@ def _ours(part: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.warning("lpes-eval could not %s (%r); LPES_EVAL_PLUGIN=0 turns its extensions off", part, error)
 
 
-# -- called by the import hook ---------------------------------------------------------------------------------------
+# -- called by the hook ------------------------------------------------------------------------------------------------
 
 
 def extend_models(registry: ModuleType) -> None:
-    """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins."""
+    """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins.
+
+    Where lm-eval reads entry points (its main branch, docs/plugins.md) it has registered them from setup.cfg.
+    """
+    if hasattr(registry, "import_plugins"):
+        return
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
     for name in methods.names():
-        if name not in registry.model_registry:
+        if name in registry.model_registry:
+            logger.warning("the model type %s is another one's, not lpes-eval's", name)
+        else:
             registry.model_registry.register(name, target=f"{methods.__name__}.{name}:Method")
 
 
 def extend_tasks(manager: ModuleType) -> None:
     """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too.
 
-    Built-in tasks and those of ``--include_path`` win over ours.
+    Built-in tasks and those of ``--include_path`` win over ours; lm-eval warns of a name that is there twice.
     """
-    build, init = manager.TaskIndex.build, manager.TaskManager.__init__
+    build, init, load = manager.TaskIndex.build, manager.TaskManager.__init__, manager.TaskManager.load
     defaults = Path(str(manager.__file__)).parent
 
     def build_with_ours(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
-        return (build([tasks_folder()], **options) if defaults in paths else {}) | build(paths, **options)
+        ours = [tasks_folder()] if defaults in paths and tasks_folder() not in paths else []
+        return build([*ours, *paths], **options)
 
     @functools.wraps(init)
     def init_with_members(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         with _ours("add its tasks to the task manager"):
             _add_members(self)
+            _add_aliases(self.task_index)
+            self._all_tasks = sorted(self.task_index)
+
+    @functools.wraps(load)
+    def load_and_say_which(self: Any, task_list: Any) -> Any:
+        with _ours("say which tasks run"):
+            _say_which(self.task_index, task_list if isinstance(task_list, list) else [task_list])
+        return load(self, task_list)
 
     manager.TaskIndex.build = staticmethod(build_with_ours)
     manager.TaskManager.__init__ = init_with_members
+    manager.TaskManager.load = load_and_say_which
+    with _ours("check commands early"):
+        _extend_command()
+    separate_caches()
 
 
 def _add_members(manager: Any) -> None:
     """Let ``--tasks`` take the names and tags of the tasks that a group's YAML defines in place.
 
-    lm-eval knows one name a file, and a benchmark of many parts would need a file for each part and size. A member
-    defined in place has ``task`` and ``class``; names that the manager has already win. ``lm_eval ls`` lists groups.
+    lm-eval knows one name a file, and a benchmark of many parts would need a file for each part. A member defined in
+    place has ``task`` and ``class``; names that the manager has already win. ``lm_eval ls`` lists groups.
     """
     from lm_eval.tasks.manager import TaskIndex, load_yaml
 
@@ -124,24 +152,52 @@ def _add_members(manager: Any) -> None:
             for member in in_place(load_yaml(index[group].yaml_path)):
                 if member["task"] not in index:
                     TaskIndex.process_cfg(member, None, index)
-    manager._all_tasks = sorted(index)
 
 
-def extend_evaluate(evaluator: ModuleType) -> None:
-    """``lm_eval.evaluator``: let the tasks see the model that is being evaluated."""
+def _add_aliases(index: dict[str, Any]) -> None:
+    for name in [name for name in index if name.startswith(ALIASED)]:
+        index.setdefault(name.removeprefix("lpes_"), index[name])
+
+
+def _say_which(index: Mapping[str, Any], names: Sequence[Any]) -> None:
+    """Of the names that have a longer form, whose task runs: ours, or one that somebody else calls so."""
+    for name in names:
+        ours = index.get(f"lpes_{name}")
+        if ours is not None and index.get(str(name)) is ours:
+            logger.info("%s: this is lpes_%s of lpes-eval", name, name)
+        elif ours is not None:
+            logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
+
+
+# -- patched when our own modules are imported -------------------------------------------------------------------------
+
+
+@functools.cache
+def follow_evaluations() -> None:
+    """Let tasks see the model that ``lm_eval.evaluate`` evaluates (``current_lm``), and its results afterwards."""
+    from lm_eval import evaluator
+
     original = evaluator.evaluate
 
     @functools.wraps(original)
-    def evaluate(*args: Any, **kwargs: Any) -> Any:
-        with evaluating(args[0] if args else kwargs.get("lm")):
-            return original(*args, **kwargs)
+    def evaluate(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        with evaluating(lm):
+            results = original(lm, task_dict, *args, **kwargs)
+        with _ours("look at the results"):
+            for name, task in task_dict.get("tasks", {}).items() if results else ():
+                if hasattr(task, "after_evaluation"):
+                    task.after_evaluation(results["results"][name])
+        return results
 
     setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
 
 
-def extend_cache(model: ModuleType) -> None:
-    """``lm_eval.api.model``: ``--use_cache`` knows answers by the request alone, so each set of factors has a file."""
-    original = model.CachingLM.__init__
+@functools.cache
+def separate_caches() -> None:
+    """``--use_cache`` knows answers by the request alone: give each set of factors a file of its own."""
+    from lm_eval.api import model as api
+
+    original = api.CachingLM.__init__
 
     @functools.wraps(original)
     def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
@@ -151,61 +207,61 @@ def extend_cache(model: ModuleType) -> None:
             from lpes_eval import rope
 
             # Another model type, as hf, around a model that has factors in it.
-            if found := rope.in_force(module):
-                key = found.digest(len(found.factors or ()))[:16]
+            if factors := rope.in_force(module):
+                key = factors.digest(len(factors.factors or ()))[:16]
         if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"
         original(self, lm, cache_db, *args, **kwargs)
 
-    model.CachingLM.__init__ = init
+    setattr(api.CachingLM, "__init__", init)  # noqa: B010
 
 
-def extend_command(harness: ModuleType) -> None:
-    """``lm_eval._cli.harness``: check factors before anything is loaded, and end with one line where the user can."""
-    original = harness.HarnessCLI.execute
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _extend_command() -> None:
+    """Check what ``lm_eval`` was asked before anything is loaded, and end with one line where the user can help it."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    original = EvaluatorConfig.process_tasks  # the command's first use of what it was given
 
     @functools.wraps(original)
-    def execute(self: Any, args: Any) -> None:
-        try:
-            with _ours("check the factors early"):
-                _check_early(args)
-            original(self, args)
-        except UserError as error:
-            sys.stderr.write(f"lm_eval: error: {error}\n")
-            raise SystemExit(2) from None
+    def process_tasks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sys.excepthook = functools.partial(_one_line, sys.excepthook)
+        with _ours("check the command early"):
+            _check_early(self)
+        return original(self, *args, **kwargs)
 
-    harness.HarnessCLI.execute = execute
+    setattr(EvaluatorConfig, "process_tasks", process_tasks)  # noqa: B010
 
 
-EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
-    "lm_eval.api.registry": extend_models,
-    "lm_eval.tasks.manager": extend_tasks,
-    "lm_eval.evaluator": extend_evaluate,
-    "lm_eval.api.model": extend_cache,
-    "lm_eval._cli.harness": extend_command,
-}
-"""Module of lm-eval -> what to do once it is imported. The hook keeps the same names."""
+def _one_line(before: Callable[..., Any], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Python's hook for an error that nobody caught: of the user's errors print the message, and exit with 2."""
+    if not issubclass(kind, UserError):
+        return before(kind, error, traceback)
+    sys.stderr.write(f"lm_eval: error: {error}\n")
+    raise SystemExit(2)
 
 
-def extend(module: ModuleType) -> None:
-    """Extend a module of lm-eval that has just been imported; what the hook calls."""
-    EXTENSIONS[module.__name__](module)
-
-
-def _check_early(args: Any) -> None:
+def _check_early(config: Any) -> None:
     """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
     if typed := re.search(r"\b(factors?|bases)=[\d.]*\d_\d[\d_.]*(?![^,\s])", " ".join(sys.argv)):
         raise FactorsError(f"{typed[0]}: lm_eval reads this without the _; expected a number such as 1.5")
-    arguments = getattr(args, "model_args", None)
-    arguments = arguments if isinstance(arguments, dict) else {}
-    if getattr(args, "model", None) == "lpes" and arguments.get("factors") is not None:
+    arguments = config.model_args or {}
+    if config.model == "lpes" and arguments.get("factors") is not None:
         from lpes_eval import factors
 
         factors.parse(arguments["factors"])
-    if getattr(args, "tasks", None) and not getattr(args, "include_path", None):
-        named = [args.tasks] if isinstance(args.tasks, str) else args.tasks
-        check_examples([name for text in named for name in text.split(",")], arguments, args.metadata or {})
+    if config.apply_chat_template and config.model in ("hf", *methods.names()):
+        from lpes_eval.harness.budget import require_named_chat_template
+
+        require_named_chat_template(arguments)
+    if config.tasks and not config.include_path:
+        named = [config.tasks] if isinstance(config.tasks, str) else config.tasks
+        typed_metadata = {key: value for key, value in (config.metadata or {}).items() if key not in arguments}
+        check_examples([name for text in named for name in text.split(",")], arguments, typed_metadata)
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -222,7 +278,23 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     from lpes_eval.harness.settings import refuse_misspelt
 
     manager = own_tasks({**arguments, **metadata})
-    found = {name: manager.match_tasks([name]) for name in tasks}
-    if all(found.values()):
+    names = {name: manager.match_tasks([name]) for name in tasks}
+    for name in tasks:
+        if (size := re.fullmatch(r"(?:lpes_)?(leval|zeroscrolls)_16k(.*)", name)) and not names[name]:
+            raise UserError(f"{name}: take lpes_{size[1]}{size[2]} with --metadata prompt_tokens=15872")
+    if all(names.values()):
         refuse_misspelt(metadata, complete=True)
-    manager.load(sorted({task for names in found.values() for task in names}))
+    manager.load(sorted({task for matched in names.values() for task in matched}))
+
+
+EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
+    "lm_eval.api.registry": extend_models,
+    "lm_eval.tasks.manager": extend_tasks,
+}
+"""Module of lm-eval -> what to do once it is imported. The hook keeps the same names."""
+
+
+def extend(module: ModuleType) -> None:
+    """Extend a module of lm-eval that has just been imported; what the hook calls."""
+    if extension := EXTENSIONS.get(module.__name__):
+        extension(module)

@@ -48,7 +48,7 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "positions": _positions,
     "prompt_style": _one_of("vicuna", "llama2", "chat"),
     "search_seed": _whole(None),
-    "source": _one_of("generated", "official", "folder"),
+    "source": _one_of("generated", "official", "folder", "synthwiki"),
 }
 """Each setting, and what reads its value; a task's README says which it takes."""
 

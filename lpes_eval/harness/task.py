@@ -7,7 +7,7 @@ arguments, then ``--metadata``) as keywords and returns ``(rows, source)``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,19 +16,25 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import warning_once
 
 from lpes_eval.compare import statistics
 from lpes_eval.data.source import Source
 from lpes_eval.errors import DataError, UserError
 from lpes_eval.harness import budget
-from lpes_eval.harness.plugin import current_lm
+from lpes_eval.harness.plugin import current_lm, follow_evaluations
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.settings import checked
 
+follow_evaluations()
 logger = logging.getLogger(__name__)
 
 SPLIT = "test"
 """The name under which lm-eval knows whichever split (held-out or search) was asked for."""
+UNENDED = "unended"
+"""Metric of tasks by position: the share of answers that were cut at the most tokens that they may have."""
+PART = 0.01
+"""From this difference on it is said that two metrics part."""
 
 
 class BenchmarkTask(ConfigurableTask):
@@ -60,21 +66,24 @@ class BenchmarkTask(ConfigurableTask):
         """Build all requests anew: ``--cache_requests`` knows neither the source nor the split of these examples.
 
         Raises:
-            UserError: lm-eval evaluates without this package's extension, so that nobody knows what fits the model.
+            UserError: nobody knows which model is evaluated, and with it what fits.
         """
         if "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
             self.refuse_without_model()
         if cache_requests:
             logger.warning("%s: --cache_requests is not used, its key does not tell splits apart", self.config.task)
         super().build_all_requests(**kwargs)
+        if kwargs.get("apply_chat_template") and self.OUTPUT_TYPE == "generate_until" and self.instances:
+            most = self.config.generation_kwargs["max_gen_toks"]
+            budget.warn_of_thoughts(current_lm(), str(self.instances[0].args[0]), most, self.config.task)
 
     def refuse_without_model(self) -> None:
         """Raise ``UserError`` where the model that is being evaluated is not known."""
         if current_lm() is None:
             raise UserError(
-                f"{self.config.task}: lm_eval runs without lpes-eval's extension, so it cannot know what fits the "
-                "model, and lm_eval would silently truncate prompts that are too long; unset LPES_EVAL_PLUGIN, or "
-                "install lpes-eval again with pip, or evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
+                f"{self.config.task}: lm_eval.evaluate was imported before this task, so it is not known what fits the "
+                "model, and prompts that are too long would silently be truncated; call lm_eval.simple_evaluate, or "
+                "evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
             )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
@@ -122,19 +131,26 @@ class PositionTask(BenchmarkTask):
 
     The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
     ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
-    is the one clustered by question; those of worst and spread come from a bootstrap that draws questions.
+    is the one clustered by question; those of worst and spread come from a bootstrap that draws questions. Beside it
+    stand, at every position and in the mean, ``STRICT``, where a task has it, and ``unended``, the share of answers
+    that were cut at the most tokens that they may have.
 
-    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how long its contexts are; it defines ``load``; and
-    it sets ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``, and ``metric``,
-    the score of an answer by its target, or overrides the three methods that use these.
+    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how many items its contexts have; it defines
+    ``load``; and it sets ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``,
+    and ``metric``, the score of an answer by its target, or overrides the three methods that use these.
+
+    In the YAML, ``metadata: search_metric`` names the metric that a search raises and its verdict reads.
     """
 
     METRIC: str
-    SIZE: str
+    SIZE: str = ""
     example: Callable[..., Any]
     metric: Callable[[str, Any], float]
+    STRICT: str = ""
+    """A metric that a model which repeats its context does not satisfy, where ``METRIC`` may be."""
 
     def __init__(self, config: dict[str, Any]) -> None:
+        self._position: float | None = None
         super().__init__(config, {self.METRIC: "mean"})
 
     def segments(self, doc: dict[str, Any], position: float) -> list[Segment]:
@@ -154,19 +170,31 @@ class PositionTask(BenchmarkTask):
         """The metric of one answer."""
         return self.metric(answer, self.target(doc, position))
 
+    def strict_score(self, doc: dict[str, Any], position: float, answer: str) -> float:
+        """``STRICT`` of one answer."""
+        raise NotImplementedError
+
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples, once it is known at which positions they are asked."""
-        self.positions = checked({"positions": self.config.metadata.get("positions")})["positions"]
-        self._position = self.positions[0]
+        settings = checked(self.config.metadata)
+        self.positions = settings["positions"]
+        if items := settings.get(self.SIZE):
+            self.positions = distinct(self.positions, items, f"{self.config.task}, {self.SIZE}={items}")
         super().download(dataset_kwargs, **kwargs)
 
     def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
         """The prompt at the position whose request is being built."""
-        return join(self.segments(doc, self._position))
+        return join(self.segments(doc, self.positions[0] if self._position is None else self._position))
 
     def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
-        """The reference answer at the position whose request is being built."""
-        return self.target(doc, self._position)
+        """The reference answer at the position whose request is being built.
+
+        Afterwards, in logged samples: that of every position, in a list, or the only one where all are the same.
+        """
+        if self._position is not None:
+            return self.target(doc, self._position)
+        targets = [self.target(doc, position) for position in self.positions]
+        return targets if any(target != targets[0] for target in targets) else targets[0]
 
     def fewshot_context(self, doc: dict, num_fewshot: int, *args: Any, **kwargs: Any) -> Any:
         """The prompt of every position; with examples before the question, these are the same and stand alike."""
@@ -177,28 +205,65 @@ class PositionTask(BenchmarkTask):
             if drawn is not None:
                 self.sampler.rnd.setstate(drawn)
             contexts.append(super().fewshot_context(doc, num_fewshot, *args, **kwargs))
-        self._position = self.positions[0]
+        self._position = None
         return contexts
 
     def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
-        """The question's score at every position, their mean, and what worst and spread are made of."""
-        scores = [self.score(doc, p, answer) for p, answer in zip(self.positions, results, strict=True)]
-        found: dict[str, Any] = {self.METRIC: sum(scores) / len(scores)}
-        found |= {f"{self.METRIC}@{p:g}": score for p, score in zip(self.positions, scores, strict=True)}
+        """The question's scores at every position, their means, and what worst and spread are made of."""
+        answers = list(zip(self.positions, results, strict=True))
+        scores = [self.score(doc, position, answer) for position, answer in answers]
+        columns = self._columns(self.METRIC, scores)
         # Of lm-eval's table only the names without _stderr become rows; it looks the errors up beside them.
-        return found | {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        columns |= {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        if self.STRICT:
+            columns |= self._columns(self.STRICT, [self.strict_score(doc, p, answer) for p, answer in answers])
+        if self._budget is not None:
+            _, most, limits = self._budget
+            columns |= self._columns(UNENDED, [float(limits.fills(answer, most)) for answer in results])
+        return columns
+
+    def _columns(self, metric: str, scores: Sequence[Any]) -> dict[str, Any]:
+        """The mean of a metric over the positions, and the metric at each."""
+        by_position = {f"{metric}{at}": score for at, score in zip(self._at(), scores, strict=True)}
+        return {metric: sum(scores) / len(scores), **by_position}
 
     def aggregation(self) -> dict[str, Any]:
         """How the examples' scores become one number."""
         if "bypass" in self._metric_fn_list:
             return super().aggregation()
-        of_each = {f"{self.METRIC}@{p:g}": mean for p in self.positions}
+        metrics = filter(None, (self.METRIC, self.STRICT, UNENDED))
+        names = [f"{metric}{at}" for metric in metrics for at in ("", *self._at())]
         over = {f"{self.METRIC}_{name}": function for name, function in statistics.OVER_POSITIONS.items()}
-        return {self.METRIC: mean, **of_each, **over}
+        return {**dict.fromkeys(names, mean), **over}
+
+    def _at(self) -> list[str]:
+        return [f"@{position:g}" for position in self.positions]
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Only the spread is better when it is lower."""
-        return {name: "_spread" not in name for name in self.aggregation()}
+        """The spread and the share of answers that did not end are better when they are lower."""
+        return {name: "_spread" not in name and UNENDED not in name for name in self.aggregation()}
+
+    def after_evaluation(self, results: Mapping[str, Any]) -> None:
+        """Warn where ``STRICT`` says less than ``METRIC``; ``results`` are lm-eval's of this task."""
+        for at in self._at() if self.STRICT else ():
+            loose, strict, cut = (results.get(f"{name}{at},none") for name in (self.METRIC, self.STRICT, UNENDED))
+            if loose is not None and loose - strict >= PART:
+                logger.warning(
+                    f"{self.config.task}: {self.METRIC}{at} is {loose:.3f}, but {self.STRICT}{at} is {strict:.3f}: the "
+                    f"model repeats its context, and the answer is in it (cut at the most tokens: {cut:.3f} of the "
+                    f"answers). Trust {self.STRICT}"
+                )
+
+
+def distinct(positions: Sequence[float], items: int, what: str) -> list[float]:
+    """The positions at which different ones of so many items stand, the first of each; says which coincide."""
+    first: dict[int, float] = {}
+    for position in positions:
+        first.setdefault(gold_index(position, items), position)
+    if len(first) < len(positions):
+        left_out = ", ".join(f"{p:g}" for p in positions if p not in first.values())
+        warning_once(logger, f"{what}: positions {left_out} % are places of others, and are not asked again")
+    return list(first.values())
 
 
 def gold_index(position: float, num_items: int) -> int:

@@ -21,6 +21,9 @@ import lpes_eval
 from lpes_eval import reference
 from lpes_eval.engine import engine_for
 from lpes_eval.errors import UserError
+from lpes_eval.harness.plugin import separate_caches
+
+separate_caches()
 
 
 class InModel:

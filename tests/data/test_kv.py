@@ -6,7 +6,9 @@ import json
 import re
 from uuid import UUID
 
+import lm_eval
 import pytest
+from lm_eval.api.model import LM
 
 from lpes_eval.data import kv, splits
 from lpes_eval.data.kv import accuracy
@@ -71,7 +73,7 @@ def test_no_example_is_in_both_splits_whatever_the_search_seed(total, held_out, 
 
 def test_it_is_generated_for_every_model_and_the_source_tells_sets_apart():
     sources = [kv.load(num_keys=size, pretrained="org/model")[1] for size in (3, 4)]
-    assert [source.version(2) for source in sources] == ["2 generated: 3 pairs", "2 generated: 4 pairs"]
+    assert [source.version(3) for source in sources] == ["3 generated: 3 pairs", "3 generated: 4 pairs"]
     assert len({source.sha256 for source in sources}) == 2
 
 
@@ -123,3 +125,69 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
 def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
     task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
+
+
+RECORDS = kv.generate(3, 4).records
+(A, VALUE_A), (B, VALUE_B), *_ = RECORDS
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked", "right"),
+    [
+        (f' "{VALUE_A}"\n\nThe JSON data is:\n{{"{A}": "{VALUE_A}",\n "{B}": "{VALUE_B}"', 0, True),
+        (f" {VALUE_B.upper()}", 1, True),
+        (f'The value corresponding to the key "{B}" is "{VALUE_B}".', 1, True),
+        (f'{{\n    "{A}": "{VALUE_A}"\n}}\n\nThe value corresponding to the key "{A[:7]}', 0, True),
+        (f'The JSON data contains:\n{{"{A}": "{VALUE_A}",\n "{B}": "{VALUE_B}"', 0, False),  # it copies its context
+        (f'The JSON data contains:\n{{"{A}": "{VALUE_A}",\n "{B[:3]}', 0, False),  # and was cut
+        (f'{{"{A}": "{VALUE_A}",\n "{B}": "{VALUE_B}"}}', 1, False),
+        (f'{{"{A}": "{VALUE_B}"}}', 1, False),  # another key's
+        (f' "{VALUE_A[:-9]}"; no, "{VALUE_A}"', 0, False),  # one gone wrong comes first
+        ("I do not know", 0, False),
+    ],
+)
+def test_the_first_value_of_an_answer_counts_and_no_copy_of_the_context(answer, asked, right):
+    assert kv.first_value_accuracy(answer, RECORDS, *RECORDS[asked]) == float(right)
+
+
+def test_values_that_are_no_uuids_are_told_by_the_records():
+    records = [("alpha", "17"), ("beta", "23")]
+    assert kv.first_value_accuracy("beta is 23", records, "beta", "23") == 1.0
+    assert kv.first_value_accuracy("alpha is 17, beta is 23", records, "beta", "23") == 0.0
+
+
+class Echo(LM):
+    """Says its context again, whatever it is asked, up to so many tokens of one character."""
+
+    max_length, backend = 100_000, "causal"
+    tokenizer = staticmethod(lambda text: {"input_ids": list(text)})
+    tok_encode = staticmethod(list)
+
+    def generate_until(self, requests, **kwargs):
+        return [one.args[0].split("JSON data:\n")[1][: one.args[1]["max_gen_toks"]] for one in requests]
+
+    loglikelihood = loglikelihood_rolling = generate_until
+
+
+def test_a_model_that_echoes_its_context_has_no_primacy_by_its_first_values(task_manager, caplog):
+    manager = task_manager(num_keys=8, positions=[0, 50, 100])
+    results = lm_eval.simple_evaluate(Echo(), tasks=["kv_retrieval"], limit=3, task_manager=manager, bootstrap_iters=0)
+    scores = results["results"]["kv_retrieval"]
+    row = {name: [scores[f"{name}@{p},none"] for p in (0, 50, 100)] for name in ("acc", "first_value_acc", "unended")}
+    assert row == {"acc": [1, 0, 0], "first_value_acc": [0, 0, 0], "unended": [1, 1, 1]}
+    assert scores["first_value_acc,none"] == 0
+    assert "acc@0 is 1.000, but first_value_acc@0 is 0.000" in caplog.text
+    assert "acc@50 is" not in caplog.text
+    (sample, *_) = results["samples"]["kv_retrieval"]
+    records = sample["doc"]["records"]
+    assert sample["target"] == [records[i][1] for i in (0, 3, 7)]  # of each position
+    metadata = results["configs"]["kv_retrieval"]["metadata"]
+    assert metadata["search_metric"] == "first_value_acc"
+
+
+def test_positions_that_coincide_are_asked_once_and_that_is_said(task_manager, caplog):
+    (task,) = task_manager(num_keys=4).load(["kv_retrieval"])["tasks"].values()
+    assert task.positions == [0, 40, 80, 100]
+    assert "num_keys=4: positions 20, 60 % are places of others" in caplog.text
+    task.build_all_requests(limit=1)
+    assert len({request.args[0] for request in task.instances}) == len(task.instances) == 4

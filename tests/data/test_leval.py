@@ -192,7 +192,7 @@ def run(evaluate, lm, folder):
 
 @pytest.fixture(scope="module")
 def results(run):
-    return run(["leval"])
+    return run(["lpes_leval"])
 
 
 def document_of(prompt: str) -> str:
@@ -200,7 +200,7 @@ def document_of(prompt: str) -> str:
 
 
 def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, folder):
-    assert list(results["samples"]) == [f"leval_{name}" for name in leval.NAMES]
+    assert list(results["samples"]) == [f"lpes_leval_{name}" for name in leval.NAMES]
     for samples in results["samples"].values():
         assert [sample["doc"]["question_id"] for sample in samples] == list(range(15))
         assert [sample["doc"]["document"] for sample in samples] == [n for n in range(5) for _ in range(3)]
@@ -208,21 +208,23 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
         for prompt, arguments in (request for sample in samples for request in sample["arguments"]):
             assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
             assert prompt.endswith("\nAnswer:")
-    for sample in results["samples"]["leval_sci_fi"]:
+    for sample in results["samples"]["lpes_leval_sci_fi"]:
         (story, _), (world, _) = sample["arguments"]
         assert "Document is as follows." in story
         assert world == leval.fact_prompt("vicuna", sample["doc"]["instruction"])
         assert sample["exact_match"] == (sample["loyalty"] + sample["fact"]) / 2
-    scores = [results["results"][f"leval_{name}"]["exact_match,none"] for name in leval.NAMES]
-    assert results["results"]["leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
-    source = results["configs"]["leval_tpo"]["metadata"]["source"]
+    scores = [results["results"][f"lpes_leval_{name}"]["exact_match,none"] for name in leval.NAMES]
+    assert results["results"]["lpes_leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
+    source = results["configs"]["lpes_leval_tpo"]["metadata"]["source"]
     assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
     assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
     assert len(source["sha256"]) == 64
 
 
 def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(results):
-    first, *same, short = [document_of(sample["arguments"][0][0]) for sample in results["samples"]["leval_tpo"][:4]]
+    first, *same, short = [
+        document_of(sample["arguments"][0][0]) for sample in results["samples"]["lpes_leval_tpo"][:4]
+    ]
     assert same == [first, first]
     assert LONG.startswith(first)
     assert (len(LONG.split(" ")) - len(first.split(" "))) > 250
@@ -235,34 +237,34 @@ def test_by_the_authors_rule_the_limit_is_the_documents_alone(run, lm, limit):
     expected = cut_by_their_loop(LONG, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
     metadata = {"cutting": "authors", "prompt_tokens": limit}
     if limit + 200 > WINDOW - NEW_TOKENS:  # the rest comes on top, and does not fit
-        with pytest.raises(PromptTooLong, match=rf"leval_tpo.* prompt tokens, at most {WINDOW - NEW_TOKENS}"):
-            run(["leval_tpo"], limit=1, **metadata)
+        with pytest.raises(PromptTooLong, match=rf"lpes_leval_tpo.* prompt tokens, at most {WINDOW - NEW_TOKENS}"):
+            run(["lpes_leval_tpo"], limit=1, **metadata)
     else:
-        (sample,) = run(["leval_tpo"], limit=1, **metadata)["samples"]["leval_tpo"]
+        (sample,) = run(["lpes_leval_tpo"], limit=1, **metadata)["samples"]["lpes_leval_tpo"]
         assert document_of(sample["arguments"][0][0]) == expected
         assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
 
 
 def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):
-    results = run(["leval_coursera", "leval_sci_fi"], 4, {"apply_chat_template": True})
+    results = run(["lpes_leval_coursera", "lpes_leval_sci_fi"], 4, {"apply_chat_template": True})
     for name in ("coursera", "sci_fi"):
-        for sample in results["samples"][f"leval_{name}"]:
+        for sample in results["samples"][f"lpes_leval_{name}"]:
             prompt, system = sample["arguments"][0][0], leval.SYSTEM[name].strip()
             assert prompt.startswith(f"<system>{system}</system><user>Document is as follows. Document ")
             assert prompt.endswith("without any additional output or explanation\n Answer:</user><assistant>")
             assert len(lm.tok_encode(prompt)) <= WINDOW - NEW_TOKENS
-    world = results["samples"]["leval_sci_fi"][0]["arguments"][1][0]
+    world = results["samples"]["lpes_leval_sci_fi"][0]["arguments"][1][0]
     assert world.startswith("<user>Question 0 about 0")
 
 
 def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(run, lm):
     sizes = []
-    for task, metadata in (("leval_tpo", {"prompt_tokens": 600}), ("leval_16k_tpo", {})):
+    for task, metadata in (("lpes_leval_tpo", {"prompt_tokens": 600}), ("lpes_leval_tpo", {"prompt_tokens": 15872})):
         (sample,) = run([task], limit=1, **metadata)["samples"][task]
         sizes.append(len(lm.tok_encode(sample["arguments"][0][0])))
     assert sizes[0] <= 600 < sizes[1] <= WINDOW - NEW_TOKENS
-    with pytest.raises(PromptTooLong, match=r"leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
-        run(["leval_tpo"], prompt_tokens=100)
+    with pytest.raises(PromptTooLong, match=r"lpes_leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
+        run(["lpes_leval_tpo"], prompt_tokens=100)
 
 
 def test_the_official_files_have_the_published_sizes_and_run(run, shared):
@@ -274,12 +276,12 @@ def test_the_official_files_have_the_published_sizes_and_run(run, shared):
         "tpo": (15, 269),
         "sci_fi": (7, 64),
     }
-    results = run(["leval"], limit=2, split="held_out", data_dir=str(folder.parent))
+    results = run(["lpes_leval"], limit=2, split="held_out", data_dir=str(folder.parent))
     assert all(len(samples) == 2 for samples in results["samples"].values())
 
 
 def test_only_coursera_takes_several_letters(task_manager, folder):
-    tasks = task_manager(data_dir=str(folder), split="all").load(["leval_multiple_choice"])["tasks"]
+    tasks = task_manager(data_dir=str(folder), split="all").load(["lpes_leval_multiple_choice"])["tasks"]
     scores = {name: task.process_results({"output": "AC"}, ["A. and C."]) for name, task in tasks.items()}
-    expected = {"leval_coursera": 1.0, "leval_quality": 0.25, "leval_tpo": 0.25}
+    expected = {"lpes_leval_coursera": 1.0, "lpes_leval_quality": 0.25, "lpes_leval_tpo": 0.25}
     assert scores == {name: {"exact_match": score} for name, score in expected.items()}

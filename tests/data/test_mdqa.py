@@ -1,5 +1,6 @@
 """Multi-document QA: prompts to the byte, documents that move and nothing else, files in the benchmark's form."""
 
+import csv
 import gzip
 import json
 import re
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpes_eval.data import fiction, mdqa, splits
+from lpes_eval.data import fiction, kv, mdqa, splits
 from lpes_eval.data.documents import best_subspan_em
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import join
@@ -145,6 +146,72 @@ def test_gold_paragraphs_serve_unpacked_too_and_only_where_the_whole_file_is_not
     assert mdqa.load(num_documents=10, data_dir=str(tmp_path))[1].name == NAME.removesuffix(".jsonl.gz")
 
 
+# -- SynthWiki -------------------------------------------------------------------------------------------------------
+
+
+def synthwiki(path, passages=20):
+    """A file in SynthWiki's form: passages about somebody each, and two questions to each."""
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["context", "question", "answer"])
+        for n in range(passages):
+            context = f'Person {n} is a "painter",\nborn in Town-{n:02} with Friend-{n:02}.'
+            rows.writerow([context, f"Where was Person {n} born?", f"Town-{n:02}"])
+            rows.writerow([context, f"Who is Person {n}'s friend?", f'"Friend-{n:02}"'])
+    return path
+
+
+def test_synthwiki_gets_distractors_about_others_and_its_splits_share_no_passage(tmp_path):
+    path = synthwiki(tmp_path / "madlibs.csv.gz")
+    drawn = {}
+    for split, questions in (("held_out", 24), ("search", 16), ("all", 40)):
+        rows, source = mdqa.load(num_documents=5, source="synthwiki", text_file=str(path), split=split)
+        assert (source.version(3), len(rows), source.total) == ("3 synthwiki: madlibs+drawn", questions, 40)
+        examples = [mdqa.Example.of(**row) for row in rows]
+        drawn[split] = {document.text for example in examples for document in example.documents(0)}
+        for example in examples:
+            texts = [document.text for document in example.documents(50)]
+            assert len(set(texts)) == 5
+            (answer,) = example.answers
+            assert [best_subspan_em(text.replace("\n", " "), [answer]) for text in texts] == [0, 0, 1, 0, 0]
+    assert not drawn["held_out"] & drawn["search"]
+    assert len(drawn["all"]) == 20
+    assert {row["question"].split()[0] for row in rows[:20]} == {"Where"}  # of all passages, then the second questions
+    prompt = mdqa.Example.of(**rows[0]).prompt(0)
+    assert "\n\nDocument [1] Person " in prompt
+    (other,) = mdqa.load(num_documents=5, source="synthwiki", text_file=str(path), split="all")[:1]
+    assert other == rows
+
+
+def test_a_file_that_is_not_synthwikis_is_refused(tmp_path):
+    (tmp_path / "no.csv").write_text("context,question\nx,y\n")
+    (tmp_path / "no.csv.gz").write_text("context,question,answer\n")
+    for name, message in (
+        ("no.csv", "row 1 has no context, question, answer"),
+        ("no.csv.gz", "cannot be read as SynthWiki's"),
+        ("nowhere.csv", "no such file; expected SynthWiki's .csv"),
+    ):
+        with pytest.raises(DataError, match=message):
+            mdqa.load(source="synthwiki", text_file=str(tmp_path / name))
+    with pytest.raises(DataError, match=r"names no file; add text_file=FILE\.csv"):
+        mdqa.load(source="synthwiki")
+    with pytest.raises(DataError, match="kv_retrieval has no synthwiki set"):
+        kv.load(source="synthwiki")
+
+
+def test_real_synthwiki_is_read_whole(shared):
+    path = shared("synthwiki-madlibs1.csv.gz")
+    rows, source = mdqa.load(source="synthwiki", text_file=str(path))
+    assert (source.total, len(rows), len({row["gold"]["text"] for row in rows})) == (990, 500, 297)
+    assert all(len(row["distractors"]) == 9 for row in rows)
+
+
+def test_the_real_set_of_ten_documents_is_read_with_its_gold_first(shared):
+    examples = mdqa.read(shared(NAME), 10)
+    assert len(examples) == 271
+    assert all(best_subspan_em(e.gold.text.replace("\n", " "), e.answers) for e in examples[:50])
+
+
 # -- the metric -----------------------------------------------------------------------------------------------------
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -214,9 +281,9 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
         assert (source.location, source.total, source.examples) == (str(path), 50, 30)
 
 
-def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size(shared):
-    folder = str(shared(mdqa.ORACLE).parent)
-    (rows, source), thirty = (mdqa.load(num_documents=n, data_dir=folder) for n in (10, 30))
+def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size(shared, tmp_path):
+    (tmp_path / mdqa.ORACLE).symlink_to(shared(mdqa.ORACLE))
+    (rows, source), thirty = (mdqa.load(num_documents=n, data_dir=str(tmp_path)) for n in (10, 30))
     assert len(rows) == 500
     assert source.version(1) == "1 folder: nq-open-oracle+drawn"
     assert source.sha256 == "6a7f72b846f663a133ef952244e5a4e43f06bcf190afe34e8fbe687ce0d1653e"
@@ -252,12 +319,13 @@ def test_results_are_the_score_at_each_position_their_mean_and_what_worst_and_sp
     assert [metrics[f"best_subspan_em@{p}"] for p in POSITIONS] == [1, 0, 0, 1, 1]
     assert metrics["best_subspan_em"] == pytest.approx(0.6)
     aggregate = task.aggregation()
-    assert set(aggregate) == set(metrics)
+    unended = {"unended", *(f"unended@{p}" for p in POSITIONS)}  # not known without a model
+    assert set(aggregate) == {*metrics, *unended}
     rows = [metrics["best_subspan_em_worst"], other["best_subspan_em_worst"]]  # means 1, 0.5, 0, 0.5, 0.5
     assert [aggregate[f"best_subspan_em_{name}"](rows) for name in ("worst", "spread")] == [0.0, 1.0]
     assert aggregate["best_subspan_em_worst_stderr"](rows) >= 0
     lower = {name for name, up in task.higher_is_better().items() if not up}
-    assert lower == {"best_subspan_em_spread", "best_subspan_em_spread_stderr"}
+    assert lower == {"best_subspan_em_spread", "best_subspan_em_spread_stderr", *unended}
 
 
 def test_the_task_is_greedy_up_to_a_newline_and_names_its_source(task):

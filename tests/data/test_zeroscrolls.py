@@ -259,7 +259,7 @@ def run(toy, folder, evaluate):
 
 
 def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder, task_manager):
-    task = task_manager(data_dir=str(folder)).load(["zeroscrolls_16k_qasper"])["tasks"]["zeroscrolls_16k_qasper"]
+    task = task_manager(data_dir=str(folder)).load(["lpes_zeroscrolls_qasper"])["tasks"]["lpes_zeroscrolls_qasper"]
     doc = task.eval_docs[1]
     published = task.doc_to_text(doc)
     around = {
@@ -269,25 +269,25 @@ def test_chat_template_and_system_instruction_go_around_the_published_prompt(fol
     assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
     chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
     assert chat == f"<system>Be brief.<user>{published}"
-    with pytest.raises(DataError, match=r"zeroscrolls_16k_qasper.* --num_fewshot 1"):
+    with pytest.raises(DataError, match=r"lpes_zeroscrolls_qasper.* --num_fewshot 1"):
         task.fewshot_context(doc, 1)
 
 
 def test_all_seven_run_whole_and_scored(toy, run):
-    results = run(["zeroscrolls"])
-    assert set(results["samples"]) == {f"zeroscrolls_{name}" for name in zeroscrolls.NAMES}
+    results = run(["lpes_zeroscrolls"])
+    assert set(results["samples"]) == {f"lpes_zeroscrolls_{name}" for name in zeroscrolls.NAMES}
     for samples in results["samples"].values():
         cut, whole = (sample["arguments"][0][0] for sample in samples)
         assert SEPARATOR in cut
         assert SEPARATOR not in whole
         assert 680 < len(toy(700).tok_encode(cut)) <= 692
         assert not any("input" in sample["doc"] for sample in samples)
-    scores = {name: results["results"][f"zeroscrolls_{name}"] for name in zeroscrolls.NAMES}
+    scores = {name: results["results"][f"lpes_zeroscrolls_{name}"] for name in zeroscrolls.NAMES}
     assert {"rouge1,none", "rouge2,none", "rougeL,none", "score,none"} <= set(scores["qmsum"])
     assert "f1,none" in scores["narrative_qa"]
     assert "exp_similarity,none" in scores["space_digest"]
     mean = sum(score["score,none"] for score in scores.values()) / 7
-    assert results["results"]["zeroscrolls"]["score,none"] == pytest.approx(mean)
+    assert results["results"]["lpes_zeroscrolls"]["score,none"] == pytest.approx(mean)
 
 
 # -- the submission file -----------------------------------------------------------------------------------------------
@@ -296,54 +296,30 @@ def test_all_seven_run_whole_and_scored(toy, run):
 def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, capsys, write):
     samples = [
         json.loads(json.dumps(s, default=str))
-        for s in run(["zeroscrolls_qasper"], split="test")["samples"].popitem()[1]
+        for s in run(["lpes_zeroscrolls_qasper"], split="test")["samples"].popitem()[1]
     ]
-    name, output = "samples_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl", tmp_path / "out.csv"
-    write(tmp_path / name, *samples)
-    arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output), "--partial"]
+    name, output = "samples_lpes_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl", tmp_path / "out.csv"
+    arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output)]
 
-    def refused(*arguments) -> str:
-        assert submission.main(arguments) == 2
+    def refused(*samples, also=()) -> str:
+        write(tmp_path / name, *samples)
+        assert submission.main([*also, *arguments]) == 2
         assert not output.exists()
         return capsys.readouterr().err
 
-    assert "1 ids are missing, such as qasper_2" in refused(*arguments)  # two of three examples were answered
+    assert "1 ids are missing, such as qasper_2" in refused(*samples)  # two of three examples were answered
     samples.append({**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]})
     samples[1]["resps"] = [["a return alone\rends a row too"]]
-    write(tmp_path / name, *samples)
-    assert "no predictions for gov_report" in refused(*arguments[:-1])
-    other = write(tmp_path / "other model" / name, *samples)
-    assert f"qasper: predictions in {other} and in {tmp_path / name}" in refused(str(other), *arguments)
-    write(other, *samples, *samples)
-    assert "sample 4: id qasper_0 stands there twice" in refused(str(other), *arguments[1:])
+    other = {**samples[0], "doc": {"id": "qasper_3"}}
+    assert "1 ids are not in the test set, such as qasper_3" in refused(*samples, other)
+    assert "sample 4: id qasper_0 stands there twice" in refused(*samples, samples[0])
+    assert "sample 1: id qasper_3 stands there twice, or its answer is no text" in refused({**other, "resps": [[None]]})
+    assert "qasper has samples in another file too" in refused(*samples, also=[str(tmp_path / name)])
 
     assert submission.main(arguments) == 0
+    missing = "gov_report, summ_screen_fd, qmsum, squality, narrative_qa, space_digest, quality, musique, book_sum_sort"
+    assert capsys.readouterr().out == f"{output}: qasper 3; not in it: {missing}\n"
     with output.open(newline="") as file:
         rows = list(csv.reader(file))
     expected = [["qasper", f"qasper_{n}", sample["resps"][0][0]] for n, sample in enumerate(samples)]
     assert rows == [["Task", "ID", "Prediction"], *expected]
-
-
-def test_predictions_from_elsewhere_complete_the_ten(tmp_path, capsys, write):
-    archive(tmp_path, "quality", [], [row("quality", 1, "text", None)])
-    common = ["--data_dir", str(tmp_path), "--output", str(tmp_path / "o.csv"), "--partial", "--predictions"]
-    for content, status in (({"quality_1": "C"}, 0), ([1], 2)):
-        write(tmp_path / "p.json", content)
-        assert submission.main([*common, f"quality={tmp_path / 'p.json'}"]) == status
-    assert "id -> prediction" in capsys.readouterr().err
-    assert submission.main([*common, "quality.json"]) == 2
-    assert "--predictions quality.json: expected TASK=FILE.json" in capsys.readouterr().err
-
-
-def test_a_complete_submission_passes_and_a_wrong_one_is_refused():
-    complete = {task: {"a": "x", "b": ""} for task in submission.LEADERBOARD}
-    expected = {task: ["a", "b"] for task in complete}
-    submission.check(complete, expected)
-    for change, message in (
-        ({"qasper": {"a": "x"}}, "submission, qasper: 1 predictions for 2 examples; 1 ids are missing, such as b"),
-        ({"qasper": {"a": "x", "b": "", "c": ""}}, "1 ids are not in the test set, such as c"),
-        ({"qasper": {"a": "x", "b": None}}, "the prediction for b is no text"),
-        ({"trivia": {}}, "trivia: no such task"),
-    ):
-        with pytest.raises(DataError, match=message):
-            submission.check({**complete, **change}, expected)
