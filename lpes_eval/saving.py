@@ -15,8 +15,9 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lpes_eval import reference, rope
-from lpes_eval.config_field import carried, carry, weights
 from lpes_eval.errors import UserError
+from lpes_eval.factors import carried, carry
+from lpes_eval.weights import fingerprint
 
 
 def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
@@ -32,7 +33,7 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
         raise UserError("the model has no layer factors to save; apply some first, or use model.save_pretrained")
     if getattr(model, "peft_config", None):
         raise UserError("of a model with an adapter only the adapter is saved; merge it first (merge_and_unload)")
-    if "weights" not in factors.origin and (here := weights(model)) is not None:
+    if "weights" not in factors.origin and (here := fingerprint(model)) is not None:
         factors = replace(factors, origin={**factors.origin, "weights": here})
     carry(model.config, factors)
     model.save_pretrained(folder, **options)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from lpes_eval import rope
+from lpes_eval.caches import Stamp, cache_of, held_in
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 from lpes_eval.methods.interception import claim
@@ -69,7 +70,7 @@ class Buckets(InModel):
         self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
         self.bases = self.bases or published_bases(self._theta)
-        self._stamp = rope.Stamp(rotated=f"by the bases of {NAME}, which is not in this model")
+        self._stamp = Stamp(f"{NAME} has not rotated with these bases")
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")
@@ -79,7 +80,7 @@ class Buckets(InModel):
         self._model.forward = forward
 
     def detach(self) -> None:
-        """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
+        """Leave the model exactly as it was."""
         if (model := self._model) is None:
             return
         self._model = None
@@ -98,10 +99,10 @@ class Buckets(InModel):
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
         cache = next((value for value in call.values() if isinstance(value, Cache)), None)
         if cache is not None:
-            if (held := rope.held_in(cache)) > 0:
-                self._check_filled(cache, held, call)
+            self._stamp.check(cache)
+            if held_in(cache) > 0:
+                self._check_rows(cache, call)
                 return self._in_parts(call, 1)
-            self._stamp.put(cache)
         while True:
             try:
                 return self._in_parts(call, self.parts)
@@ -121,11 +122,11 @@ class Buckets(InModel):
         mixed, outputs = None, []
         for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
             part = self.bases[start : start + size]
-            self._part, self._stamp.open = part, True
+            self._part = part
             try:
                 output = self._original(**_repeated(each, len(part)))
             finally:
-                self._part, self._stamp.open = (), False
+                self._part = ()
             if len(self.bases) > 1:
                 for logits in output.logits.unflatten(0, (len(part), -1)):  # (B, T, V)
                     mixed = _mixed(mixed, logits.float(), self.combine)
@@ -133,9 +134,8 @@ class Buckets(InModel):
             outputs.append(output)
         if mixed is not None:
             outputs[0].logits = mixed[0]
-        _join([rope.cache_of(output) for output in outputs])
-        if isinstance(cache := rope.cache_of(outputs[0]), Cache):
-            self._stamp.put(cache)
+        _join([cache_of(output) for output in outputs])
+        self._stamp.put(outputs[0])
         return outputs[0]
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -149,12 +149,7 @@ class Buckets(InModel):
         tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
-    def _check_filled(self, cache: Cache, positions: int, call: dict[str, Any]) -> None:
-        if getattr(cache, rope.STAMP, None) is not self._stamp:
-            raise CacheError(
-                f"the key-value cache holds {positions} positions whose keys {NAME} has not rotated with these bases; "
-                "start with an empty cache"
-            )
+    def _check_rows(self, cache: Cache, call: dict[str, Any]) -> None:
         keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
         held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
         if held not in (None, needed := len(self.bases) * len(_inputs(call))):

@@ -15,9 +15,8 @@ from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from lpes_eval.config_field import FIELD, carried, holder
+from lpes_eval.factors import FIELD, Factors, carried, text_config
 from lpes_eval.errors import FactorsError, UserError, plain
-from lpes_eval.factors import Factors
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 
 REBUILT = {
@@ -77,7 +76,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
-        self._carried, self._before = getattr(holder(config), FIELD, None), rope.in_force(model)
+        self._carried, self._before = getattr(text_config(config), FIELD, None), rope.in_force(model)
         self.read(config)
         if self.parsed is not None:
             self.check(model)
@@ -94,7 +93,7 @@ class LayerFactors(InModel):
         if self._before is not None:
             rope.apply(self._model, self._before)
         if self._carried is not None:
-            setattr(holder(self._model.config), FIELD, self._carried)
+            setattr(text_config(self._model.config), FIELD, self._carried)
 
     def describe(self) -> dict[str, Any]:
         """The factors, one a layer."""

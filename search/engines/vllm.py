@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from lpes_eval.config_field import FIELD
+from lpes_eval.factors import FIELD
 from lpes_eval.errors import UserError
 from search.engines.exact import ExactEngine
 from search.engines.limits import no_number

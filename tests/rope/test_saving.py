@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import Factors, rope
-from lpes_eval.config_field import carried
 from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.factors import carried
 from lpes_eval.methods.lpes import LPES
 from lpes_eval.methods.pi import PI
 from lpes_eval.reference import path

@@ -95,10 +95,10 @@ def test_a_data_parallel_replica_runs_its_own_weights(model, ids):
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize("limit", [rope.BATCHED_LIMIT, 0])
+@pytest.mark.parametrize("limit", [rope.ROWS, 0])
 def test_a_layer_on_another_device_gets_its_table_there(ids, first, options, limit, monkeypatch):
     """Whether accelerate places the model before the factors are applied or after; ``meta`` is the other device."""
-    monkeypatch.setattr(rope, "BATCHED_LIMIT", limit)
+    monkeypatch.setattr(rope, "ROWS", limit)
     model, found = llama(**options), {}
     last = model.model.layers[3]
     if first:
