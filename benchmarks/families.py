@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel
+from lpes_eval.rotary import named
 
 _DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 SIZES: dict[str, Any] = {name: size for size, names in _DATA["sizes"].items() for name in names}
@@ -162,7 +163,7 @@ def _rotary_form(model: Any, decoder: rope.Decoder) -> str:
     calls: list[tuple[Any, dict[str, Any], Any]] = []  # (module, its arguments by name, its answer)
 
     def note(module: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        calls.append((module, rope.named(args, kwargs), answer))
+        calls.append((module, named(args, kwargs), answer))
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in (*decoder.rotaries, *own)]
     with torch.no_grad():

@@ -22,9 +22,8 @@ FSDP do it): no hooks, whose slow path every layer would pay, and copies, saved 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +32,21 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from lpes_eval.decoder import REFUSED as REFUSED
-from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.caches import Stamp
 from lpes_eval.caches import cache_of as cache_of
 from lpes_eval.caches import with_cache as with_cache
+from lpes_eval.decoder import REFUSED as REFUSED
+from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse
+from lpes_eval.rotary import KEPT, all_tables, is_fixed, named, one_table, own_table
 from lpes_eval.weights import warn_of_other_weights
-
-ROWS = 1 << 14
-"""Tables of all layers are made at once, and kept, up to this many rows (layers times positions: 16 MiB of float32 in
-heads of 128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one."""
-BLOCK = 256
-"""Positions are tabulated in multiples of this."""
-
-FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
-"""transformers' kinds of rotary embeddings whose frequencies do not depend on the length of a prompt."""
 
 METHOD = "_peer_method"
 """The attribute by which another method (``lpes_eval.methods``) marks a module of the model that it is in: its name."""
 
 logger = logging.getLogger(__name__)
-_FACTORS, _LAYER, _KEPT = "_layer_factors", "_layer_number", "_kept_tables"
+_FACTORS, _LAYER = "_layer_factors", "_layer_number"
 _OTHERS = "were not rotated under the layer factors now in force"
 _compiling = torch.compiler.is_compiling
 
@@ -102,7 +93,7 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
     rotaries += [(rotary, h) for h, within in decoder.own.items() for rotary in within]
     for rotary, number in rotaries:
-        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number, _KEPT: {}})
+        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number, KEPT: {}})
     for h, layer in enumerate(decoder.layers):
         _change(layer, _Layer, {_LAYER: h})
 
@@ -138,7 +129,7 @@ def remove(model: nn.Module) -> None:
     for module in model.modules():
         if (kinds := vars(type(module)).get("_kinds")) is not None:
             object.__setattr__(module, "__class__", kinds[1])
-            for name in (_FACTORS, _LAYER, _KEPT):
+            for name in (_FACTORS, _LAYER, KEPT):
                 vars(module).pop(name, None)
 
 
@@ -219,7 +210,7 @@ class _Rotary(_Changed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call: dict[str, Any] = named(args, kwargs)
-        simple = _simple(self)
+        simple = is_fixed(self)
         if not simple:  # the dynamic kinds choose their frequencies by the true length
             super().__call__(*args, **kwargs)  # type: ignore[misc]
         return vars(self)[_FACTORS].tables(self, call, simple)
@@ -230,8 +221,8 @@ class _Layer(_Changed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         h = vars(self)[_LAYER]
-        own = {name: _own(value, h) for name, value in kwargs.items()}
-        return super().__call__(*[_own(value, h) for value in args], **own)  # type: ignore[misc]
+        own = {name: own_table(value, h) for name, value in kwargs.items()}
+        return super().__call__(*[own_table(value, h) for value in args], **own)  # type: ignore[misc]
 
 
 class _LayerFactors:
@@ -251,15 +242,11 @@ class _LayerFactors:
 
     def tables(self, rotary: Any, call: dict[str, Any], simple: bool) -> Any:
         """What a rotary module answers to a call: the tables of all layers, or that of the layer that it is in."""
-        number, owners, ids = vars(rotary)[_LAYER], self._owners, call["position_ids"]
         divisors = self._divisors_on(call["x"].device)
-        if number is not None:
-            return _made(rotary, call, ids, divisors[owners[number]][None])[0]
-        if self._tensor is not None or len(divisors) * ids.numel() > ROWS:
-            return _Tables(lambda h: _made(rotary, call, ids, divisors[owners[h]][None])[0])
-        gathered = _gathered(rotary, call, divisors) if simple and not _compiling() else None
-        tables = gathered or _made(rotary, call, ids, divisors)
-        return _Tables(lambda h: tables[owners[h]])
+        if (number := vars(rotary)[_LAYER]) is not None:
+            return one_table(rotary, call, divisors, self._owners[number])
+        keep = simple and self._tensor is None and not _compiling()
+        return all_tables(rotary, call, divisors, self._owners, keep)
 
     def _divisors_on(self, device: torch.device) -> Tensor:
         """The factors, (layers,), kept on the device that was asked for last, as a GPU waits for a copy."""
@@ -275,112 +262,3 @@ class _LayerFactors:
             self.stamp = Stamp(_OTHERS, self.factors)
         for cache in caches:
             self.stamp.check(cache)
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-class _Tables:
-    """What a rotary module answers in one forward: ``of(h)`` is the table of layer h, in the model's own form.
-
-    Some models cut cosines and sines before their layers see them (Gemma 4); that is then done for each layer.
-    """
-
-    def __init__(self, of: Callable[[int], Any]) -> None:
-        self.of = of
-
-    def __getitem__(self, index: Any) -> _Tables:
-        return _Tables(lambda h: self.of(h)[index])
-
-    def __iter__(self) -> Iterator[_Tables]:
-        return iter((self[0], self[1]))
-
-
-def _own(value: Any, h: int) -> Any:
-    """The table of layer ``h`` in place of all layers', also in a tuple or a dict; any other value as it is."""
-    kind = type(value)
-    if kind is _Tables:
-        return value.of(h)
-    if kind is tuple and any(type(v) is _Tables for v in value):
-        return tuple(_own(v, h) for v in value)
-    if kind is dict and any(type(v) in (_Tables, tuple, dict) for v in value.values()):
-        own = {name: _own(v, h) for name, v in value.items()}
-        if any(own[name] is not v for name, v in value.items()):  # a dict that layers write to stays the same one
-            return own
-    return value
-
-
-def named(args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The arguments of a call of a rotary module by name; some families say which kind of layer it is for."""
-    return dict(zip(("x", "position_ids", "layer_type"), args)) | kwargs  # noqa: B905  (torch 2.7 compiles no strict=)
-
-
-def divided(ids: Tensor, divisors: Tensor) -> Tensor:
-    """Positions (B, T), or (3, B, T) where they have several axes, by U divisors: (..., U * B, T), float32."""
-    return (ids.unsqueeze(-3) / divisors.view(-1, 1, 1)).flatten(-3, -2)
-
-
-def ask(rotary: nn.Module, call: dict[str, Any], position_ids: Tensor) -> Any:
-    """What a rotary module answers to the ``call``, by name, at other positions.
-
-    Its forward is called undecorated, so that the dynamic kinds keep the frequencies that they have chosen by the
-    true length, and that gradients flow. Of ``x`` only its dtype and device count; the states need not be kept.
-    """
-    other = call | {"x": call["x"].new_empty(0), "position_ids": position_ids}
-    return inspect.unwrap(type(rotary).forward)(rotary, **other)
-
-
-def _made(rotary: nn.Module, call: dict[str, Any], ids: Tensor, divisors: Tensor) -> list[Any]:
-    """A rotary module's tables at positions divided by each of the divisors: tensors (B, T, d), one or a tuple."""
-    longest = _looks_for_the_longest(rotary)
-    if longest:  # then the true positions are among those that it is asked for
-        divisors = torch.cat((divisors.new_ones(1), divisors))
-    output = ask(rotary, call, divided(ids, divisors))
-    if isinstance(output, tuple):
-        tables = list(zip(*(part.chunk(len(divisors)) for part in output), strict=True))
-    else:
-        tables = list(output.chunk(len(divisors)))
-    return tables[1:] if longest else tables
-
-
-def _gathered(rotary: Any, call: dict[str, Any], divisors: Tensor) -> list[Any] | None:
-    """The tables of all layers as rows of kept ones; None where the positions have no row in so many."""
-    ids = call["position_ids"]
-    capturing = ids.is_cuda and torch.cuda.is_current_stream_capturing()
-    if ids.ndim != 2 or ids.is_floating_point() or ids.is_meta or capturing or _looks_for_the_longest(rotary):
-        return None
-    low, high = (int(end) for end in ids.aminmax())
-    most = ROWS // len(divisors)
-    first = 0 if high < most else low
-    if not 0 <= first <= low or high - first >= most:
-        return None
-    frequencies = [(buffer, buffer.is_inference() or buffer._version) for buffer in rotary._buffers.values()]
-    place = call.get("layer_type"), call["x"].dtype, ids.device
-    kept = vars(rotary)[_KEPT].get(place)
-    same = kept is not None and all(a is b and m == n for (a, m), (b, n) in zip(kept[0], frequencies, strict=True))
-    if not same or not kept[1] <= low <= high < kept[1] + kept[2][0].shape[1]:
-        size = min(most, -(-(high - first + BLOCK) // BLOCK) * BLOCK)
-        with torch.inference_mode(False), torch.no_grad():
-            block = torch.arange(first, first + size, device=ids.device)[None]
-            tables = _made(rotary, call, block, divisors)
-            tuples = isinstance(tables[0], tuple)
-            parts = [torch.cat(part) for part in (zip(*tables, strict=True) if tuples else [tables])]
-        if any(part.shape[:2] != (len(divisors), size) for part in parts):
-            return None
-        kept = vars(rotary)[_KEPT][place] = (frequencies, first, parts)
-    rows = (ids - kept[1]).flatten()
-    layers = [part.index_select(1, rows).unflatten(1, ids.shape).unbind(0) for part in kept[2]]
-    return list(zip(*layers, strict=True)) if len(layers) > 1 else list(layers[0])
-
-
-def _simple(rotary: Any) -> bool:
-    """Whether a rotary module has the same frequencies at all lengths, and nobody's hooks and no other forward."""
-    if rotary._forward_pre_hooks or rotary._forward_hooks or "forward" in rotary.__dict__:
-        return False
-    kinds = getattr(rotary, "rope_type", None)
-    return {*(kinds.values() if isinstance(kinds, dict) else [kinds])} <= FIXED
-
-
-def _looks_for_the_longest(rotary: nn.Module) -> bool:
-    """Whether a rotary module's forward itself looks for the longest position (Phi-MoE)."""
-    return "max" in inspect.unwrap(type(rotary).forward).__code__.co_names

@@ -1,4 +1,4 @@
-"""What tells a model's weights from others: a hash that is kept with factors, and that ``--use_cache`` knows them by."""
+"""What tells a model's weights from others: a hash that goes with factors and into the key of ``--use_cache``."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 from lpes_eval.methods.interception import claim
 from lpes_eval.methods.tables import Table, own_base, parse_bases, published_bases
+from lpes_eval.rotary import named
 
 NAME = "Attention Buckets"
 
@@ -142,7 +143,7 @@ class Buckets(InModel):
         """Cosines and sines of every row's own base, (N * B, T, d)."""
         if not self._part:
             return output
-        call = rope.named(args, kwargs)
+        call = named(args, kwargs)
         rows, ids = call["x"].shape[0] // len(self._part), call["position_ids"]  # (N * B or 1, T), or (3, N * B, T)
         own = max(1, ids.shape[-2] // len(self._part))  # they are the same for every base
         one = Table.of(rotary, (), call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))

@@ -33,8 +33,8 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
-from lpes_eval.decoder import arguments, device_of
 from lpes_eval.caches import Stamp, cache_of, with_cache
+from lpes_eval.decoder import arguments, device_of
 from lpes_eval.errors import UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel

@@ -15,8 +15,8 @@ from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
-from lpes_eval.factors import FIELD, Factors, carried, text_config
 from lpes_eval.errors import FactorsError, UserError, plain
+from lpes_eval.factors import FIELD, Factors, carried, text_config
 from lpes_eval.methods.base import InModel, MethodLM, one_of
 
 REBUILT = {

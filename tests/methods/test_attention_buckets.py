@@ -36,14 +36,14 @@ def by_models_of_these_bases(model, bases, combine):
 
 
 def test_the_models_own_frequencies_stay_while_it_answers(monkeypatch):
-    model, ask, seen = tiny_model(tiny_config("llama")), rope.ask, []
+    model, ask, seen = tiny_model(tiny_config("llama")), rotary.ask, []
     own = model.model.rotary_emb.inv_freq
 
     def watched(*arguments):
         seen.append(model.model.rotary_emb.inv_freq is own)
         return ask(*arguments)
 
-    monkeypatch.setattr(rope, "ask", watched)
+    monkeypatch.setattr(rotary, "ask", watched)
     AttentionBuckets.apply(model, bases=BASES)
     logits(model)
     assert seen

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
-from lpes_eval import rope
+from lpes_eval import rope, rotary
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
 from small_llama import FACTORS, by_hand, generate, llama, logits
@@ -52,7 +52,7 @@ def test_other_factors_replace_the_first(model, ids):
 def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     batched = logits(model, ids)
-    monkeypatch.setattr(rope, "ROWS", 0)
+    monkeypatch.setattr(rotary, "ROWS", 0)
     assert torch.equal(logits(model, ids), batched)
 
 
@@ -110,7 +110,7 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, mon
     """Beyond the limit one table is alive at a time; counted by the tables that the rotary module was asked for."""
     model = llama(num_hidden_layers=8, max_position_embeddings=4096)
     lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
-    monkeypatch.setattr(rope, "ROWS", 1000)
+    monkeypatch.setattr(rotary, "ROWS", 1000)
     alive, counts = set(), []
 
     def count(positions, cos):

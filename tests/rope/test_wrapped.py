@@ -10,7 +10,7 @@ from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, 
 from transformers import AutoModelForCausalLM
 
 import lpes_eval
-from lpes_eval import rope
+from lpes_eval import rope, rotary
 from lpes_eval.errors import CacheError, UnsupportedModel
 from small_llama import DYNAMIC, FACTORS, by_hand, generate, llama, logits
 
@@ -95,10 +95,10 @@ def test_a_data_parallel_replica_runs_its_own_weights(model, ids):
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize("limit", [rope.ROWS, 0])
+@pytest.mark.parametrize("limit", [rotary.ROWS, 0])
 def test_a_layer_on_another_device_gets_its_table_there(ids, first, options, limit, monkeypatch):
     """Whether accelerate places the model before the factors are applied or after; ``meta`` is the other device."""
-    monkeypatch.setattr(rope, "ROWS", limit)
+    monkeypatch.setattr(rotary, "ROWS", limit)
     model, found = llama(**options), {}
     last = model.model.layers[3]
     if first:
