@@ -49,8 +49,7 @@ def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers; no weights are loaded then.
     """
-    if name in reference.NAMES:
-        name = reference.path(reference.NAMES[str(name)])
+    name = reference.folder(name)
     config = options.get("config")
     if not isinstance(config, PreTrainedConfig):  # transformers passes over what is none
         config = AutoConfig.from_pretrained(name, **{key: value for key, value in options.items() if key != "config"})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +31,14 @@ def fingerprint(model: nn.Module) -> dict[str, str] | None:
         name = name.replace("_orig_mod.", "")  # which torch.compile puts in
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + some.numpy().tobytes())
     return {"dtype": str(parameters[0][1].dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
+
+
+def cache_key(model: nn.Module, method: str, settings: Any) -> str:
+    """What sets the answers of a model under a method and its settings apart from all others, for ``--use_cache``."""
+    config: Any = model.config
+    name = [getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)]
+    known = json.dumps([method, settings, fingerprint(model) or name], sort_keys=True)
+    return f"{method}_{hashlib.sha256(known.encode()).hexdigest()[:16]}"
 
 
 def warn_of_other_weights(model: nn.Module, factors: Factors) -> None:

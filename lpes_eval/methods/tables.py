@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lpes_eval import rope
 from lpes_eval import rotary as rotations
 from lpes_eval.errors import UnsupportedModel, UserError
-from lpes_eval.methods.base import real
+from lpes_eval.flags import finite, of
 
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
@@ -144,7 +144,7 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     bases: tuple[float, ...] = ()
     with suppress(UserError):
-        bases = tuple(real(name, part) for part in parts)
+        bases = tuple(of(finite, name, part) for part in parts)
     if not bases or not all(1 < base < float("inf") for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
     return bases
