@@ -167,12 +167,12 @@ class _Changed:
 
     def __reduce__(self) -> Any:
         """A copied or saved module is made from classes that can be imported."""
-        return _blank, self._kinds, self.__getstate__()  # type: ignore[attr-defined]
+        return _blank, self._kinds, self.__getstate__()
 
 
 @functools.cache
-def _class_of(kind: type, plain: type) -> type:
-    names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+def _class_of(kind: type, plain: Any) -> Any:
+    names: dict[str, Any] = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(plain.__name__, (kind, plain), names | {"_kinds": (kind, plain)})
 
 
@@ -183,7 +183,8 @@ def _blank(kind: type, plain: type) -> Any:
 
 def _change(module: nn.Module, kind: type, attributes: dict[str, Any]) -> None:
     vars(module).update(attributes)
-    object.__setattr__(module, "__class__", _class_of(kind, type(module)))
+    plain: Any = type(module)
+    object.__setattr__(module, "__class__", _class_of(kind, plain))
 
 
 class _Decoder(_Changed):

@@ -192,6 +192,8 @@ class Interception(InModel):
             attention.__dict__.pop(_ATTRIBUTE, None)
 
     def _forward_begins(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        for cache in [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]:
+            self._stamp.check(cache)
         mask = kwargs.get("attention_mask")
         self.padding = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
 

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from lpes_eval.factors import FIELD
 from lpes_eval.errors import UserError
+from lpes_eval.factors import FIELD
 from search.engines.exact import ExactEngine
 from search.engines.limits import no_number
 

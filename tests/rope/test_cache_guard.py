@@ -11,7 +11,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import CacheError
-from small_llama import FACTORS, generate, llama, logits
+from small_llama import FACTORS, by_hand, generate, llama, logits
 
 
 def test_a_copied_or_pickled_cache_goes_on_under_the_same_factors_alone(model, ids):
@@ -74,6 +74,27 @@ def small():
     model = llama(num_hidden_layers=2)
     lpes_eval.apply(model, [1.3, 1.7])
     return model
+
+
+@pytest.mark.parametrize("what", ["the model", "in place", "each layer"])
+def test_compiled_code_follows_apply_other_factors_and_remove(ids, what):
+    """Whichever comes first; torch.compile by itself looks for no hook that a module got since (PyTorch 117758)."""
+    model = llama(num_hidden_layers=2)
+    expected = {}
+    for factors in (None, [1.34, 1.675], [1.21, 1.43]):
+        expected[str(factors)] = logits(model, ids) if factors is None else by_hand(model, ids, factors)
+    torch._dynamo.reset()
+    fast = model
+    if what == "the model":
+        fast = compiled(model)
+    elif what == "in place":
+        model.compile(backend="aot_eager")
+    else:
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager")
+    for factors in (None, [1.34, 1.675], [1.21, 1.43], None, [1.34, 1.675]):
+        lpes_eval.remove(model) if factors is None else lpes_eval.apply(model, factors)
+        assert torch.allclose(logits(fast, ids), expected[str(factors)], atol=1e-4)
 
 
 def test_generation_that_falls_back_from_compiled_code_goes_on(small, ids):

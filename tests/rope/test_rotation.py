@@ -72,7 +72,7 @@ def watch(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 256)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
+@pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 512)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
 def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, watch):
     """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
     model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})

@@ -203,4 +203,5 @@ def describe(config: Any, **options: Any) -> RouterConfig:
     text, name = config.get_text_config(decoder=True), getattr(config, "_name_or_path", None) or None
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return RouterConfig(text.num_hidden_layers, heads, size, **{"model": name} | options)
+    options.setdefault("model", name)
+    return RouterConfig(text.num_hidden_layers, heads, size, **options)
