@@ -1,18 +1,16 @@
 """Which transformers families take layer factors, found by building each one small and running it.
 
-``python -m benchmarks.families`` prints the table of ``docs/support.md`` for the transformers that is installed;
-``python -m benchmarks.families gemma3_text qwen3_next`` prints the rows of the families named, and a family that this
-version of the table has never heard of is built and run in the same way as the others.
+``python -m benchmarks.families`` prints ``docs/support.md`` for the transformers that is installed; with the names of
+families (``gemma3_text qwen3_next``), what it says of these, also of one that it has never heard of.
 
 A family is a model type of ``AutoModelForCausalLM``. Each is built with random weights at about 100,000 parameters: the
 fields of its configuration that set a size are replaced (``families.yaml``), kinds of layers that alternate are kept
-(``layer_types``), and the few configurations that need more have an entry there. What a row says is
-what the model then did, not what its source promises: the row of a refused family carries the reason that
-``lpes_eval.apply`` gave, and the layers where factors change nothing are those where a factor of 2 changed nothing.
+(``layer_types``), and the few configurations that need more have an entry there. What the page says is what the model
+then did, not what its source promises: a refused family has the reason that ``lpes_eval.apply`` gave, and the layers
+where factors change nothing are those where a factor of 2 changed nothing.
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -84,43 +82,34 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
 
 
 class Family(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        status: ``supported``, ``refused``, or ``not built`` where nothing could be run.
-        rotary: what its rotary module computes, in words; empty unless supported.
-        notes: the reason of a refusal; or layers in which factors change nothing.
-    """
+    """A family, ``supported``, ``refused`` or ``not built``, and why, or which layers factors change nothing in."""
 
     model_type: str
-    class_name: str
     status: str
-    rotary: str = ""
     notes: str = ""
 
 
-def model_types() -> dict[str, str]:
-    """Every causal-LM family of the installed transformers: model type -> class name."""
-    return dict(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()))
+def model_types() -> list[str]:
+    """Every causal-LM family of the installed transformers."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def examine(model_type: str) -> Family:
-    """Build the family ``model_type`` small, apply factors and run it; what it did is the row."""
-    class_name = model_types()[model_type]
+    """Build the family ``model_type`` small, apply factors and run it; say what it did."""
     if model_type in NOT_BUILT:
-        return Family(model_type, class_name, "not built", notes=NOT_BUILT[model_type])
+        return Family(model_type, "not built", NOT_BUILT[model_type])
     if model_type in rope.REFUSED:
-        return Family(model_type, class_name, "refused", notes=rope.REFUSED[model_type])
+        return Family(model_type, "refused", rope.REFUSED[model_type])
     model = tiny_model(tiny_config(model_type))
     try:
         decoder = rope.find_decoder(model)
     except UnsupportedModel as refusal:
         reason = str(refusal).split(": ", 1)[1].split(";")[0]  # without the model's name and the general advice
-        return Family(model_type, class_name, "refused", notes=reason)
+        return Family(model_type, "refused", reason)
     notes = [CONDITIONS.get(model_type, ""), _without_effect(model, decoder)]
     if any(owner != h for h, owner in enumerate(decoder.factor_layer)):
         notes.append("a layer that attends to an earlier layer's keys takes that layer's factor")
-    return Family(model_type, class_name, "supported", _rotary_form(model, decoder), "; ".join(filter(None, notes)))
+    return Family(model_type, "supported", "; ".join(filter(None, notes)))
 
 
 def _without_effect(model: Any, decoder: rope.Decoder) -> str:
@@ -156,61 +145,38 @@ def _without_effect(model: Any, decoder: rope.Decoder) -> str:
     return f"no effect in layers without positions ({len(idle)} of {depth} here)"
 
 
-def _rotary_form(model: Any, decoder: rope.Decoder) -> str:
-    """What the rotary modules are asked for and answer in one forward, in words."""
-    own = [module for found in decoder.own.values() for module in found]
-    calls: list[tuple[Any, dict[str, Any], Any]] = []  # (module, its arguments by name, its answer)
-
-    def note(module: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
-        calls.append((module, rope.named(args, kwargs), answer))
-
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in (*decoder.rotaries, *own)]
-    with torch.no_grad():
-        model(input_ids=torch.arange(3, 27)[None], use_cache=False)
-    for handle in handles:
-        handle.remove()
-
-    words = ["complex" if any(torch.is_tensor(answer) for _, _, answer in calls) else "cos, sin"]
-    text = model.config.get_text_config()
-    parameters = text.rope_parameters
-    sets = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
-    kinds = sorted({str(one.get("rope_type", "default")) for one in sets} - {"default"})
-    words += [f"{kind} by default" for kind in kinds]
-    if any(one.get("partial_rotary_factor", 1.0) != 1.0 for one in sets):
-        words.append("partial")
-    if len({(id(module), arguments.get("layer_type")) for module, arguments, _ in calls if module not in own}) > 1:
-        words.append("several tables")
-    if any(arguments["position_ids"].ndim == 3 for _, arguments, _ in calls):
-        words.append("three position axes")
-    if own:
-        words.append("inside each attention" if not decoder.rotaries else "and inside the attention")
-    return ", ".join(words)
-
-
-def table(families: Iterable[Family]) -> str:
-    """The rows as Markdown."""
-    lines = ["| model type | class | factors | rotary table | notes |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {' | '.join(family)} |" for family in families]
-    return "\n".join(lines) + "\n"
+def listed(families: Iterable[Family], status: str) -> str:
+    """The families of a status as a Markdown list: those with the same notes together."""
+    groups: dict[str, list[str]] = {}
+    for family in families:
+        if family.status == status:
+            groups.setdefault(family.notes, []).append(f"`{family.model_type}`")
+    return "\n".join(f"- {f'{notes}: ' if notes else ''}{', '.join(groups[notes])}" for notes in sorted(groups))
 
 
 def document() -> str:
     """The whole of ``docs/support.md``."""
     families = [examine(model_type) for model_type in model_types()]
-    counts = {status.replace(" ", "_"): n for status, n in Counter(family.status for family in families).items()}
+    sections = {}
+    for status in ("supported", "refused", "not built"):
+        name, count = status.replace(" ", "_"), sum(family.status == status for family in families)
+        sections |= {name: count, f"{name}_list": listed(families, status)}
     words = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-    return words.format(families=len(families), version=transformers.__version__, **counts) + table(families)
+    return words.format(families=len(families), version=transformers.__version__, **sections)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the document, or the rows of the families named."""
+    """Print the document, or what it says of the families named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="only these model types, such as llama")
     families = parser.parse_args(argv).families
     logging.set_verbosity_error()
     if unknown := [name for name in families if name not in model_types()]:
         parser.error(f"no causal-LM family of this transformers is called {', '.join(unknown)}")
-    print(table(map(examine, families)) if families else document(), end="")
+    if not families:
+        print(document(), end="")
+    for family in map(examine, families):
+        print(": ".join(filter(None, family)))
 
 
 if __name__ == "__main__":

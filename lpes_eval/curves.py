@@ -5,13 +5,15 @@ layer, ``y`` is a scaling factor. Layers stand at even distances from the first 
 the *ratios* of the ``x`` matter: stretching or shifting them leaves every factor as it was, to the last bit where the
 ratios are equal in floating point (as they are on the integer grid of Table 9).
 
-Four kinds:
+Five kinds:
 
 =========  ============================================================================================
 bezier     degree ``d = len(points) - 1 >= 1``; ``s_h = y(t(x_h))``, ``t`` by bisection (Eq. 3-6, App. D)
 linear     straight lines between neighbouring points (Tables 6 and 16)
 step       the ``y`` of the last point at or before the layer (Table 6)
 free       one ``y`` a layer and no curve: the paper's "brute force" (Table 7)
+authors    as the authors' working repository reads a Bezier curve, other than Eq. 5 and 6: ``y`` at evenly spaced
+           ``t``, whatever the ``x``, and the first point is the last layer's
 =========  ============================================================================================
 """
 
@@ -23,7 +25,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-CurveKind = Literal["bezier", "linear", "step", "free"]
+CurveKind = Literal["bezier", "linear", "step", "free", "authors"]
 KINDS: tuple[str, ...] = get_args(CurveKind)
 Point = tuple[float, float]
 
@@ -46,7 +48,7 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
     knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
     places = [h / max(1, num_layers - 1) for h in range(num_layers)]  # Eq. 6
-    at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at}[kind]
+    at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at, "authors": _authors_at}[kind]
     low, high = min(ys), max(ys)
     return [min(max(at(knots, ys, place), low), high) for place in places]
 
@@ -69,6 +71,10 @@ def de_casteljau(values: Sequence[float], t: float) -> float:
     while len(level) > 1:
         level = [a + t * (b - a) for a, b in pairwise(level)]
     return level[0]
+
+
+def _authors_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:
+    return de_casteljau(ys[::-1], place)
 
 
 def _linear_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:

@@ -279,6 +279,47 @@ def parse(value: Any) -> Factors:
     )
 
 
+# -- in a model's configuration --------------------------------------------------------------------------------------
+
+FIELD = "lpes_factors"
+"""The field of ``config.json`` that carries factors from folder to folder; transformers keeps what it does not know."""
+
+
+def text_config(config: Any) -> Any:
+    """The part of a model's configuration that has the field: its language model's."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
+    """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
+
+    An override of vLLM's stands beside the language model's configuration.
+
+    Raises:
+        FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
+    """
+    value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))
+    if value is None:
+        return None
+    try:
+        _require(not isinstance(value, str | Path), "factors", value, "numbers, and no file's name")
+        factors = Factors.from_dict(value) if isinstance(value, Mapping) else parse(value)
+        if of_its_depth and isinstance(depth := getattr(text_config(config), "num_hidden_layers", None), int):
+            factors.per_layer(depth)
+    except FactorsError as error:
+        raise FactorsError(f"{FIELD} in config.json: {error}") from None
+    return factors
+
+
+def carry(config: Any, factors: Factors | None) -> None:
+    """Have a configuration carry these factors, or none."""
+    if config is not None:
+        for part in (config, text_config(config)):
+            part.__dict__.pop(FIELD, None)
+        if factors is not None:
+            setattr(text_config(config), FIELD, factors.to_dict())
+
+
 # -- what a field may hold -------------------------------------------------------------------------------------------
 
 

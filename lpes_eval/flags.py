@@ -1,42 +1,81 @@
-"""What a command's flag may hold: readers for ``argparse``, each of which says what it expected and what it found."""
+"""Values that a user types, for a command's flag, a model's argument or a setting: one reader for each kind.
+
+A reader is called with what was typed, a text or a value out of JSON, and returns the value, or raises the error that
+``argparse`` shows, which says what was expected. ``of`` makes of it one that names the argument.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
+from lpes_eval.errors import UserError
+from lpes_eval.files import shown
 
-def _reader(kind: type, expected: str = "", fits: Callable[[Any], bool] = lambda value: True) -> Callable[[str], Any]:
-    """A reader of finite numbers of this kind that fit."""
-    any_of_it = {int: "a whole number", float: "a number"}[kind]
+Reader = Callable[[Any], Any]
 
-    def read(text: str) -> Any:
-        try:
-            value = kind("" if "_" in text else text)  # Python reads 1_5 as 15
-            if not math.isfinite(value):
-                raise ValueError(value)
+
+def of(reader: Reader, name: str, value: Any, kind: type[UserError] = UserError, where: str = "") -> Any:
+    """What the reader makes of the value of an argument; ``UserError`` that names the argument where it cannot."""
+    try:
+        return reader(value)
+    except argparse.ArgumentTypeError as error:
+        expected = str(error).partition(", not ")[0]
+        text = value if isinstance(value, str | int | float) else shown(value)
+        raise kind(f"{name}={text}: {expected}{where}") from None
+
+
+def _number(pattern: str, kind: type, any_of_it: str, expected: str, fits: Callable[[Any], bool]) -> Reader:
+    def read(value: Any) -> Any:
+        try:  # Python reads 1_5 as 15, and digits of other scripts
+            if isinstance(value, bool) or not re.fullmatch(pattern, str(value).strip(" ")):
+                raise ValueError
+            result = kind(float(value)) if kind is float else int(str(value).strip(" ").removesuffix(".0"))
+            if not math.isfinite(result):
+                raise ValueError
         except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {text!r}") from None
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, not {text.strip()}")
-        return value
+            raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {shown(value)}") from None
+        if not fits(result):
+            raise argparse.ArgumentTypeError(f"expected {expected}, not {value}")
+        return result
 
     return read
 
 
-whole = _reader(int)
-finite = _reader(float)
-amount = _reader(float, "0 or more", lambda value: value >= 0)
-positive = _reader(float, "more than 0", lambda value: value > 0)
-share = _reader(float, "a number between 0 and 1", lambda value: 0 < value < 1)
+def _whole(expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
+    """Whole numbers, however lm_eval hands them over: 256, 256.0 or "256"."""
+    return _number(r"[-+]?[0-9]{1,18}(\.0)?", int, "a whole number", expected, fits)
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def _real(expected: str = "", fits: Callable[[float], bool] = lambda value: True) -> Reader:
+    return _number(r"[-+.0-9eE]+", float, "a number", expected, fits)
+
+
+whole, finite = _whole(), _real()
+amount = _real("0 or more", lambda value: value >= 0)
+positive = _real("more than 0", lambda value: value > 0)
+share = _real("a number between 0 and 1", lambda value: 0 < value < 1)
+
+
+def at_least(least: int) -> Reader:
     """A whole number, ``least`` or more."""
-    return _reader(int, f"at least {least}", lambda value: value >= least)
+    return _whole(f"at least {least}", lambda value: value >= least)
+
+
+def one_of(*choices: Any) -> Reader:
+    """One of the choices, or None where that is one of them."""
+
+    def read(value: Any) -> Any:
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            named = " or ".join(str(choice) for choice in choices if choice is not None)
+            raise argparse.ArgumentTypeError(f"expected {named}, not {shown(value)}")
+        return value
+
+    return read
 
 
 def numbers(text: str) -> list[float]:
@@ -71,20 +110,20 @@ def mapping(text: str) -> dict[str, Any]:
     from lm_eval._cli.utils import key_val_to_dict
 
     try:
-        found: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
+        read: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
-    return found
+    return read
 
 
 def model_args(text: str) -> dict[str, Any]:
     """Arguments of a command's model; those that the command has a place of its own for are refused."""
-    found = mapping(text)
+    arguments = mapping(text)
     places = {
         "pretrained": "the model is the command's MODEL",
         "device": "give it as --device",
         "factors": "leave them out (lpes-eval attention has --factors)",
     }
-    for name in places.keys() & found.keys():
-        raise argparse.ArgumentTypeError(f"{name}={found[name]}: {places[name]}")
-    return found
+    for name in places.keys() & arguments.keys():
+        raise argparse.ArgumentTypeError(f"{name}={arguments[name]}: {places[name]}")
+    return arguments

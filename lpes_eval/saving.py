@@ -15,16 +15,17 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lpes_eval import reference, rope
-from lpes_eval.config_field import carried, carry, weights
 from lpes_eval.errors import UserError
+from lpes_eval.factors import carried, carry
+from lpes_eval.weights import fingerprint
 
 
 def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """Save a model with the factors in force; the options are those of ``save_pretrained``.
 
     Raises:
-        UserError: the folder is a file, the model has no factors, or only an adapter of it would be saved, which has no
-            place for them.
+        UserError: the folder is a file, the model has no factors, only an adapter of it would be saved, which has no
+            place for them, or its weights are of a kind that transformers does not save (GGUF).
     """
     if Path(folder).is_file():
         raise UserError(f"{folder}: is a file; expected a folder, or a name that is not there yet")
@@ -32,7 +33,11 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
         raise UserError("the model has no layer factors to save; apply some first, or use model.save_pretrained")
     if getattr(model, "peft_config", None):
         raise UserError("of a model with an adapter only the adapter is saved; merge it first (merge_and_unload)")
-    if "weights" not in factors.origin and (here := weights(model)) is not None:
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None and not quantizer.is_serializable():
+        kind = quantizer.quantization_config.quant_method
+        raise UserError(f"transformers does not save a model of {kind} weights; keep the factors as a file beside them")
+    if "weights" not in factors.origin and (here := fingerprint(model)) is not None:
         factors = replace(factors, origin={**factors.origin, "weights": here})
     carry(model.config, factors)
     model.save_pretrained(folder, **options)
@@ -48,8 +53,7 @@ def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers; no weights are loaded then.
     """
-    if name in reference.NAMES:
-        name = reference.path(reference.NAMES[str(name)])
+    name = reference.folder(name)
     config = options.get("config")
     if not isinstance(config, PreTrainedConfig):  # transformers passes over what is none
         config = AutoConfig.from_pretrained(name, **{key: value for key, value in options.items() if key != "config"})

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _carried(folder: str) -> factors.Factors:
-    from lpes_eval.config_field import FIELD, carried
+    from lpes_eval.factors import FIELD, carried
 
     config = files.read_json(path := Path(folder, "config.json"))
     config = config if isinstance(config, dict) else {}

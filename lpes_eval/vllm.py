@@ -18,9 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lpes_eval.config_field import carried
 from lpes_eval.errors import FactorsError, UnsupportedModel, UserError
-from lpes_eval.factors import Factors
+from lpes_eval.factors import FIELD, Factors, carried, parse
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,10 @@ def register() -> None:
     @functools.wraps(original)
     def create_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> nn.Module:
         model: nn.Module = original(self, vllm_config, model_config, prefix)
-        if (factors := carried(model_config.hf_config)) is not None:
+        typed = model_config.hf_overrides
+        typed = typed.get(FIELD) if isinstance(typed, dict) else None
+        factors = parse(typed) if typed is not None else carried(model_config.hf_config)
+        if factors is not None:
             apply(model, factors, model_config.hf_text_config)
         return model
 

@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def diagnose(args: argparse.Namespace) -> Diagnosis:
     """Measure, and write the report: text, JSON and a picture."""
-    from lpes_eval.config_field import weights
+    from lpes_eval.weights import fingerprint
     from search import identity
     from search.model import load_model
     from search.report import diagnosis
@@ -185,7 +185,7 @@ def diagnose(args: argparse.Namespace) -> Diagnosis:
         _load(found, name)
     asked = [length.evaluator for length in found.lengths] + [scan.evaluator for scan in found.scans]
     kept = {
-        "weights": weights(found.lm.model),
+        "weights": fingerprint(found.lm.model),
         "requests": [identity.sha256([request.args for request in one.objectives[0].task.instances]) for one in asked],
         "packages": identity.packages(),
     }

@@ -68,3 +68,15 @@ def test_stretching_and_shifting_x_changes_no_factor_to_the_last_bit(points, num
 @given(st.lists(st.floats(1, 2), min_size=1, max_size=40))
 def test_free_factors_are_themselves(ys):
     assert layer_factors("free", ys, len(ys)) == ys
+
+
+def test_the_authors_reading_takes_evenly_spaced_t_from_the_last_point_to_the_first():
+    """As their script sums it: over i of binomial(n, i) (1 - t)^i t^(n - i) y_i, whatever x is."""
+    ys = [1.2, 1.35, 1.75, 1.5]
+    expected = [
+        sum(comb(3, i) * (1 - t) ** i * t ** (3 - i) * y for i, y in enumerate(ys)) for t in np.linspace(0, 1, 30)
+    ]
+    for xs in ((4.7, 10, 19.7, 28.8), (0, 1, 2, 31)):
+        found = layer_factors("authors", list(zip(xs, ys, strict=True)), 30)
+        assert found == pytest.approx(expected, abs=1e-12)
+    assert (expected[0], expected[-1]) == (1.5, 1.2)

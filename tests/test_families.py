@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import lpes_eval
-from benchmarks.families import document, examine, model_types, table, tiny_config, tiny_model
+from benchmarks.families import document, examine, model_types, tiny_config, tiny_model
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import UnsupportedModel
 
@@ -27,8 +27,8 @@ NAMED = [
 ]
 # fmt: on
 DOCUMENT = Path(__file__).parents[1] / "docs" / "support.md"
-ROWS = re.findall(r"^\| ([\w-]+) \| (\w+) \| (supported|refused|not built) \|.*$", DOCUMENT.read_text(), re.MULTILINE)
-SUPPORTED = [model_type for model_type, _, status in ROWS if status == "supported"]
+LISTED = re.findall(r"^- (?:.*?: )?(`.*)$", DOCUMENT.read_text(), re.MULTILINE)
+SUPPORTED = sorted(re.findall(r"`([\w-]+)`", DOCUMENT.read_text().split("## ")[1].split("\n\n", 2)[2]))
 
 #: Families that know the default kind of RoPE alone; their reference divides positions by hand.
 NOT_LINEAR = {"recurrent_gemma"}
@@ -236,7 +236,7 @@ def test_an_encoder_decoder_is_refused():
         lpes_eval.apply(transformers.T5ForConditionalGeneration(config), 1.5)
 
 
-# -- the published table ----------------------------------------------------------------------------------------------
+# -- the published page -----------------------------------------------------------------------------------------------
 
 same_transformers = pytest.mark.skipif(
     f"families of transformers {transformers.__version__}," not in DOCUMENT.read_text(),
@@ -245,15 +245,18 @@ same_transformers = pytest.mark.skipif(
 
 
 @same_transformers
-def test_the_table_has_every_family():
-    assert {model_type: name for model_type, name, _ in ROWS} == model_types()
+def test_the_page_has_every_family_once():
+    assert sorted(name for line in LISTED for name in re.findall(r"`([\w-]+)`", line)) == model_types()
     assert set(NAMED) <= set(SUPPORTED)
 
 
 @same_transformers
 @pytest.mark.parametrize("family", [*NAMED, "gpt2", "bloom"])
-def test_a_row_says_what_the_family_does(family):
-    assert table([examine(family)]).splitlines()[-1] in DOCUMENT.read_text().splitlines()
+def test_the_page_says_what_the_family_does(family):
+    _, status, notes = examine(family)
+    (line,) = [line for line in DOCUMENT.read_text().splitlines() if re.match(rf"- .*`{family}`", line)]
+    assert line.startswith(f"- {notes}: `" if notes else "- `")
+    assert (family in SUPPORTED) == (status == "supported")
 
 
 @same_transformers

@@ -15,7 +15,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from lpes_eval import config_field, rope
+from lpes_eval import rope, weights
 from lpes_eval.engine.limits import is_cut, no_number
 
 Settled = Callable[[int, str], bool]
@@ -57,7 +57,7 @@ class HarnessEngine:
 
     def weights(self) -> dict[str, str] | None:
         """The same in short, as a factors file keeps it."""
-        return config_field.weights(self.lm.model)
+        return weights.fingerprint(self.lm.model)
 
     def set_factors(self, factors: Sequence[float]) -> None:
         """Answer with these factors from now on, one a layer."""

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from lpes_eval.config_field import FIELD
 from lpes_eval.engine.exact import ExactEngine
 from lpes_eval.engine.harness import Settled
 from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
+from lpes_eval.factors import FIELD
 
 _running: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
 """For a transformers model, the options of vLLM's engine and the engine."""

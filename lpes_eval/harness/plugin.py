@@ -204,11 +204,11 @@ def separate_caches() -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
         if key is None and module is not None and hasattr(module, "modules"):
-            from lpes_eval import rope
+            from lpes_eval import rope, weights
 
             # Another model type, as hf, around a model that has factors in it.
-            if factors := rope.in_force(module):
-                key = factors.digest(len(factors.factors or ()))[:16]
+            if (factors := rope.applied(module)) is not None:
+                key = weights.cache_key(module, "lpes", {"factors": factors})
         if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"

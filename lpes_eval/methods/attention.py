@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticLayer
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lpes_eval.errors import UserError
@@ -83,26 +83,16 @@ class Call:
         query, key = (torch.cat((t, x[..., width:]), -1) for t, x in zip(turned, (query, key), strict=True))
         return query, key
 
-    def cached(self, key: Tensor, value: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
-        Args:
-            key, value: they may have different numbers of heads, as long as these are always the same.
-            in_place: for many keys: a new ``DynamicCache`` gets layers that do not copy all of it for every token.
-
         Raises:
-            UserError: different numbers, and a static cache, which has room for as many of one as of the other.
+            UserError: other numbers of heads of one than of the other, and a static cache, which has no room for them.
         """
         if self.cache is None:
             return key, value
-        cache = self.cache.cache
-        if in_place and type(cache) is DynamicCache:
-            if not cache.layers and cache.layer_class_to_replicate is DynamicLayer:
-                cache.layer_class_to_replicate = GrowingLayer
-            own = cache.layers[self.layer] if self.layer < len(cache.layers) else None
-            if type(own) is DynamicLayer and not own.is_initialized:
-                cache.layers[self.layer] = GrowingLayer()
-        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in cache.layers):
+        layers = self.cache.cache.layers
+        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in layers):
             raise UserError(
                 f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
                 "a static cache has no room; use one that grows (leave out cache_implementation)"
@@ -146,31 +136,3 @@ def _groups(module: Any, groups: int) -> Iterator[None]:
         del module.num_key_value_groups
         if before is not None:
             module.num_key_value_groups = before
-
-
-class GrowingLayer(DynamicLayer):
-    """A cache layer that writes new keys and values behind the old ones.
-
-    transformers' own layer concatenates, and so copies all keys for every token. What else is done to a cache
-    (cropping, choosing rows) works as it does there.
-    """
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append (B, heads, T, D) keys and values, and return all."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys = self._append("_keys_room", self.keys, key_states)
-        self.values = self._append("_values_room", self.values, value_states)
-        return self.keys, self.values
-
-    def _append(self, name: str, held: Any, new: Tensor) -> Tensor:
-        length = held.shape[-2] if held.numel() else 0
-        total, room = length + new.shape[-2], getattr(self, name, held)
-        there = held.data_ptr() == room.data_ptr() and held.stride() == room.stride() and len(held) == len(room)
-        if not (length and there and total <= room.shape[-2]):
-            room = new.new_empty(*new.shape[:2], total + max(64, total // 8), new.shape[-1])
-            setattr(self, name, room)
-            if length:
-                room[:, :, :length] = held
-        room[:, :, length:total] = new
-        return room[:, :, :total]

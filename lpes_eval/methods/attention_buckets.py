@@ -7,16 +7,13 @@ Each base gives a distribution p_j over the next token; the prediction is ``sum_
 up the *logits* with these weights (``combine=logits``); docs/methods.md says what comes from where.
 
 The N bases are N rows of one batch for every row of the input, each with cosines and sines of its own, and N rows of
-the cache. A first pass that does not fit into the GPU's memory is done again in parts, with as few bases a part as it
-takes, and their caches are then joined. With one base, the model's own, it is the plain model bit for bit.
+the cache. With one base, the model's own, it is the plain model bit for bit.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +22,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from lpes_eval import rope
+from lpes_eval.caches import Stamp
 from lpes_eval.errors import CacheError, UserError
-from lpes_eval.methods.base import InModel, MethodLM, one_of
+from lpes_eval.flags import of, one_of
+from lpes_eval.methods.base import InModel, MethodLM
 from lpes_eval.methods.interception import claim
 from lpes_eval.methods.tables import Table, own_base, parse_bases, published_bases
+from lpes_eval.rotary import named
 
 NAME = "Attention Buckets"
 
@@ -44,7 +44,6 @@ class Buckets(InModel):
         bases: RoPE bases, as a list or ``10000:17500:25000``. None: the seven of the paper, which are for models whose
             own base is 10000, multiplied by the model's own base / 10000. In a model: the bases in force.
         combine: ``probabilities`` as in the paper, or ``logits`` as in its authors' code.
-        parts: into how many parts a first pass is divided; it grows by itself where memory runs out.
     """
 
     bases: Any = None
@@ -54,9 +53,8 @@ class Buckets(InModel):
         """Read what a user wrote."""
         if self.bases is not None:
             self.bases = parse_bases("bases", self.bases)
-        one_of("combine", self.combine, ("probabilities", "logits"))
-        self.parts = 1
-        self._part: Sequence[float] = ()  # the bases of the pass that runs
+        of(one_of("probabilities", "logits"), "combine", self.combine)
+        self._running = False
         self._model: Any = None
 
     def check(self, model: nn.Module) -> None:
@@ -69,7 +67,7 @@ class Buckets(InModel):
         self._model = model.get_base_model() if hasattr(model, "get_base_model") else model
         claim(self._model, NAME)
         self.bases = self.bases or published_bases(self._theta)
-        self._stamp = rope.Stamp(rotated=f"by the bases of {NAME}, which is not in this model")
+        self._stamp = Stamp(f"{NAME} has not rotated with these bases")
         (rotary,) = rope.find_decoder(model).rotaries
         self._handle = rotary.register_forward_hook(self._tabulate, with_kwargs=True)
         self._shadowed = self._model.__dict__.get("forward")
@@ -79,7 +77,7 @@ class Buckets(InModel):
         self._model.forward = forward
 
     def detach(self) -> None:
-        """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
+        """Leave the model exactly as it was."""
         if (model := self._model) is None:
             return
         self._model = None
@@ -92,72 +90,41 @@ class Buckets(InModel):
     # -- one forward
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's forward: the combined prediction."""
+        """In place of the model's forward: N rows for each row of the input, and the combined prediction."""
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
-        cache = next((value for value in call.values() if isinstance(value, Cache)), None)
-        if cache is not None:
-            if (held := rope.held_in(cache)) > 0:
-                self._check_filled(cache, held, call)
-                return self._in_parts(call, 1)
-            self._stamp.put(cache)
-        while True:
-            try:
-                return self._in_parts(call, self.parts)
-            except torch.OutOfMemoryError:
-                if self.parts >= len(self.bases):
-                    raise
-                if cache is not None:
-                    cache.reset()
-            torch.cuda.empty_cache()  # outside the handler, whose traceback holds on to what did not fit
-            self.parts = min(2 * self.parts, len(self.bases))
-
-    def _in_parts(self, call: dict[str, Any], parts: int) -> Any:
-        """The model on N rows for each row of the input, a few bases at a time; afterwards the cache has all rows."""
-        size = -(-len(self.bases) // parts)
-        caches = {name: value for name, value in call.items() if isinstance(value, Cache)}  # empty, where parts > 1
-        calls = [call, *(call | copy.deepcopy(caches) for _ in range(size, len(self.bases), size))]
-        mixed, outputs = None, []
-        for each, start in zip(calls, range(0, len(self.bases), size), strict=True):
-            part = self.bases[start : start + size]
-            self._part, self._stamp.open = part, True
-            try:
-                output = self._original(**_repeated(each, len(part)))
-            finally:
-                self._part, self._stamp.open = (), False
-            if len(self.bases) > 1:
-                for logits in output.logits.unflatten(0, (len(part), -1)):  # (B, T, V)
-                    mixed = _mixed(mixed, logits.float(), self.combine)
-                output.logits = None
-            outputs.append(output)
-        if mixed is not None:
-            outputs[0].logits = mixed[0]
-        _join([rope.cache_of(output) for output in outputs])
-        if isinstance(cache := rope.cache_of(outputs[0]), Cache):
-            self._stamp.put(cache)
-        return outputs[0]
+        for cache in [value for value in call.values() if isinstance(value, Cache)]:
+            self._stamp.check(cache)
+            self._check_rows(cache, len(_inputs(call)))
+        self._running = True
+        try:
+            output = self._original(**_repeated(call, len(self.bases)))
+        finally:
+            self._running = False
+        self._stamp.put(output)
+        if len(self.bases) > 1:
+            mixed: Any = None
+            for logits in output.logits.unflatten(0, (len(self.bases), -1)):  # (B, T, V)
+                mixed = _mixed(mixed, logits.float(), self.combine)
+            output.logits = mixed[0]
+        return output
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         """Cosines and sines of every row's own base, (N * B, T, d)."""
-        if not self._part:
+        if not self._running:
             return output
-        call = rope.named(args, kwargs)
-        rows, ids = call["x"].shape[0] // len(self._part), call["position_ids"]  # (N * B or 1, T), or (3, N * B, T)
-        own = max(1, ids.shape[-2] // len(self._part))  # they are the same for every base
+        call, count = named(args, kwargs), len(self.bases)
+        rows, ids = call["x"].shape[0] // count, call["position_ids"]  # (N * B or 1, T), or (3, N * B, T)
+        own = max(1, ids.shape[-2] // count)  # they are the same for every base
         one = Table.of(rotary, (), call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
-        tables = one.by_bases(self._part, self._theta)  # (N, B or 1, T, d)
+        tables = one.by_bases(self.bases, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
-    def _check_filled(self, cache: Cache, positions: int, call: dict[str, Any]) -> None:
-        if getattr(cache, rope.STAMP, None) is not self._stamp:
-            raise CacheError(
-                f"the key-value cache holds {positions} positions whose keys {NAME} has not rotated with these bases; "
-                "start with an empty cache"
-            )
-        keys = (getattr(layer, "keys", None) for layer in cache.layers)  # the first layer may hold none
+    def _check_rows(self, cache: Cache, batch: int) -> None:
+        keys = [getattr(layer, "keys", None) for layer in cache.layers]  # the first layer may hold none
         held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
-        if held not in (None, needed := len(self.bases) * len(_inputs(call))):
+        if held not in (None, needed := len(self.bases) * batch):
             raise CacheError(
                 f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}; "
                 "start with an empty cache, without beam search (num_beams=1)"
@@ -203,19 +170,6 @@ def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -
     if combine == "probabilities":
         return torch.logaddexp(mean + before, each + now), total
     return mean * before.exp() + each * now.exp(), total
-
-
-def _join(caches: list[Any]) -> None:
-    """Put the rows of all caches into the first one."""
-    if len(caches) == 1 or not isinstance(caches[0], Cache):
-        return
-    for layers in zip(*(cache.layers for cache in caches), strict=True):
-        if getattr(layers[0], "keys", None) is None:
-            raise CacheError(f"{NAME} cannot join this model's caches; use a smaller batch")
-        for name in ("keys", "values"):
-            setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
-            for layer in layers[1:]:
-                setattr(layer, name, None)
 
 
 class AttentionBuckets(MethodLM):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
-from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 import lpes_eval
-from lpes_eval import reference
+from lpes_eval import flags, reference, weights
 from lpes_eval.engine import engine_for
 from lpes_eval.errors import UserError
 from lpes_eval.harness.plugin import separate_caches
@@ -95,8 +92,7 @@ class MethodLM(HFLM):
         if pretrained is None:
             pretrained = self.default_model(kwargs)
         if isinstance(pretrained, str | os.PathLike):
-            folder = reference.path(reference.NAMES[pretrained]) if pretrained in reference.NAMES else pretrained
-            pretrained = os.path.expanduser(folder)
+            pretrained = os.path.expanduser(reference.folder(pretrained))
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
             kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
         check_device(kwargs.get("device"))
@@ -118,6 +114,11 @@ class MethodLM(HFLM):
                 raise
             raise UserError(f"--model_args: {error}; hf takes no such argument either") from error
         self.method.put(self.model)
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> Any:
+        """A model of ``simple_evaluate(model_args="...")``, whose lists are read as the command reads them."""
+        return cls.create_from_arg_obj(flags.mapping(arg_string), additional_config)
 
     @classmethod
     def apply(cls, model: nn.Module, **settings: Any) -> Any:
@@ -154,7 +155,7 @@ class MethodLM(HFLM):
             said = f"{found} ({' '.join(str(error).split())})"
             raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
         self.method.read(self._config)
-        if kwargs.get("trust_remote_code") or kwargs.get("gguf_file") or self.method.plain:
+        if kwargs.get("trust_remote_code") or self.method.plain:
             return
         if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
             with torch.device("meta"):  # every module and no weight
@@ -188,10 +189,9 @@ class MethodLM(HFLM):
         return {"method": {"name": self._name, **self.method.describe()}}
 
     @property
-    def cache_key(self) -> str | None:
-        """What sets this model's answers apart from the same model's with other settings, for ``--use_cache``."""
-        settings = json.dumps(self.method.describe(), sort_keys=True)
-        return f"{self._name}_{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
+    def cache_key(self) -> str:
+        """What sets this model's answers apart from those of other models and settings, for ``--use_cache``."""
+        return weights.cache_key(self.model, self._name, self.method.describe())
 
     @property
     def _name(self) -> str:
@@ -213,27 +213,3 @@ def check_device(device: Any) -> None:
         raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
     reason = f"PyTorch {torch.__version__} finds no GPU here"
     raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
-
-
-def real(name: str, given: Any) -> float:
-    """A number that the user gave for the argument ``name``; ``UserError`` for something else."""
-    try:
-        if isinstance(given, bool) or "_" in str(given):  # Python reads 1_5 as 15
-            raise TypeError
-        return float(given)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}={given}: expected a number") from None
-
-
-def count(name: str, given: Any) -> int:
-    """A whole number, 0 or more, that the user gave for the argument ``name``; ``UserError`` for something else."""
-    with suppress(UserError):
-        if (value := real(name, given)) >= 0 and value.is_integer():
-            return int(value)
-    raise UserError(f"{name}={given}: expected a whole number, 0 or more")
-
-
-def one_of(name: str, given: Any, choices: tuple[str, ...]) -> None:
-    """``UserError`` for what is none of the choices that the user has for the argument ``name``."""
-    if given not in choices:
-        raise UserError(f"{name}={given}: expected {' or '.join(choices)}")

@@ -33,8 +33,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from lpes_eval import rope
+from lpes_eval.caches import Stamp, cache_of, with_cache
 from lpes_eval.decoder import arguments, device_of
-from lpes_eval.errors import CacheError, UnsupportedModel, UserError
+from lpes_eval.errors import UnsupportedModel, UserError
 from lpes_eval.methods.attention import Call, NewAlone
 from lpes_eval.methods.base import InModel
 from lpes_eval.methods.tables import Table
@@ -133,7 +134,7 @@ class Interception(InModel):
         self._model = model
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._stamp = rope.Stamp(rotated=f"by {self.name}, which is not in this model")
+        self._stamp = Stamp(f"{self.name} has not rotated")
         self.partial: dict[int, bool] = {}
         training = {module: module.training for module in model.modules()}
         model.eval()
@@ -150,7 +151,7 @@ class Interception(InModel):
         self.layers = tuple(sorted(self._attentions))
 
     def detach(self) -> None:
-        """Leave the model exactly as it was. A cache that the method has filled is refused from now on."""
+        """Leave the model exactly as it was."""
         if (model := self._model) is None:
             return
         self._model = None
@@ -158,7 +159,6 @@ class Interception(InModel):
         for handle in self._handles:
             handle.remove()
         self._release(*self._attentions)
-        self._stamp.open = False
 
     def project(self, call: Call, **changes: Any) -> tuple[Tensor, Tensor]:
         """The queries and keys that the layer's attention would compute, were ``changes`` among what it is given."""
@@ -177,7 +177,6 @@ class Interception(InModel):
         AttentionInterface.register(_NAME, Interception._run)
         decoder = rope.find_decoder(self._model)
         self._handles.append(decoder.module.register_forward_pre_hook(self._forward_begins, with_kwargs=True))
-        self._handles.append(decoder.module.register_forward_hook(self._forward_ends))
         for rotary in decoder.rotaries:
             self._handles.append(rotary.register_forward_hook(self._note_table, with_kwargs=True))
         for h, attention in self._attentions.items():
@@ -193,12 +192,10 @@ class Interception(InModel):
             attention.__dict__.pop(_ATTRIBUTE, None)
 
     def _forward_begins(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self._stamp.open = True
+        for cache in [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]:
+            self._stamp.check(cache)
         mask = kwargs.get("attention_mask")
         self.padding = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
-
-    def _forward_ends(self, decoder: nn.Module, args: tuple, output: Any) -> None:
-        self._stamp.open = False
 
     def _note_table(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Table:
         if not isinstance(output, tuple):
@@ -242,15 +239,8 @@ class Interception(InModel):
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
         held = int(cache.get_seq_length(h))
-        if getattr(cache, rope.STAMP, None) is not self._stamp:
-            if held > 0:
-                raise CacheError(
-                    f"the key-value cache holds {held} positions whose keys {self.name} has not rotated; start with an "
-                    "empty cache"
-                )
-            self._stamp.put(cache)
-            cache.__dict__[_ATTRIBUTE] = {}
-        states = cache.__dict__[_ATTRIBUTE]
+        self._stamp.check(cache, held)
+        states: dict[int, Any] = cache.__dict__.setdefault(_ATTRIBUTE, {})
         if held == 0:
             states[h] = {}
         return states[h]
@@ -267,8 +257,8 @@ class Interception(InModel):
         tokens = torch.arange(4, device=device_of(model))[None]
 
         def last_token_from_cache() -> Tensor:
-            cache = rope.cache_of(model(input_ids=tokens[:, :3], use_cache=True))
-            return model(input_ids=tokens[:, 3:], use_cache=True, **rope.with_cache(model, cache)).logits
+            cache = cache_of(model(input_ids=tokens[:, :3], use_cache=True))
+            return model(input_ids=tokens[:, 3:], use_cache=True, **with_cache(model, cache)).logits
 
         expected = last_token_from_cache()
         self._hook()

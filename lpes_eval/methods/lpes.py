@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lpes_eval import factors as factors_file
-from lpes_eval import rope
-from lpes_eval.config_field import FIELD, carried, holder
+from lpes_eval import rope, weights
 from lpes_eval.errors import FactorsError, UserError, plain
-from lpes_eval.factors import Factors
-from lpes_eval.methods.base import InModel, MethodLM, one_of
+from lpes_eval.factors import FIELD, Factors, carried, text_config
+from lpes_eval.flags import of, one_of
+from lpes_eval.methods.base import InModel, MethodLM
 
 REBUILT = {
     "peft", "subfolder", "tokenizer", "dtype", "softmax_dtype", "mixed_precision_dtype", "load_in_4bit", "load_in_8bit",
@@ -48,8 +48,7 @@ class LayerFactors(InModel):
 
     def __post_init__(self) -> None:
         """Read the factors; ``FactorsError`` where they cannot be."""
-        if self.fit is not None:
-            one_of("fit", self.fit, ("relative_depth",))
+        of(one_of("relative_depth", None), "fit", self.fit)
         self.parsed: Factors | None = factors_file.parse(self.factors) if self.factors is not None else None
 
     @property
@@ -59,17 +58,15 @@ class LayerFactors(InModel):
 
     def read(self, config: Any) -> None:
         """Without factors of its own, take those that the model's folder carries."""
-        if self.parsed is None and (found := carried(config, self.fit is None)) is not None:
-            self.factors, self.parsed = f"{FIELD} in config.json", found
+        if self.parsed is None and (in_config := carried(config, self.fit is None)) is not None:
+            self.factors, self.parsed = f"{FIELD} in config.json", in_config
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without rotary position embeddings, and one with another number of layers."""
-        depth = len(rope.find_decoder(model).layers)
-        assert self.parsed is not None
-        if self.fit is not None:
-            self.parsed = self.parsed.fitted(depth)
+        if self.fit is not None and self.parsed is not None:
+            self.parsed = self.parsed.fitted(len(rope.find_decoder(model).layers))
         try:
-            self.parsed.per_layer(depth)
+            rope.resolve(model, self.parsed)
         except FactorsError as error:
             given = f"={self.factors}" if isinstance(self.factors, str | Path | int | float) else ""
             raise FactorsError(f"factors{given}: {error}") from None
@@ -77,7 +74,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
-        self._carried, self._before = getattr(holder(config), FIELD, None), rope.in_force(model)
+        self._carried, self._before = getattr(text_config(config), FIELD, None), rope.in_force(model)
         self.read(config)
         if self.parsed is not None:
             self.check(model)
@@ -94,7 +91,7 @@ class LayerFactors(InModel):
         if self._before is not None:
             rope.apply(self._model, self._before)
         if self._carried is not None:
-            setattr(holder(self._model.config), FIELD, self._carried)
+            setattr(text_config(self._model.config), FIELD, self._carried)
 
     def describe(self) -> dict[str, Any]:
         """The factors, one a layer."""
@@ -148,10 +145,9 @@ class LPES(MethodLM):
         return rope.applied(self.model)
 
     @property
-    def cache_key(self) -> str | None:
-        """What sets this model's answers apart from the same model's with other factors, for ``--use_cache``."""
-        parsed = self.method.parsed
-        return parsed.digest(len(self.layer_factors or ()))[:16] if parsed is not None else None
+    def cache_key(self) -> str:
+        """As of every method; Position Interpolation is layer factors that are all the same."""
+        return weights.cache_key(self.model, "lpes", {"factors": self.layer_factors})
 
     def recorded(self) -> dict[str, Any]:
         """The factors, their hash and their origin."""
@@ -191,8 +187,7 @@ def _load_as_then(origin: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
     missing = [f"{name}={value}" for name, value in given.items() if name not in REBUILT and name not in kwargs]
     missing += [f"--{name}" for name in ASKED if origin.get("search", {}).get(name)]
     if missing:
-        found_with = plain(", ".join(missing))
-        logger.warning("the factors were found with %s, which a factors file does not bring back", found_with)
+        logger.warning("a factors file does not bring back what these were found with: %s", plain(", ".join(missing)))
 
 
 Method = LPES

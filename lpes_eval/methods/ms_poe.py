@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from lpes_eval.errors import UserError
+from lpes_eval.flags import at_least, of, one_of, positive
 from lpes_eval.methods.attention import Call
-from lpes_eval.methods.base import count, one_of, real
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 
@@ -45,13 +45,11 @@ class HeadFactors(PromptInterception):
 
     def __post_init__(self) -> None:
         """Read what a user wrote, and refuse what makes no sense."""
-        self.min, self.max, self.skip = real("min", self.min), real("max", self.max), count("skip", self.skip)
-        self.threshold = real("threshold", self.threshold)
-        one_of("order", self.order, ("paper", "authors"))
-        if not 0 < self.min <= self.max < float("inf"):
-            raise UserError(f"min={self.min:g},max={self.max:g}: expected 0 < min <= max")
-        if not self.threshold > 0:
-            raise UserError(f"threshold={self.threshold:g}: expected more than 0")
+        self.min, self.max = of(positive, "min", self.min), of(positive, "max", self.max)
+        self.skip, self.threshold = of(at_least(0), "skip", self.skip), of(positive, "threshold", self.threshold)
+        of(one_of("paper", "authors"), "order", self.order)
+        if self.min > self.max:
+            raise UserError(f"min={self.min:g},max={self.max:g}: expected min <= max")
         self.ranks: dict[int, Tensor] = {}
 
     def factors(self, heads: int) -> list[float]:
@@ -81,7 +79,7 @@ class HeadFactors(PromptInterception):
         key = call.key.repeat_interleave(heads // key_heads, dim=1)
         turned = call.rotate(call.query.flatten(0, 1)[:, None], key.flatten(0, 1)[:, None], cos, sin)
         query, key = (x.view(batch, heads, *x.shape[2:]) for x in turned)
-        return call.compute(query, *call.cached(key, call.value, in_place=heads != key_heads))
+        return call.compute(query, *call.cached(key, call.value))
 
     def _rank(self, call: Call) -> Tensor:
         """The number of each head's factor, (B, H): its rank by position-awareness, or the authors' way."""

@@ -13,7 +13,8 @@ from torch import nn
 from lpes_eval import rope
 from lpes_eval.errors import UserError
 from lpes_eval.factors import MAX_LAYERS, Factors
-from lpes_eval.methods.base import MethodLM, count, real
+from lpes_eval.flags import at_least, finite, of
+from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.lpes import LPES, LayerFactors
 
 
@@ -35,8 +36,9 @@ class OneFactor(LayerFactors):
 
     def __post_init__(self) -> None:
         """Read both; ``UserError`` for what is no number, ``FactorsError`` for a factor out of range."""
-        self.factors, self.skip = self.factor, count("skip", self.skip)
-        given = {"uniform": real("factor", self.factor), "unscaled_layers": range(min(self.skip, MAX_LAYERS))}
+        self.factors, self.skip = self.factor, of(at_least(0), "skip", self.skip)
+        factor = of(finite, "factor", self.factor)
+        given = {"uniform": factor, "unscaled_layers": range(min(self.skip, MAX_LAYERS))}
         self.parsed = Factors.from_dict(given, source=f"factor={self.factor}")
 
     def check(self, model: nn.Module) -> None:

@@ -23,8 +23,8 @@ from scipy.signal import savgol_filter
 from torch import Tensor, nn
 
 from lpes_eval.errors import UserError
+from lpes_eval.flags import at_least, finite, of
 from lpes_eval.methods.attention import Call
-from lpes_eval.methods.base import count, real
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
 LENGTH = 1000
@@ -51,10 +51,10 @@ class ScaledChannel(PromptInterception):
 
     def __post_init__(self) -> None:
         """Read what a user wrote."""
-        self.channel = count("channel", self.channel) if self.channel is not None else None
-        self.scale, self.samples = real("scale", self.scale), count("samples", self.samples)
-        if not -float("inf") < self.scale < 1 or self.samples < 1:
-            raise UserError(f"scale={self.scale:g},samples={self.samples}: expected scale < 1 and samples >= 1")
+        self.channel = of(at_least(0), "channel", self.channel) if self.channel is not None else None
+        self.scale, self.samples = of(finite, "scale", self.scale), of(at_least(1), "samples", self.samples)
+        if self.scale >= 1:
+            raise UserError(f"scale={self.scale:g}: expected less than 1")
 
     def chosen_layers(self, depth: int) -> range:
         """The layers in a model of this depth; ``UserError`` where there are none, or not so many."""

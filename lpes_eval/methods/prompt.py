@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lpes_eval.errors import UserError
 from lpes_eval.methods.attention import Call
@@ -35,10 +35,9 @@ class PromptInterception(Interception):
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
         """The prompt's last token is in this column, or in one column a row, of whatever is run without a filled cache.
 
-        Otherwise it is each row's last token that is not padding, of whatever the first pass has: of the prompt and
-        the answer so far without a cache, of the prompt and the first guesses in speculative decoding, and of the first
-        chunk where a prompt comes in chunks. So it is needed there; and chunks are then refused (``UserError``), for
-        the method needs a prompt that is there as a whole.
+        Otherwise it is each row's last token that is not padding of the first pass, which has more than the prompt
+        without a cache and in speculative decoding, and less where a prompt comes in chunks; these are then refused
+        (``UserError``).
         """
         self._end = torch.as_tensor(column).cpu()
         try:
@@ -72,40 +71,18 @@ class PromptLM(MethodLM):
     """``hf`` that tells its method where prompts end.
 
     In generation it is the last token before the answer, in likelihood scoring the last token of the context. The
-    windows of rolling likelihood (perplexity) have a context of one token.
+    windows of rolling likelihood (perplexity) have a context of one token. Likelihoods are scored one by one.
     """
-
-    _ends: dict[tuple[int, ...], int] = {}  # noqa: RUF012 (replaced, never changed): input -> the column of its context's end
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         with self.method.prompt_ends_at(context.shape[1] - 1):
             return super()._model_generate(context, max_length, stop, **options)
 
     def _loglikelihood_tokens(self, requests: list[Request], *args: Any, **kwargs: Any) -> list[tuple[float, bool]]:
-        """As ``hf``, in as many rounds as there are contexts that make the same input with different continuations.
-
-        ``hf`` hands ``_model_call`` the inputs alone, padded with 0 at the right. The length of each one's context is
-        looked up by its tokens; two requests with the same tokens and different contexts go into different rounds.
-        """
-        answers: dict[int, tuple[float, bool]] = {}
-        while len(answers) < len(requests):
-            self._ends, now = {}, []
-            for number, (_, context, continuation) in enumerate(requests):
-                tokens = (context + continuation)[-(self.max_length + 1) :][:-1]
-                end = len(tokens) - len(continuation)
-                if number not in answers and self._ends.setdefault(_without_zeros(tokens), end) == end:
-                    now.append(number)
-            scored = super()._loglikelihood_tokens([requests[number] for number in now], *args, **kwargs)
-            answers |= zip(now, scored, strict=True)
-        self._ends = {}
-        return [answers[number] for number in range(len(requests))]
-
-    def _model_call(self, inps: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        ends = [self._ends.get(_without_zeros(row), inps.shape[1] - 1) for row in inps.tolist()]
-        with self.method.prompt_ends_at(torch.tensor(ends)):
-            return super()._model_call(inps, *args, **kwargs)
-
-
-def _without_zeros(tokens: list[int]) -> tuple[int, ...]:
-    """The tokens without the zeros at the end, which cannot be told from padding."""
-    return tuple(np.trim_zeros(tokens, "b"))
+        answers = []
+        for request in tqdm(requests, disable=len(requests) == 1):
+            _, context, continuation = request
+            length = min(len(context) + len(continuation) - 1, self.max_length)  # of the input, cut at the left
+            with self.method.prompt_ends_at(length - len(continuation)):
+                answers += super()._loglikelihood_tokens([request], disable_tqdm=True)
+        return answers

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lpes_eval import rope
+from lpes_eval import rotary as rotations
 from lpes_eval.errors import UnsupportedModel, UserError
-from lpes_eval.methods.base import real
+from lpes_eval.flags import finite, of
 
 PUBLISHED_BASES = (10000.0, 17500.0, 18000.0, 19000.0, 20000.0, 22500.0, 25000.0)
 """The RoPE bases of Attention Buckets and MoICE, for models whose own base is 10000 (arXiv 2312.04455, 2406.19598)."""
@@ -36,7 +37,7 @@ class Table(tuple[Tensor, Tensor]):
     def of(cls, rotary: nn.Module, args: tuple, kwargs: dict, output: Pair) -> Table:
         """From what a forward hook of a rotary module is given."""
         table = cls(output)
-        table.rotary, table.call = rotary, rope.named(args, kwargs)
+        table.rotary, table.call = rotary, rotations.named(args, kwargs)
         return table
 
     def to(self, device: Any, **options: Any) -> Table:
@@ -56,8 +57,8 @@ class Table(tuple[Tensor, Tensor]):
 
         def make() -> Pair:
             ids = self.call["position_ids"]
-            positions = rope.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
-            return tuple(t.unflatten(0, (len(factors), -1)) for t in rope.ask(self.rotary, self.call, positions))
+            positions = rotations.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
+            return tuple(t.unflatten(0, (len(factors), -1)) for t in rotations.ask(self.rotary, self.call, positions))
 
         return self._once(("factors", *factors), make)
 
@@ -68,7 +69,7 @@ class Table(tuple[Tensor, Tensor]):
         def at(base: float) -> Pair:
             other = copy.copy(rotary)  # the model's own stays as it is, whatever happens meanwhile
             other._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
-            return rope.ask(other, self.call, self.call["position_ids"])
+            return rotations.ask(other, self.call, self.call["position_ids"])
 
         def make() -> Pair:
             tables = (tuple(self) if base == theta else at(base) for base in bases)
@@ -143,7 +144,7 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     bases: tuple[float, ...] = ()
     with suppress(UserError):
-        bases = tuple(real(name, part) for part in parts)
+        bases = tuple(of(finite, name, part) for part in parts)
     if not bases or not all(1 < base < float("inf") for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
     return bases

@@ -1,6 +1,7 @@
 """The reference models: small, shipped with the package, and biased by position at the default size of their tasks."""
 
 from pathlib import Path
+from typing import Any
 
 NAMES = {
     "reference": "base",
@@ -17,3 +18,8 @@ def path(name: str = "base") -> Path:
     Imports nothing heavy.
     """
     return Path(__file__).resolve().parent / name
+
+
+def folder(pretrained: Any) -> Any:
+    """The folder of a shipped model, where ``pretrained`` is the name of one; anything else as it is."""
+    return path(NAMES[pretrained]) if isinstance(pretrained, str) and pretrained in NAMES else pretrained

@@ -145,7 +145,7 @@ def test_layer_factors_and_methods_exclude_each_other(llama, name):
 
 
 @pytest.mark.parametrize("name", ROTATING)
-def test_a_cache_that_was_filled_otherwise_is_refused_and_so_is_a_second_detach(llama, name):
+def test_a_cache_that_was_filled_otherwise_is_refused_and_a_second_detach_does_nothing(llama, name):
     def filled():
         return llama(**inputs(), use_cache=True).past_key_values
 
@@ -160,8 +160,6 @@ def test_a_cache_that_was_filled_otherwise_is_refused_and_so_is_a_second_detach(
         go_on(plain)
     go_on(own)
     method.detach()
-    with pytest.raises(CacheError, match=r"rotated by .*, which is not in this model"):
-        go_on(own)
     other = put("ms_poe" if name == "attention_buckets" else "attention_buckets", llama)
     method.detach()
     assert rope.method_in(llama) is not None
@@ -234,7 +232,7 @@ REFUSED = {
     "pi": (
         ({"factor": "x"}, "^factor=x: expected a number"),
         ({"factor": 0}, "factor=0: .* expected a number from 0.001"),
-        *(({"skip": n}, f"^skip={n}: expected a whole number") for n in ("some", -3, 1.7, True)),
+        *(({"skip": n}, f"^skip={n}: expected (a whole number|at least 0)") for n in ("some", -3, 1.7, True)),
         *(({"skip": n}, f"^skip={n}: the model has 4 layers, of which none") for n in (4, 10**9)),
     ),
     "attention_buckets": (
@@ -242,20 +240,20 @@ REFUSED = {
         *(({"bases": given}, "numbers > 1 with ':' between them") for given in ("10000,17500", "", [0], ["x"])),
     ),
     "ms_poe": (
-        ({"min": 2, "max": 1}, "min=2,max=1: expected 0 < min <= max"),
+        ({"min": 2, "max": 1}, "min=2,max=1: expected min <= max"),
         ({"min": "a"}, "min=a: expected a number"),
         ({"min": "1_5"}, "min=1_5: expected a number"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
         ({"order": "code"}, "order=code: expected paper or authors"),
-        ({"skip": -1}, "skip=-1: expected a whole number"),
+        ({"skip": -1}, "skip=-1: expected at least 0"),
         ({"skip": 4}, "skip=4: the model has 4 layers, of which none would be left"),
     ),
     "positional_channel": (
         ({"channel": 64}, "channel=64: the model has 64 hidden channels"),
         ({"channel": "x"}, "channel=x: expected a whole number"),
-        ({"channel": 0, "scale": 1}, "scale=1,.*expected scale < 1"),
-        ({"channel": 0, "scale": "nan"}, "expected scale < 1"),
-        ({"channel": 0, "samples": 0}, "samples=0: expected"),
+        ({"channel": 0, "scale": 1}, "scale=1: expected less than 1"),
+        ({"channel": 0, "scale": "nan"}, "scale=nan: expected a number"),
+        ({"channel": 0, "samples": 0}, "samples=0: expected at least 1"),
         *(
             ({"channel": 0, "layers": layers}, f"layers={layers}: expected FIRST:END with")
             for layers in ("2", "3:3", "1:5", "a:b")

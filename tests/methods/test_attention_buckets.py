@@ -6,7 +6,7 @@ from lm_eval.models.huggingface import HFLM
 
 from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, answers, apart, evaluate, generated, inputs, logits
-from lpes_eval import reference, rope
+from lpes_eval import reference, rotary
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
 
@@ -36,14 +36,14 @@ def by_models_of_these_bases(model, bases, combine):
 
 
 def test_the_models_own_frequencies_stay_while_it_answers(monkeypatch):
-    model, ask, seen = tiny_model(tiny_config("llama")), rope.ask, []
+    model, ask, seen = tiny_model(tiny_config("llama")), rotary.ask, []
     own = model.model.rotary_emb.inv_freq
 
     def watched(*arguments):
         seen.append(model.model.rotary_emb.inv_freq is own)
         return ask(*arguments)
 
-    monkeypatch.setattr(rope, "ask", watched)
+    monkeypatch.setattr(rotary, "ask", watched)
     AttentionBuckets.apply(model, bases=BASES)
     logits(model)
     assert seen
@@ -83,21 +83,6 @@ def test_positions_with_several_axes_are_repeated_row_by_row_and_those_of_one_ro
     one = position_ids[:1]
     of_all = logits(model, **given, position_ids=one.expand(2, -1))
     assert torch.equal(logits(model, **given, position_ids=one), of_all)
-
-
-def test_what_does_not_fit_into_memory_is_done_in_parts(llama):
-    method = AttentionBuckets.apply(llama, bases=BASES)
-    expected, rows = generated(llama), []
-
-    def small(decoder, args, kwargs):
-        rows.append(kwargs["input_ids"].shape[0])
-        if kwargs["input_ids"].shape[1] > 1 and rows[-1] > 4:
-            raise torch.OutOfMemoryError("too much")
-
-    llama.model.register_forward_pre_hook(small, with_kwargs=True)
-    assert apart(generated(llama), expected) < 1e-4
-    assert method.parts == 2
-    assert rows == [6, 4, 2, *[6] * 4]  # three bases of two rows; two bases, then one; decoding has all rows again
 
 
 def test_rows_are_counted_in_the_first_layer_that_holds_keys():

@@ -246,6 +246,22 @@ def test_answers_of_other_settings_are_cached_apart():
     assert keys[-1] == methods.load("ms_poe")().cache_key
 
 
+@pytest.mark.parametrize("factors", [None, 1.234])
+def test_answers_of_other_weights_are_cached_apart_also_where_they_have_one_name(factors):
+    """As after ``reference`` comes ``reference-kv``, or weights that were trained on in the same folder."""
+    one = LPES(factors=factors)
+    before = one.cache_key
+    assert before == LPES("reference", factors=factors).cache_key != LPES("reference-kv", factors=factors).cache_key
+    with torch.no_grad():
+        one.model.model.norm.weight[0] += 1e-3
+    assert one.cache_key != before
+
+
+def test_a_list_of_factors_in_a_text_of_arguments_is_a_list():
+    arguments = "pretrained=reference-kv,factors=[1.0,1.25,1.125,1.3125]"
+    assert LPES.create_from_arg_string(arguments, {"batch_size": 2}).layer_factors == [1.0, 1.25, 1.125, 1.3125]
+
+
 # -- a method is a file in lpes_eval/methods: what lists methods takes them from there
 
 

@@ -95,25 +95,6 @@ def test_the_gradient_is_the_slope_of_the_loss(folder):
         assert (values[0] - values[1]) / 0.04 == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("sequences_until_killed", [4, 14])
-def test_a_killed_run_ends_with_the_file_and_log_of_an_undisturbed_one(folder, tmp_path, one, sequences_until_killed):
-    seen, made = [], routers.describe(load(folder).config)
-
-    def killed(number):
-        seen.append(number)
-        if len(seen) > sequences_until_killed:
-            raise KeyboardInterrupt
-        return one(number)
-
-    with pytest.raises(KeyboardInterrupt):
-        train.train(load(folder), made, SMALL, killed, tmp_path / "killed", save_every=2)
-    assert not (tmp_path / "killed" / routers.FILE).exists()
-    for out in ("whole", "killed"):
-        train.train(load(folder), made, SMALL, one, tmp_path / out, save_every=2)
-    for name in (routers.FILE, train.LOG):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
-
-
 def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
     for micro_batch in ("1", "3"):
         command(folder, tmp_path / micro_batch, "--micro_batch", micro_batch, "--rate", "0.01")
@@ -122,7 +103,7 @@ def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
     assert not torch.allclose(one.w1, Router(one.config).w1, atol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float16"])
 def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(folder, tmp_path, dtype):
     for name in ("float32", dtype):
         assert command(folder, tmp_path / name, "--dtype", name) == 0
@@ -144,26 +125,9 @@ def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path)
     assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
 
 
-def test_a_checkpoint_continues_the_same_run_alone(folder, tmp_path, capsys):
-    assert command(folder, tmp_path, "--steps", "1") == 0
-    capsys.readouterr()
-    assert command(folder, tmp_path, "--steps", "1", "--dry_run") == 0
-    assert "going on from step 1" in capsys.readouterr().out
-    assert command(folder, tmp_path, "--steps", "1", "--rate", "0.5") == 2
-    assert "was made with other settings (rate 0.05 -> 0.5)" in capsys.readouterr().err
-    (tmp_path / train.CHECKPOINT).write_bytes(b"broken")
-    assert command(folder, tmp_path, "--steps", "1") == 2
-    assert "cannot be read as a checkpoint" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("nothing_is_loaded")
-def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
+def test_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command(folder, tmp_path / "out", "--dry_run") == 0
-    shown = capsys.readouterr().out
-    assert "2 layers of 4 heads of size 8, 322 numbers to learn, bases 10000, 17500" in shown
-    assert "6 steps of 3 sequences from texts.jsonl" in shown
-    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     for save in (T5Config().save_pretrained, AutoTokenizer.from_pretrained(folder).save_pretrained):
         save(tmp_path / "t5")
@@ -178,7 +142,8 @@ def test_a_dry_run_and_errors_need_no_weights(folder, tmp_path, capsys, monkeypa
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
         (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
-        (("--task", "kv_retrieval", "mdqa_pos:1"), "--task mdqa_pos:1: expected kv_retrieval or mdqa_pos"),
+        (("--task", "kv_retrieval:9", "mdqa:1"), "--task mdqa:1: expected kv_retrieval or mdqa_pos with :SIZE"),
+        (("--task", "kv_retrieval:1"), "--task kv_retrieval:SIZE=1: expected at least 2"),
     ):
         assert command(folder, tmp_path / "out", *more) == 2
         error = capsys.readouterr().err
@@ -252,16 +217,15 @@ def test_a_run_records_its_tasks_and_bases_of_ones_own_choice(folder, tmp_path):
     assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
 
 
-def test_the_shipped_router_was_trained_by_the_published_settings_for_the_shipped_weights():
+def test_the_shipped_router_was_trained_by_the_published_settings():
     trained = routers.read(reference.path() / routers.SHIPPED)
     found = trained.config
-    settings = train.Settings(tasks=tuple(train.TASK_SIZES.items()))
+    settings = train.Settings(tasks=(("kv_retrieval", 50), ("mdqa_pos", 10)))
     assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
     assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
     assert found.bases == PUBLISHED_BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
     expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
     assert {name: found.training[name] for name in expected} == expected
-    assert found.weights_sha256 == routers.weights_digest(str(reference.path()))
     assert found.model == "reference"
     fresh = Router(found, seed=settings.seed)
     moved = max((a - b).abs().max() for a, b in zip(fresh.parameters(), trained.parameters(), strict=True))

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.families import tiny_config, tiny_model
 
-FACTORS = [1.0, 1.3, 1.7, 1.3]
+FACTORS = [1.0, 1.34, 1.675, 1.34]
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
 
 

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
-from lpes_eval import rope
+from lpes_eval import rope, rotary
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
 from small_llama import FACTORS, by_hand, generate, llama, logits
@@ -52,7 +52,7 @@ def test_other_factors_replace_the_first(model, ids):
 def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     batched = logits(model, ids)
-    monkeypatch.setattr(rope, "BATCHED_LIMIT", 0)
+    monkeypatch.setattr(rotary, "ROWS", 0)
     assert torch.equal(logits(model, ids), batched)
 
 
@@ -72,16 +72,42 @@ def watch(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize("length", [1, 40])
-@pytest.mark.parametrize(("kind", "rows"), [("linear", [1 + 4]), ("dynamic", [1, 1 + 4])])
-def test_one_call_of_the_rotary_module_makes_all_tables(kind, rows, ids, length, watch):
+@pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 512)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
+def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, watch):
     """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
     model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})
     lpes_eval.apply(model, FACTORS)
     calls = []
     watch(lambda positions, cos: calls.append(tuple(positions.shape)))
-    logits(model, ids[:1, :length])
-    assert calls == [(number, length) for number in rows]  # the true positions and four layers'
+    logits(model, ids[:1])
+    logits(model, ids[:1, :1])
+    assert calls == rows
+
+
+@pytest.mark.parametrize("first", [0, 250, 5000])
+def test_rows_of_kept_tables_are_what_the_rotary_module_computes(model, ids, first, monkeypatch):
+    """At positions in the first block, across two blocks, and beyond what is kept from the beginning."""
+    lpes_eval.apply(model, FACTORS)
+    logits(model, ids)
+    places = torch.stack((torch.arange(40), torch.arange(40).flip(0))) + first
+    gathered = logits(model, ids, position_ids=places)
+    monkeypatch.setattr(rotary, "_gathered", lambda *_: None)
+    assert torch.equal(gathered, logits(model, ids, position_ids=places))
+
+
+@pytest.mark.parametrize("change", ["replaced", "in place", "dtype"])
+def test_frequencies_that_somebody_changes_are_tabulated_anew(model, ids, change):
+    lpes_eval.apply(model, FACTORS)
+    logits(model, ids)
+    rotary_emb = model.model.rotary_emb
+    if change == "replaced":
+        rotary_emb.inv_freq = rotary_emb.inv_freq / 3
+    elif change == "in place":
+        rotary_emb.inv_freq.div_(3)
+    else:
+        model.double()
+    expected = by_hand(model, ids, FACTORS) if change != "dtype" else by_hand(llama(), ids, FACTORS)
+    assert torch.allclose(logits(model, ids).float(), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("whose", ["hook", "forward"])
@@ -110,7 +136,7 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, mon
     """Beyond the limit one table is alive at a time; counted by the tables that the rotary module was asked for."""
     model = llama(num_hidden_layers=8, max_position_embeddings=4096)
     lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
-    monkeypatch.setattr(rope, "BATCHED_LIMIT", 1000)
+    monkeypatch.setattr(rotary, "ROWS", 1000)
     alive, counts = set(), []
 
     def count(positions, cos):

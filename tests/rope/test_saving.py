@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 import lpes_eval
 from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import Factors, rope
-from lpes_eval.config_field import carried
 from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.factors import carried
 from lpes_eval.methods.lpes import LPES
 from lpes_eval.methods.pi import PI
 from lpes_eval.reference import path
@@ -123,6 +124,10 @@ def test_an_override_stands_beside_the_text_configuration_and_wins():
     assert carried(config).per_layer() == [1.1, 1.2, 1.3]
     config.lpes_factors = 1
     assert carried(config).per_layer(3) == [1.0] * 3
+    for name in ("hf://owner/repo", "factors.json", "1.5"):
+        config.lpes_factors = name
+        with pytest.raises(FactorsError, match=f"^lpes_factors in config.json: factors: found '{name}', expected num"):
+            carried(config)
     config.lpes_factors = 0
     with pytest.raises(FactorsError, match=r"^lpes_factors in config.json: factors=0: uniform: found 0, expected"):
         carried(config)
@@ -163,6 +168,12 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
         lpes_eval.save(llama(), tmp_path)
     with pytest.raises(FactorsError, match="carries none"):
         lpes_eval.apply(llama())
+    model = llama()
+    lpes_eval.apply(model, FACTORS)
+    kind = SimpleNamespace(quant_method="gguf")
+    model.hf_quantizer = SimpleNamespace(is_serializable=lambda: False, quantization_config=kind)
+    with pytest.raises(UserError, match="does not save a model of gguf weights; keep the factors as a file"):
+        lpes_eval.save(model, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
         lpes_eval.save(llama(), tmp_path / "file")

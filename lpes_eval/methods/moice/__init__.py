@@ -49,15 +49,10 @@ class Mixture(Interception):
     name = "MoICE"
 
     def __post_init__(self) -> None:
-        """Read the router; ``UserError`` where there is none, or a damaged one."""
+        """Read the router; ``UserError`` for a damaged one."""
         self.file: Path | None = None
         self.sha256: str | None = None  # of the file as it is read: it may be another by the end of an evaluation
-        if self.router is None:
-            raise UserError(
-                "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
-                "python -m lpes_eval.methods.moice.train"
-            )
-        if not isinstance(self.router, Router):
+        if self.router is not None and not isinstance(self.router, Router):
             self.file = routers.file_of(self.router)
             self.sha256, self.router = files.sha256(self.file), routers.read(self.file)
 
@@ -65,10 +60,16 @@ class Mixture(Interception):
         """Refuse a model without a base of its own, and one that the router was not made for."""
         self._theta = own_base(model, self.name)
         super().check(model)
+        if self.router is None:
+            raise UserError(
+                "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
+                "python -m lpes_eval.methods.moice.train"
+            )
         routers.check(self.router.config, self.file, routers.describe(model.config))
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, and the router on its device."""
+        self.check(model)
         self.router.to(device_of(model))
         super().put(model)
 
@@ -96,7 +97,7 @@ class Mixture(Interception):
         query, key = every(0, count) if small or call.cache is not None else every(0, 1)
         weights = self.router(call.layer, query[:, :, 0].flatten(1, 2))  # (B, H, T, N)
         if call.cache is not None:
-            cached, value = call.cached(key.flatten(1, 2), value, in_place=True)  # (B, K * N, S, D), (B, K, S, D_v)
+            cached, value = call.cached(key.flatten(1, 2), value)  # (B, K * N, S, D), (B, K, S, D_v)
             key = cached.unflatten(1, (key_heads, count))
         if small and not any(call.options.get(name) is not None for name in ("s_aux", "position_bias")):
             out = call.compute(query.flatten(1, 3), key.flatten(1, 2), value).unflatten(2, (key_heads, count, -1))
@@ -123,7 +124,7 @@ class MoICE(MethodLM):
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         if "router" not in kwargs and pretrained in (None, *reference.NAMES):
-            shipped = reference.path(reference.NAMES[pretrained or "reference"]) / routers.SHIPPED
+            shipped = reference.folder(pretrained or "reference") / routers.SHIPPED
             kwargs["router"] = shipped if shipped.is_dir() else None
         super().__init__(pretrained, **kwargs)
 

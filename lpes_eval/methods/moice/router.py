@@ -14,7 +14,6 @@ they are for (:class:`RouterConfig`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -41,8 +40,6 @@ SHIPPED = "router"
 """The folder of a shipped router in its model's: servers take every ``*.safetensors`` beside the weights for some."""
 METADATA = "moice_router"
 VERSION = 1
-HASHED_BYTES = 1 << 26
-"""Weights of up to 64 MiB, such as the reference model's, are known by their checksum; larger ones by name alone."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class RouterConfig:
 
     ``head_dim`` is the size of a query, the part that is not rotated included. The router sees the query of the first
     of the ``bases``; ``top_k`` of them share a token's attention. ``model`` is the name or folder that was given for
-    training, ``weights_sha256`` the checksum of its weights where they are small enough to be read for it.
+    training.
     """
 
     layers: int
@@ -60,7 +57,6 @@ class RouterConfig:
     bases: tuple[float, ...] = PUBLISHED_BASES
     top_k: int = TOP_K
     model: str | None = None
-    weights_sha256: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,13 +157,15 @@ def read(path: str | Path) -> Router:
         data = json.loads(metadata[METADATA])
         if (version := data.pop("version")) != VERSION:
             raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
+        data.pop("weights_sha256", None)  # which the router of the reference model has
         config = RouterConfig(**data)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{file}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
     for name, shape in config.tensors.items():  # before a router of these sizes is made, which may be any
-        found = tuple(tensors[name].shape) if name in tensors else "none"
-        if found != shape:
-            raise UserError(f"{file}: tensor {name!r}: found {found}, expected {shape}")
+        tensor = tensors.get(name)
+        found = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+        if found != (shape, torch.float32):
+            raise UserError(f"{file}: tensor {name!r}: found {found or 'none'}, expected {shape} of float32")
         if not bool(tensors[name].isfinite().all()):
             raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
     router = Router(config)
@@ -188,37 +186,22 @@ def file_of(path: str | Path) -> Path:
 
 
 def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
-    """Refuse a router, ``config`` from the file ``source``, that was made for another model than ``model`` describes.
-
-    Raises:
-        UserError: other sizes, or other weights where both checksums are known; names both models.
-    """
-    made_for, found = config.shape, model.shape
-    if made_for == found and None not in (config.weights_sha256, model.weights_sha256):
-        made_for, found = (f"weights {str(each.weights_sha256)[:12]}" for each in (config, model))
-    if made_for != found:
+    """Refuse a router, ``config`` from the file ``source``, that was made for a model of other sizes than ``model``."""
+    if config.shape != model.shape:
         raise UserError(
-            f"router={source}: made for {config.model or 'a model'} with {made_for}, but {model.model or 'the model'} "
-            f"has {found}; train a router for this model with python -m lpes_eval.methods.moice.train"
+            f"router={source}: made for {config.model or 'a model'} with {config.shape}, but "
+            f"{model.model or 'the model'} has {model.shape}; train a router for this model with "
+            "python -m lpes_eval.methods.moice.train"
         )
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
     """What a router must be made for to serve a transformers model with the configuration ``config``.
 
-    Its name and its weights' checksum are those of the folder that the configuration was read from. ``options`` are
-    further fields of :class:`RouterConfig`.
+    Its name is that of the folder that the configuration was read from. ``options`` are further fields.
     """
     text, name = config.get_text_config(decoder=True), getattr(config, "_name_or_path", None) or None
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    options = {"model": name, "weights_sha256": weights_digest(name) if name is not None else None} | options
+    options.setdefault("model", name)
     return RouterConfig(text.num_hidden_layers, heads, size, **options)
-
-
-def weights_digest(folder: str) -> str | None:
-    """Checksum of the weight files in a local folder, or None: elsewhere, other formats, more than ``HASHED_BYTES``."""
-    files = sorted(Path(folder).expanduser().glob("model*.safetensors"))
-    if not files or sum(file.stat().st_size for file in files) > HASHED_BYTES:
-        return None
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

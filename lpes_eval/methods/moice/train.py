@@ -7,8 +7,7 @@ script (docs/methods.md has a table). Their data is a part of OpenHermes; any te
 Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that no evaluation set is made of. The loss is
 then that of the answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
 
-A step depends on the settings and on its number alone. So a run that was killed goes on from its last checkpoint in
-``--out`` and ends with the same file, byte for byte, on the same processor with the same number of threads.
+The same settings give the same file, byte for byte, on the same processor with the same number of threads.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lpes_eval import checkpoint, files, reference
+from lpes_eval import files, reference
 from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError, first_line, program
-from lpes_eval.flags import amount, at_least, positive, whole
+from lpes_eval.flags import amount, at_least, of, positive, whole
 from lpes_eval.methods import moice
 from lpes_eval.methods.base import check_device
 from lpes_eval.methods.interception import find_attention
@@ -41,10 +40,8 @@ from lpes_eval.methods.moice.router import Router, RouterConfig
 from lpes_eval.methods.tables import own_base, parse_bases, published_bases
 from lpes_eval.rng import below, shuffled, stream
 
-CHECKPOINT = "checkpoint.safetensors"
 LOG = "training.jsonl"
-TASK_SIZES = {"kv_retrieval": 50, "mdqa_pos": 10}
-"""Records, or documents, of a prompt where nothing else is asked for: those of the task for models with 4k windows."""
+TASKS = ("kv_retrieval", "mdqa_pos")
 TRAINING_SEED = 0x901CE
 """Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
 CLIP = 1.0
@@ -154,37 +151,27 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
 
 
 def train(
-    model: Any,
-    config: RouterConfig,
-    settings: Settings,
-    one: Sequences,
-    out: Path,
-    *,
-    micro_batch: int = 1,
-    save_every: int = 1,
+    model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path, *, micro_batch: int = 1
 ) -> Path:
-    """Train a router for ``model``, or go on with it, and return its file; the model is given back as it was.
+    """Train a router for ``model`` and return its file; the model is given back as it was.
 
-    ``out`` gets ``router.safetensors``, the checkpoint (one every ``save_every`` steps) and the log. ``micro_batch``
-    sequences are computed together: this changes the loss by rounding alone, except for the balance loss of fewer than
-    all bases, which is that of a micro batch.
+    ``out`` gets ``router.safetensors`` and the log. ``micro_batch`` sequences are computed together: this changes the
+    loss by rounding alone, except for the balance loss of fewer than all bases, which is that of a micro batch.
 
     Raises:
-        UserError: ``out`` holds a checkpoint of other settings, or the loss is not a number.
+        UserError: the loss is not a number.
     """
     router, batch = Router(config, seed=settings.seed), settings.batch
-    log = log_so_far(out, config, settings)
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     method = moice.MoICE.apply(model, router=router)
     for weight in frozen:
         weight.requires_grad_(False)
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
-    bar = tqdm(total=settings.steps * batch, initial=len(log) * batch, unit="seq")
+    log: list[dict[str, Any]] = []
+    bar = tqdm(total=settings.steps * batch, unit="seq")
     try:
-        if log:
-            checkpoint.restore(out / CHECKPOINT, router, optimizer)
-        for step in range(len(log) + 1, settings.steps + 1):
+        for step in range(1, settings.steps + 1):
             loss = balance = 0.0
             numbers = range((step - 1) * batch, step * batch)
             for together in (numbers[start : start + micro_batch] for start in range(0, batch, micro_batch)):
@@ -198,16 +185,13 @@ def train(
                 weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                found = f"the loss is {loss:g} and its gradient has norm {norm:g}"
-                raise UserError(f"step {step}: {found}; use --dtype bfloat16 or float32")
+                reason = f"the loss is {loss:g} and its gradient has norm {norm:g}"
+                raise UserError(f"step {step}: {reason}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
-            entry = {"loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)}
-            bar.set_postfix(loss=entry["loss"])
-            log.append({"step": step} | entry)
-            if step % save_every == 0 or step == settings.steps:
-                files.write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
-                checkpoint.save(out / CHECKPOINT, router, optimizer, settings=_fixed(config, settings), log=log)
+            log.append({"step": step, "loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)})
+            bar.set_postfix(loss=log[-1]["loss"])
+            files.write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
     finally:
         bar.close()
         method.detach()
@@ -219,27 +203,6 @@ def train(
     return out / routers.FILE
 
 
-def _fixed(config: RouterConfig, settings: Settings) -> dict[str, Any]:
-    """What must not change between a run and its continuation, the model included, as JSON gives it back."""
-    return json.loads(json.dumps(asdict(config) | asdict(settings)))
-
-
-def log_so_far(out: Path, config: RouterConfig, settings: Settings) -> list[dict[str, Any]]:
-    """The log of the steps that the checkpoint in ``out`` has behind it; empty where there is none.
-
-    Raises:
-        UserError: it is one of other settings, or no checkpoint.
-    """
-    if not (file := out / CHECKPOINT).exists():
-        return []
-    before, log = checkpoint.notes(file, "settings", "log")
-    pairs = ((name, before.get(name), value) for name, value in _fixed(config, settings).items())
-    if changed := [f"{name} {then} -> {now}" for name, then, now in pairs if then != now]:
-        found = f"was made with other settings ({', '.join(changed)})"
-        raise UserError(f"{file}: {found}; go on with those, or choose another --out")
-    return log
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lpes_eval.methods.moice.train",
@@ -247,11 +210,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
-    add("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
+    add("--out", type=Path, required=True, help="folder to write")
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
-    task_help = f"train on prompts like these tasks', with SIZE records or documents (default: {TASK_SIZES})"
-    data.add_argument("--task", nargs="+", metavar="TASK[:SIZE]", help=task_help)
+    task_help = f"train on prompts like these tasks' ({' or '.join(TASKS)}), with SIZE records or documents"
+    data.add_argument("--task", nargs="+", metavar="TASK:SIZE", help=task_help)
     for name, kind, words in (
         ("length", at_least(2), "most tokens of a sequence"),
         ("steps", at_least(1), "optimizer steps"),
@@ -260,7 +223,6 @@ def _parser() -> argparse.ArgumentParser:
         ("balance", amount, "weight of the balance loss"),
         ("seed", whole, "of the router's first weights and of the data"),
         ("micro_batch", at_least(1), "sequences computed together"),
-        ("save_every", at_least(1), "steps between checkpoints"),
     ):
         default = getattr(Settings, name, 1)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
@@ -268,7 +230,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dry_run", action="store_true", help="check everything, say what would be done, and stop")
     return parser
 
 
@@ -283,7 +244,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         texts = [found.text for found in perplexity.read(given.text)]
         settings = Settings(given.text.name, files.sha256(given.text), **asked)
-    name = str(reference.path(reference.NAMES[given.model])) if given.model in reference.NAMES else given.model
+    name = str(reference.folder(given.model))
     try:
         config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
         with torch.device("meta"):
@@ -300,28 +261,25 @@ def main(arguments: list[str] | None = None) -> None:
         one(number)
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
-    done = len(log_so_far(given.out, described, settings))
     learnt = sum(weight.numel() for weight in Router(described).parameters())
     source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
-    listed, going_on = ", ".join(f"{base:g}" for base in bases), f", going on from step {done}" if done else ""
+    listed = ", ".join(f"{base:g}" for base in bases)
     print(f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {listed}, top {top_k}")
     print(f"{settings.steps} steps of {settings.batch} sequences from {source}, at most {settings.length} tokens each")
-    print(f"{given.out / routers.FILE}{going_on}; {given.dtype} on {given.device}", flush=True)
-    if given.dry_run:
-        return
+    print(f"{given.out / routers.FILE}; {given.dtype} on {given.device}", flush=True)
     given.out.mkdir(parents=True, exist_ok=True)  # before the model is loaded, as it may be refused
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
-    file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch, save_every=given.save_every)
+    file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch)
     notes = routers.read(file).config.training
     print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
 
 
 def _task(given: str) -> tuple[str, int]:
-    """``TASK`` or ``TASK:SIZE``."""
+    """``TASK:SIZE``."""
     task, _, size = given.partition(":")
-    if task not in TASK_SIZES or not (size == "" or (size.isdecimal() and int(size) >= 2)):
-        raise UserError(f"--task {given}: expected {' or '.join(TASK_SIZES)}, and perhaps :SIZE of at least 2")
-    return task, int(size) if size else TASK_SIZES[task]
+    if task not in TASKS:
+        raise UserError(f"--task {given}: expected {' or '.join(TASKS)} with :SIZE")
+    return task, of(at_least(2), f"--task {task}:SIZE", size)
 
 
 if __name__ == "__main__":
