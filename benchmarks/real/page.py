@@ -1,0 +1,164 @@
+"""The tables and pictures of docs/real-models.md, from the lines that ``benchmarks.real`` has written.
+
+python -m benchmarks.real.page            write the tables between the page's markers, and the pictures
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.real.measure import POSITIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/real/results"
+PAGE = ROOT / "docs/real-models.md"
+PICTURES = ROOT / "docs/real-models"
+Values = NDArray[np.float64]
+COLORS = ("#595959", "#0072b2", "#d55e00")
+SIZES = {"kv_retrieval": "records", "mdqa_pos": "documents"}
+
+
+def read(kind: str) -> dict[tuple[str, str, int, bool], dict[str, dict[int, dict[str, Any]]]]:
+    """The lines of a folder: by model, task, size and chat template, then by factors, then by question."""
+    groups: dict[Any, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted((RESULTS / kind).glob("*.jsonl")):
+        model, _, task = path.stem.partition("-")
+        for text in path.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            groups[model, task, line["size"], line["chat"]][line["factors"]][line["question"]] = line
+    return groups
+
+
+def table(lines: dict[int, dict[str, Any]], of: str, numbers: Sequence[int] | None = None) -> Values:
+    """A value of questions, (questions, positions)."""
+    return np.array([lines[number][of] for number in (numbers or sorted(lines))])
+
+
+def interval(values: Values) -> tuple[float, float, float]:
+    """The mean over questions of their means over positions, and its 95 % interval (Student's t)."""
+    means = values.mean(1)
+    half = stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
+    return means.mean(), means.mean() - half, means.mean() + half
+
+
+def metric(line: dict[str, Any]) -> str:
+    """What of a line is its accuracy: the decoded answer's score, or else whether greedy decoding gives the gold."""
+    return "score" if "score" in line else "exact"
+
+
+def compared(kind: str = "held_out") -> str:
+    """Accuracy by position of each set of factors, and what it gains over the plain model on the same questions."""
+    rows = ["| model, task | factors | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean | gain |"]
+    rows.append("| :-- | :-- | --: |" + " --: |" * (len(POSITIONS) + 2))
+    for (model, task, size, chat), by_factors in read(kind).items():
+        for name, lines in by_factors.items():
+            numbers = sorted(lines.keys() & by_factors["plain"].keys())
+            of = metric(lines[numbers[0]])
+            values, plain = table(lines, of, numbers) * 100, table(by_factors["plain"], of, numbers) * 100
+            cells = [f"{value:.1f}" for value in values.mean(0)] + [f"{values.mean():.1f}"]
+            gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
+            title = f"{model}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+            rows.append(f"| {title} | {name} | {len(numbers)} | " + " | ".join(cells) + f" | {gain} |")
+    return "\n".join(rows)
+
+
+def mapped() -> str:
+    """Accuracy of the plain model, and the likelihood of the gold answer, by position and length."""
+    rows = ["| model, task | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean |"]
+    rows.append("| :-- | --: |" + " --: |" * (len(POSITIONS) + 1))
+    for (model, task, size, chat), by_factors in read("map").items():
+        lines = by_factors["plain"]
+        accuracy = table(lines, metric(next(iter(lines.values())))) * 100
+        likelihood = table(lines, "ll")
+        cells = [f"{a:.0f} ({b:.2f})" for a, b in zip(accuracy.mean(0), likelihood.mean(0), strict=True)]
+        mean, low, high = interval(accuracy)
+        title = f"{model}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+        rows.append(f"| {title} | {len(lines)} | " + " | ".join(cells) + f" | {mean:.0f} [{low:.0f}, {high:.0f}] |")
+    return "\n".join(rows)
+
+
+def draw_positions(names: dict[str, str], model: str, task: str, size: int, path: Path) -> None:
+    """Accuracy by position under the factors that ``names`` gives titles, with 95 % intervals."""
+    by_factors = read("held_out")[model, task, size, False]
+    figure, axes = pyplot.subplots(figsize=(5.2, 3.1), layout="constrained")
+    for (name, title), color, marker in zip(names.items(), COLORS, "so^", strict=False):
+        values = table(by_factors[name], metric(next(iter(by_factors[name].values())))) * 100
+        half = stats.t.ppf(0.975, len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
+        axes.errorbar(POSITIONS, values.mean(0), half, label=title, color=color, marker=marker, capsize=2, lw=1.5)
+    axes.set(xlabel="position of the gold record, %", ylabel="accuracy, %", xticks=POSITIONS, ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=200)
+    pyplot.close(figure)
+
+
+def draw_map(path: Path) -> None:
+    """Log-likelihood of the gold answer by position and length, one panel a model and task."""
+    panels: dict[tuple[str, str], dict[int, Values]] = defaultdict(dict)
+    for (model, task, size, chat), by_factors in read("map").items():
+        if not chat:
+            panels[model, task][size] = table(by_factors["plain"], "ll").mean(0)
+    figure, grid = pyplot.subplots(1, len(panels), figsize=(3 * len(panels), 2.6), layout="constrained", squeeze=False)
+    for axes, ((model, task), rows) in zip(grid[0], panels.items(), strict=True):
+        sizes = sorted(rows)
+        values = np.array([rows[size] for size in sizes])
+        axes.imshow(values, cmap="viridis", aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
+        axes.set_xticks(range(len(POSITIONS)), [f"{p:g}" for p in POSITIONS])
+        axes.set_yticks(range(len(sizes)), [str(size) for size in sizes])
+        axes.set_title(f"{model}, {task}", fontsize=9)
+        axes.set(xlabel="gold position, %", ylabel=SIZES[task])
+    figure.savefig(path, dpi=200)
+    pyplot.close(figure)
+
+
+def draw_layers(model: str, task: str, size: int, path: Path) -> None:
+    """What one layer's factor changes in the log-likelihood of the gold answer: a layer a column, a factor a row."""
+    by_factors = read("record")[model, task, size, False]
+    plain = by_factors["plain"]
+    cells: dict[tuple[float, int], float] = {}
+    for name, lines in by_factors.items():
+        layer, _, factor = name.partition(":")
+        if layer.isdigit() and "+" not in name:
+            numbers = sorted(lines.keys() & plain.keys())
+            cells[float(factor), int(layer)] = float((table(lines, "ll", numbers) - table(plain, "ll", numbers)).mean())
+    factors, layers = sorted({f for f, _ in cells}), sorted({h for _, h in cells})
+    values = np.array([[cells.get((f, h), np.nan) for h in layers] for f in factors])
+    figure, axes = pyplot.subplots(figsize=(7.2, 2.6), layout="constrained")
+    image = axes.imshow(values, cmap="RdBu", vmin=-0.03, vmax=0.03, aspect="auto", origin="lower")
+    axes.set_xticks(range(len(layers)), layers, fontsize=7)
+    axes.set_yticks(range(len(factors)), [f"{f:g}" for f in factors])
+    axes.set(xlabel="layer", ylabel="its factor")
+    figure.colorbar(image, label="change of log-likelihood\na token", extend="both")
+    figure.savefig(path, dpi=200)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Write the page's tables and the pictures."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    texts = {"real_map": mapped(), "real_held_out": compared(), "real_elsewhere": compared("elsewhere")}
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}{texts[match[2]]}\n{match[3]}"
+
+    page = PAGE.read_text(encoding="utf-8")
+    page = re.sub(r"(<!-- numbers: (\w+) -->\n).*?(<!-- /numbers -->)", fill, page, flags=re.S)
+    PAGE.write_text(page, encoding="utf-8")
+    draw_map(PICTURES / "map.png")
+    draw_layers("smollm2", "kv_retrieval", 12, PICTURES / "layers.png")
+
+
+if __name__ == "__main__":
+    main()
