@@ -151,7 +151,7 @@ def record(
     task: str,
     **said: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Measure factors by name on questions, and add a line for each to ``path``; lines that are there are not made anew.
+    """Measure factors by name on questions, and add a line for each to ``path`` that is not there yet.
 
     ``said`` goes into each line; with ``decode=True`` the answers are decoded and scored too.
     """
