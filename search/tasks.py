@@ -11,7 +11,6 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from yaml import YAMLError
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness import budget, plugin
-from lpes_eval.harness.segments import join
 from lpes_eval.harness.task import PositionTask
 
 POSITIONS = (0.0, 50.0, 100.0)
@@ -281,7 +279,7 @@ def _build(
                 "with another fewshot_split"
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
-    left_out = _places(task, examples) if isinstance(task, PositionTask) else {}
+    left_out = task.left_out if isinstance(task, PositionTask) else {}
     limit, chat = None if samples is not None else examples, asked("apply_chat_template")
     if chat:
         budget.require_chat_template(lm)
@@ -312,18 +310,6 @@ def _build(
     sign = -1 if task.higher_is_better().get(name) is False else 1
     scored_by = wanted or filters[0]
     return Objective(task.task_name, task, docs, numbers, name, scored_by, [], sign, samples is not None, left_out)
-
-
-def _places(task: PositionTask, examples: int | None) -> dict[float, float]:
-    """Leave out positions whose prompts are all those of an earlier one; returns them, each with that one."""
-    firsts: dict[tuple[str, ...], float] = {}
-    left_out = {}
-    for position in task.positions:
-        prompts = tuple(join(task.segments(doc, position)) for doc in islice(task.eval_docs, examples))
-        if firsts.setdefault(prompts, position) != position:
-            left_out[position] = firsts[prompts]
-    task.positions = list(firsts.values())
-    return left_out
 
 
 def _divide(task: Any, split: str, search_seed: int) -> list[int]:

@@ -5,7 +5,6 @@ import os
 import pkgutil
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import jsonschema
@@ -97,9 +96,9 @@ RULES_BEYOND_A_SCHEMA = {
 
 @pytest.mark.parametrize("wrong", BAD)
 def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands_and_by_the_schema(
-    wrong, tmp_path, capsys
+    wrong, tmp_path, capsys, monkeypatch
 ):
-    from lm_eval._cli import HarnessCLI
+    from lm_eval.config.evaluate_config import EvaluatorConfig
 
     content, named = BAD[wrong]
     path = write(tmp_path / "f.json", content)
@@ -110,10 +109,12 @@ def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands
     assert named in message.removeprefix(f"{path}")
     assert "\n" not in message
     assert len(message) < 400 + len(str(path))
-    arguments = Namespace(model="lpes", model_args={"factors": str(path)}, func=lambda _: pytest.fail("it went on"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(FactorsError) as early:
+        EvaluatorConfig(model="lpes", model_args={"factors": str(path)}, tasks=["kv_retrieval"]).process_tasks()
     with pytest.raises(SystemExit, match="2"):
-        HarnessCLI.execute(None, arguments)
-    assert capsys.readouterr().err == f"lm_eval: error: {message}\n"
+        sys.excepthook(early.type, early.value, early.tb)
+    assert capsys.readouterr().err == f"lm_eval: error: {early.value}\n"
     assert cli.main(["factors", str(path), "--layers", "4"]) == 2
     assert capsys.readouterr().err == f"lpes-eval: error: {message}\n"
     if isinstance(content, dict | list):

@@ -178,8 +178,14 @@ class PositionTask(BenchmarkTask):
         """Load the examples, once it is known at which positions they are asked."""
         settings = checked(self.config.metadata)
         self.positions = settings["positions"]
+        self.left_out: dict[float, float] = {}
         if items := settings.get(self.SIZE):
-            self.positions = distinct(self.positions, items, f"{self.config.task}, {self.SIZE}={items}")
+            self.left_out = coinciding(self.positions, items)
+            self.positions = [position for position in self.positions if position not in self.left_out]
+        if self.left_out:
+            same = ", ".join(f"{p:g}" for p in self.left_out)
+            what = f"{self.config.task}, {self.SIZE}={items}"
+            warning_once(logger, f"{what}: positions {same} % are places of others, and are not asked again")
         super().download(dataset_kwargs, **kwargs)
 
     def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
@@ -255,15 +261,11 @@ class PositionTask(BenchmarkTask):
                 )
 
 
-def distinct(positions: Sequence[float], items: int, what: str) -> list[float]:
-    """The positions at which different ones of so many items stand, the first of each; says which coincide."""
+def coinciding(positions: Sequence[float], items: int) -> dict[float, float]:
+    """Positions at which the item of an earlier one of ``positions`` stands, each with the first such position."""
     first: dict[int, float] = {}
-    for position in positions:
-        first.setdefault(gold_index(position, items), position)
-    if len(first) < len(positions):
-        left_out = ", ".join(f"{p:g}" for p in positions if p not in first.values())
-        warning_once(logger, f"{what}: positions {left_out} % are places of others, and are not asked again")
-    return list(first.values())
+    same = {position: first.setdefault(gold_index(position, items), position) for position in positions}
+    return {position: other for position, other in same.items() if position != other}
 
 
 def gold_index(position: float, num_items: int) -> int:

@@ -201,7 +201,7 @@ def test_exchange_test_agrees_with_all_exchanges_written_out(level):
         first, second = np.where(which, new, old), np.where(which, old, new)
         worse_mean.append(first.mean() - second.mean())
         wider.append(np.ptp(second.mean(axis=0)) - np.ptp(first.mean(axis=0)))
-    *_, mean, spread = st.rerun_changes(old, new, level)
+    *_, mean, _, spread = st.rerun_changes(old, new, level)
     for change, null in ((mean, worse_mean), (spread, wider)):  # of which the first is what was seen
         assert change.worsening == pytest.approx(null[0])
         assert change.p == pytest.approx(np.mean(np.array(null) >= null[0] - 1e-12))
