@@ -50,7 +50,7 @@ def test_regress_fails_where_a_small_task_fell_to_0_beside_a_large_one(tmp_path)
     command("regress", tmp_path / "old", "--baseline", tmp_path / "b.json", "--update", status=0)
     printed = command("regress", tmp_path / "new", "--baseline", tmp_path / "b.json", "--strict", status=1)
     [row] = [line for line in printed.splitlines() if line.startswith("all")]
-    assert row.endswith(("WORSE", "not testable"))
+    assert row.endswith(("WORSE", "NOT TESTABLE"))
 
 
 def test_a_search_neither_overwrites_nor_deletes_what_is_not_its_own(tmp_path):

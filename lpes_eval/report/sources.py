@@ -165,13 +165,17 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Group the runs' scores on the same examples, which may stand in one picture."""
+    """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
+
+    def anywhere(task: results.Task) -> results.Task:
+        return replace(task, data={key: value for key, value in task.data.items() if key != "positions"})
+
     groups: list[tuple[str, list[Run]]] = []
     for run in runs:
         for name, task in run.results.tasks.items():
             for known, members in groups:
-                others = [one.results.tasks[known] for one in members]
-                if name == known and all(mismatch(one, task, prompts_may_differ=True) is None for one in others):
+                others = [anywhere(one.results.tasks[known]) for one in members if known == name]
+                if others and not any(mismatch(one, anywhere(task), prompts_may_differ=True) for one in others):
                     members.append(run)
                     break
             else:

@@ -29,11 +29,12 @@ def _text(said: dict[str, Any], folder: Path) -> str:
 
 
 def _table(task: str, lengths: Sequence[dict[str, Any]]) -> str:
-    at_each = [f"{at['position']:g} %" for at in lengths[0]["positions"]]
-    header = [task, "questions", *at_each, "mean", "p of no bias"]
+    positions = sorted({at["position"] for one in lengths for at in one["positions"]})
+    header = [task, "questions", *(f"{position:g} %" for position in positions), "mean", "p of no bias"]
     rows = []
     for one in lengths:
-        cells = [f"{100 * at['score']:.0f} ({_span(at['interval'])})" for at in one["positions"]]
+        scores = {at["position"]: f"{100 * at['score']:.0f} ({_span(at['interval'])})" for at in one["positions"]}
+        cells = [scores.get(position, "–") for position in positions]
         cells += [f"{100 * one['mean']:.0f}", p_value(one["friedman_p_holm"])]
         rows.append([one["length"], str(one["questions"]), *cells])
     title = "Right answers in percent by position of the gold item, 95 % intervals (p: Friedman's test, Holm)"

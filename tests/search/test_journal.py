@@ -131,20 +131,6 @@ def test_an_entry_can_be_read_when_record_returns_and_the_last_line_of_a_key_cou
         ]
 
 
-def test_a_journal_of_many_entries_is_read_in_linear_time(tmp_path):
-    entry = json.dumps(ENTRY | {"examples": {"a": [0.5] * 50}})
-
-    def seconds(number):
-        lines = [entry.replace('"a"', f'"{k}"', 1) for k in range(number)]
-        (tmp_path / "journal.jsonl").write_text("\n".join(['{"settings": {}}', *lines, ""]))
-        start = time.process_time()
-        with Journal(tmp_path, {}) as journal:
-            assert len(journal.individuals) == number
-        return time.process_time() - start
-
-    assert seconds(8000) < 12 * seconds(1000)
-
-
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     with Journal(tmp_path, {"seed": {"seed": 0}}):
         code, err = finish(tmp_path)
