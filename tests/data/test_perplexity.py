@@ -203,7 +203,7 @@ def test_a_text_file_and_a_folder_exclude_each_other_and_windows_need_a_model(tm
     with pytest.raises(DataError, match=r"text_file=x\.txt and source or data_dir exclude each other"):
         task_manager(data_dir=str(tmp_path), text_file="x.txt").load(["lpes_ppl_001k"])
     task = task_manager(data_dir=str(tmp_path)).load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
-    with pytest.raises(UserError, match="lpes_ppl_001k: .* prompts that are too long would silently be truncated"):
+    with pytest.raises(UserError, match=r"lpes_ppl_001k: .* prompts that are too long would silently be truncated"):
         task.build_all_requests()
 
 
