@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
     tables.check_outputs(COMMAND, arguments)
     runs = [results.read(path) for path in (arguments.a, *arguments.others)]
-    found = compare(*runs, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
+    comparison = compare(*runs, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
     if arguments.html:
         page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
-    tables.publish(page_of(found, arguments.flips), arguments)
+    tables.publish(page_of(comparison, arguments.flips), arguments)
     return 0
 
 
@@ -72,10 +72,9 @@ def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
         facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
         facts |= {"rows": [*map(_facts, section.rows)]}
         data.append(facts | ({"sides": section.runs} if several else {}))
-    found = [*_flips(comparison, several)] if with_flips else []
     facts = {"confidence": comparison.confidence, "comparisons": data}
-    facts |= {"flips": [facts for _, facts in found]} if found else {}
-    return tables.Page(COMMAND, sides, sections, comparison.notes, facts, flips=[table for table, _ in found])
+    flips = [*_flips(comparison, several)] if with_flips else []
+    return tables.Page(COMMAND, sides, sections, comparison.notes, facts, flips=flips)
 
 
 def _facts(row: Row) -> dict[str, Any]:

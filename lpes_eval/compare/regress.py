@@ -108,20 +108,16 @@ def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
         sections.append(tables.Table(title, HEADER, tuple(_cells(row) for row in rows)))
         data.append({"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]})
         cases += [_case(row, f"{task}.{metric}") for row in rows]
-    found = [*_flips(verdict)] if with_flips else []
-    facts: dict[str, Any] = {"comparisons": data}
-    if found:
-        facts["flips"] = [flips for _, flips in found]
     baseline = str(verdict.baseline.model), str(verdict.baseline.path)
     return tables.Page(
         COMMAND,
         {"baseline": baseline, "now": verdict.now.side},
         sections,
         verdict.notes,
-        facts,
+        {"comparisons": data},
         verdict.headline,
         cases,
-        [table for table, _ in found],
+        [*_flips(verdict)] if with_flips else [],
     )
 
 

@@ -64,7 +64,6 @@ class Sample:
     ``prompt`` the first prompt.
     """
 
-    question: int | str
     doc: Any
     target: Any
     requests: tuple[tuple[str, Any], ...]
@@ -278,12 +277,16 @@ def _task(raw: Mapping[str, Any], name: str, samples: Mapping[str, Sequence[Samp
     return Task(**ours | fields)
 
 
-def _reported(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others."""
+def _reported(row: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
+    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others.
+
+    What the samples have a score for is no standard error, whatever it is called.
+    """
     scores = {}
     for key, value in row.items():
         name, comma, filter_name = key.partition(",")
-        if comma and not (name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in row):
+        is_error = name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in row
+        if comma and not (is_error and not any(name in sample.scores for sample in samples.get(filter_name, ()))):
             scores[key] = number(value)
     return scores
 
@@ -295,7 +298,7 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
-    scores, metrics = _reported(row), dict[str, Metric]()
+    scores, metrics = _reported(row, samples), dict[str, Metric]()
 
     def add(key: str, keys: Mapping[str, str]) -> None:
         lines = samples.get(key.partition(",")[2], ())
@@ -406,17 +409,16 @@ def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[Sample]:
             holder = line["doc"] if name == "question_id" and isinstance(line["doc"], dict) else line
             question = holder.get(name)
             question = question if isinstance(question, int) else str(question)
-            keyed[isinstance(question, str), question] = _sample(line, question)
+            keyed[isinstance(question, str), question] = line
         if len(keyed) == len(lines):
-            return [keyed[key] for key in sorted(keyed)]
+            return [_sample(keyed[key]) for key in sorted(keyed)]
     raise DataError(f"{path}: question {question} is there twice; the samples of two runs went to one file")
 
 
-def _sample(line: Mapping[str, Any], question: int | str) -> Sample:
+def _sample(line: Mapping[str, Any]) -> Sample:
     requests = [(request.get("arg_0", ""), request.get("arg_1")) for request in entry(line, "arguments").values()]
     answers = line.get("filtered_resps") or [""]
     return Sample(
-        question,
         line["doc"],
         line.get("target"),
         # of an API of chats lm-eval logs a list with the prompt's text

@@ -373,8 +373,8 @@ def _exchanges(changes: Array, draws: int, seed: int) -> Array:
     chunk = min(200_000, max(1, 4_000_000 // changed))
     parts = [seen[None]]
     for start in range(0, draws, chunk):
-        kept = rng.integers(0, 2, size=(min(chunk, draws - start), changed), dtype=np.int8)
-        parts.append(2.0 * (kept.astype(float) @ changes) - seen)
+        stays = rng.integers(0, 2, size=(min(chunk, draws - start), changed), dtype=np.int8)
+        parts.append(2.0 * (stays.astype(float) @ changes) - seen)
     return np.concatenate(parts)
 
 

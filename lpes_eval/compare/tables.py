@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lpes_eval import files
@@ -42,9 +42,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Page:
-    """What a command prints: runs (what was evaluated, and its file) by their names, tables, notes, and flips.
+    """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
 
-    ``data`` is the same in full for a program, ``cases`` for a service that shows tests.
+    ``data`` is the same in full for a program, ``cases`` for a service that shows tests. ``flips`` are the samples that
+    flipped, each score's as a table of texts and as data.
     """
 
     command: str
@@ -54,7 +55,7 @@ class Page:
     data: Mapping[str, Any]
     headline: str = ""
     cases: Sequence[Case] = ()
-    flips: Sequence[Table] = field(default_factory=tuple)
+    flips: Sequence[tuple[Table, Mapping[str, Any]]] = ()
 
     def to_text(self) -> str:
         """Lay it out for a terminal."""
@@ -62,7 +63,7 @@ class Page:
         sides = [terminal(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
         tables, flips = (
             [f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}" for table in tables]
-            for tables in (self.tables, self.flips)
+            for tables in (self.tables, [table for table, _ in self.flips])
         )
         parts = ["\n".join(sides), *tables, "\n".join(map(terminal, self.notes)), *flips, self.headline]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -74,7 +75,7 @@ class Page:
         parts += ["\n".join(f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items())]
         parts += [f"### {markdown(table.title)}\n\n{_markdown(table, 1)}" for table in self.tables]
         parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
-        for table in self.flips:
+        for table, _ in self.flips:
             rows = _markdown(table, len(table.header))
             parts.append(f"<details><summary>{markdown(table.title)}</summary>\n\n{rows}\n\n</details>")
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -82,8 +83,12 @@ class Page:
     def to_json(self) -> str:
         """Write it as JSON; what is not a finite number there is null."""
         sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        data = {"file": files.marker(self.command), **({"headline": self.headline} if self.headline else {}), **sides}
-        return json.dumps(finite({**data, **self.data, "notes": self.notes}), indent=2, allow_nan=False) + "\n"
+        headline = {"headline": self.headline} if self.headline else {}
+        data: dict[str, Any] = {"file": files.marker(self.command), **headline, **sides}
+        data |= {**self.data, "notes": self.notes}
+        if self.flips:
+            data["flips"] = [flips for _, flips in self.flips]
+        return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
         """Write it as JUnit XML."""
