@@ -102,13 +102,14 @@ class Search:
 
     @property
     def full(self) -> list[Entry]:
-        """The individuals that were not given up early."""
-        return [entry for entry in self.individuals if not entry.stopped_after]
+        """The individuals whose score was measured and that were not given up early."""
+        return [entry for entry in self.individuals if not entry.stopped_after and entry.measure == "score"]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What it is, what it cost so far, and the fittest of the individuals that were asked most."""
         individuals, full = self.individuals, self.full
+        early = sum(bool(entry.stopped_after) for entry in individuals)
         most = max((entry.prompts for entry in full), default=0)
         best = max((entry.fitness for entry in full if entry.prompts == most), default=0.0)
         prompts, seconds = sum(entry.prompts for entry in individuals), sum(entry.seconds for entry in individuals)
@@ -116,7 +117,7 @@ class Search:
             "folder": self.folder,
             "optimiser": self.settings.get("optimizer"),
             "curve": self.settings.get("curve"),
-            "individuals": f"{len(individuals)}, of which {len(individuals) - len(full)} given up early",
+            "individuals": f"{len(individuals)}, of which {early} given up early",
             "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
             "fittest": full and f"{best:.4f} on {most} prompts",
             "factors": self.factors,
