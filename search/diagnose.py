@@ -30,7 +30,6 @@ from lpes_eval.harness import plugin
 from search import config
 from search.held_out import as_lm_eval_reads_it, every_ten_seconds
 from search.journal import Journal
-from search.optimizers.bands import levels_of
 from search.parser import batch_size, names
 
 if TYPE_CHECKING:
@@ -271,7 +270,9 @@ def _try_bands(found: Diagnosis) -> None:
 
 def bands_of(num_layers: int) -> list[tuple[int, int]]:
     """The whole stack, its halves, quarters and eighths: (first, last) layer of each."""
-    return list(dict.fromkeys((first, end - 1) for level in levels_of(num_layers, FINEST) for first, end in level))
+    from search.optimizers import layers
+
+    return [(first, end - 1) for first, end in layers.bands_of(num_layers, FINEST)]
 
 
 def _rows(evaluator: Evaluator, examples: dict[str, list[Any]]) -> list[list[float]]:

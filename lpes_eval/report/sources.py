@@ -104,8 +104,8 @@ class Search:
 
     @property
     def full(self) -> list[Entry]:
-        """The individuals that were not given up early."""
-        return [entry for entry in self.individuals if not entry.stopped_after]
+        """The individuals whose score was measured and that were not given up early."""
+        return [entry for entry in self.individuals if entry.measure == "score" and not entry.stopped_after]
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Progress:
         self.name, self.expected, self.prompts_expected = name, individuals, prompts
         self.count = self.prompts = 0
         self.rows: dict[str, Entry] = {}  # what there is to beat, the best so far, and the last one
-        self._best: dict[int, Entry] = {}  # by the number of prompts
+        self._best: dict[tuple[str, int], Entry] = {}  # by what the fitness is and the number of prompts
         self._lines: deque[str] = deque(maxlen=SHOWN)
         self._answered, self._took = 0, 0.0  # now: what was known before says nothing about the time to come
         self._first: set[float] = set()  # the fitness of the first generation
@@ -91,11 +91,13 @@ class Progress:
             self._answered, self._took = self._answered + entry.prompts, self._took + entry.seconds
         harmful, early = any(guard.over for guard in entry.guards.values()), bool(entry.stopped_after)
         best = self.rows.get("best so far")
-        known = self._best.get(entry.prompts)
+        measured = entry.measure, entry.prompts
+        known = self._best.get(measured)
         if not (early or harmful or entry.failed) and (known is None or entry.fitness > known.fitness):
-            best = self._best[entry.prompts] = entry
+            best = self._best[measured] = entry
         self.rows |= {"best so far": best or entry, "this one": entry}
-        told = "could not be measured" if entry.failed else f"fitness {entry.fitness:.4f}"
+        name = "fitness" if entry.measure == "score" else "log-likelihood"
+        told = "could not be measured" if entry.failed else f"{name} {entry.fitness:.4f}"
         state = "given up early" if early else "worsens a guard" if harmful else f"on {entry.prompts} prompts"
         line = [
             f"individual {self.count}" + (f" of about {max(self.expected, self.count)}" if self.expected else ""),

@@ -191,6 +191,8 @@ def verdict(search: Search, outcome: Outcome) -> str:
         text = f"no individual is fitter than the plain model{unharmed} {scores}"
         if search.cut:
             return f"{ended}: so far {text}, which says nothing about the others. Search on with a larger --budget."
+        if search.optimizer.said:
+            ended += f": {search.optimizer.said}"
         said = [f"{ended}: {text}, so there is nothing here that is worth using."]
         return " ".join([*said, *_smallest_gains(search, outcome)])
     if held_out is None:
@@ -232,7 +234,11 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
         where = "held-out examples"
     else:
-        others = [entry for entry in search.journal.individuals if entry.examples and entry.key != plain.key]
+        others = [
+            entry
+            for entry in search.journal.individuals
+            if entry.examples and entry.key != plain.key and entry.measure == "score"
+        ]
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
     return [
