@@ -149,7 +149,7 @@ def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float |
     """The smallest gain in a task's mean that would have been beyond chance; None where one question says nothing.
 
     It is half of the 95 % interval of the difference of two measurements, on the questions that both were asked.
-    Without another one, the interval is that of two independent measurements that vary as the plain model's does.
+    Without one that differs, the interval is that of two independent measurements that vary as the plain model's does.
     """
     from lpes_eval.compare import statistics
 
@@ -164,11 +164,9 @@ def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float |
     rows, others = _matrix(task, same), _matrix(task, examples)
     if rows is None or others is None or len(rows) < 2:
         return None
-    if other:
-        difference = statistics.compare_paired(rows, others).mean
-        half = (difference.high - difference.low) / 2
-    else:
-        half = float(1.96 * (2 / len(rows)) ** 0.5 * rows.mean(axis=1).std(ddof=1))
+    difference = statistics.compare_paired(rows, others).mean
+    independent = float(1.96 * (2 / len(rows)) ** 0.5 * rows.mean(axis=1).std(ddof=1))
+    half = (difference.high - difference.low) / 2 or independent
     return half if math.isfinite(half) and half > 0 else None
 
 

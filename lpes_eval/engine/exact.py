@@ -32,7 +32,7 @@ END = 64
 """The last tokens of prompts are run for all of them together if there are at most so many left to run."""
 SHARED = 1 / 8
 """The share of a prompt that the one before must have in common with it: behind copied tokens attention has a mask."""
-CHUNK = 512
+CHUNK = 256
 """Tokens behind copied ones that are run at once."""
 MATCH, DRAFT = 3, 8
 """So many last tokens are looked up in the text, and so many that followed them there are a draft."""

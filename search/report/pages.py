@@ -237,7 +237,7 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         others = [
             entry
             for entry in search.journal.individuals
-            if entry.examples and entry.key != plain.key and entry.measure == "score"
+            if entry.examples and entry.factor != 1.0 and entry.measure == "score"
         ]
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]

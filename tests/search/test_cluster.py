@@ -111,7 +111,7 @@ def test_results_that_are_not_taken_hold_nothing_up(pool):
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ({"packages": {"torch": "1"}}, f"has torch 1, not {identity.packages()['torch']}; install the driver's"),
+        ({"packages": {"torch": "1"}}, r"has torch 1, not .*; install the driver's"),
         ({"model": "another"}, "has another model than the first worker"),
     ],
 )

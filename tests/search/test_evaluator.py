@@ -31,8 +31,9 @@ def individuals(count, layers=3, seed=0):
 
 
 @pytest.fixture
-def harness(toy_lm, task_folder):
+def harness(toy_lm, task_folder, monkeypatch):
     """Every search example's score by ``simple_evaluate``, in the order of the task's examples."""
+    monkeypatch.setattr(toy_lm, "fast", False)  # hf's own loop answers
     manager = TaskManager(include_path=task_folder, include_defaults=False, metadata={"split": "search"})
 
     def scores(factors, name, metric, **options):
@@ -194,7 +195,8 @@ def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_p
         for u in (3, 12):
             [request] = [r for r in kv.task.instances if (r.doc_id, r.idx) == (u, number)]
             prompt = lm.tok_encode(request.args[0], add_special_tokens=False)
-            answer = lm.tok_encode(kv.task.written(request.doc, column.position), add_special_tokens=False)
+            written = kv.task.config.target_delimiter + kv.task.written(request.doc, column.position)
+            answer = lm.tok_encode(written, add_special_tokens=False)
             with torch.no_grad():
                 logits = lm.model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
             each = [logits[len(prompt) - 1 + k, token].item() for k, token in enumerate(answer)]
