@@ -337,7 +337,7 @@ def make_optimizer(
         start=start_points(args, space),
         seed=args.seed,
         model=(evaluator.lm, evaluator.objectives),
-        examples=min(len(objective.docs) for objective in evaluator.objectives),
+        examples=min((len(objective.docs) for objective in evaluator.objectives), default=args.examples),
         measure="likelihood" if evaluator.has_likelihood else "score",
     )
 

@@ -24,7 +24,7 @@ MAP = ((math.inf, 2), (16, 4), (8, 12))
 """Of the map, how many entries are measured, and on how many questions that none was measured on before."""
 ROUNDS, QUESTIONS = 8, 12
 """Times that a combination may be changed, and questions on which the changes are compared."""
-TUNING = (1.1, 1.05, 1.02)
+TUNING = (1.2, 1.1, 1.05)
 LEVEL = 0.05
 """How probable it may be that where nothing helps an entry of the map seems to."""
 
