@@ -136,7 +136,7 @@ def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(
             return 0.9 if s == (1.0,) * 4 else 0.82
         return 0.4 + min(0.5, abs(s[0] - 1) + abs(s[1] - 1)) - 0.5 * abs(s[2] - 1)
 
-    for budget in ("450prompts", "650prompts"):
+    for budget in ("750prompts", "1000prompts"):
         folder = search(right, "--budget", budget, folder=budget)
         assert found(folder).name == "best_effort.json"
         assert report(folder)["factors"] != [1.0] * 4
@@ -170,7 +170,7 @@ def test_a_search_stopped_before_anything_better_names_no_file(search, monkeypat
 
 
 def test_where_nothing_helps_there_is_no_file_no_held_out_prompt_and_a_gain_that_would_have_been_seen(search, capsys):
-    folder = search(lambda s, keys, position: 0.5 - 0.2 * (mean(s) - 1), "--held_out_examples", "12")
+    folder = search(lambda s, keys, position: 0.5 - 0.2 * abs(mean(s) - 1), "--held_out_examples", "12")
     out = capsys.readouterr().out
     assert report(folder)["factors"] == [1.0] * 4
     assert not list(folder.glob("*s.json")) + list(folder.glob("best_effort.json"))
@@ -183,9 +183,9 @@ def test_where_nothing_helps_there_is_no_file_no_held_out_prompt_and_a_gain_that
 
 
 def test_a_budget_that_ends_a_search_without_a_gain_concludes_nothing(search, capsys):
-    search(lambda s, keys, position: 0.5 - 0.2 * (mean(s) - 1), "--budget", "200prompts")
+    search(lambda s, keys, position: 0.5 - 0.2 * abs(mean(s) - 1), "--budget", "200prompts")
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"The budget of 200 prompts ended the search after \d of about \d+ individuals: so far no", said)
+    assert re.search(r"The budget of 200 prompts ended the search after \d+ of about \d+ individuals: so far no", said)
     assert "says nothing about the others" in said
     assert "not worth using" not in said
 
@@ -202,17 +202,18 @@ def test_a_guard_that_has_nothing_to_lose_says_so(search, capsys):
 
 
 def test_a_budget_of_prompts_counts_those_of_the_guards(search):
-    folder = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5), "--budget", "600prompts")
+    folder = search(lambda s, keys, position: 0.4 + 0.8 * min(mean(s) - 1, 0.5), "--budget", "2000prompts")
     asked = [(e["prompts"], e.get("guard_prompts", 0)) for e in journal(folder) if e.get("generation") is not None]
     assert sum(of_guards for _, of_guards in asked) == report(folder)["guard_prompts"] > 0
-    assert sum(map(sum, asked[:-1])) < 600 <= sum(map(sum, asked))
+    assert sum(map(sum, asked[:-1])) < 2000 <= sum(map(sum, asked))
 
 
 def test_what_is_only_as_fit_as_what_was_kept_is_not_guarded(search):
     folder = search(lambda s, keys, position: 0.4 + 0.4 * (s[1] > 1), "--examples", "48")
     whole = [entry for entry in journal(folder) if entry["prompts"] == 3 * 48 and "examples" in entry]
     assert len([entry for entry in whole if entry["fitness"] == max(e["fitness"] for e in whole)]) > 1
-    assert len({entry["key"] for entry in whole if "guards" in entry}) == 1
+    assert not any("guards" in entry for entry in whole if entry["origin"] == "tuned" and entry.get("factor") != 1.5)
+    assert any("guards" in entry for entry in whole if entry["origin"] == "judged")
 
 
 def test_two_metrics_of_a_task_are_two_guards(search, capsys):
