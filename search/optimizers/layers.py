@@ -51,9 +51,16 @@ class Gain:
         return fmean(self.differences)
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean; 0 where one question gives none."""
-        return stdev(self.differences) / math.sqrt(len(self.differences)) if len(self.differences) > 1 else 0.0
+    def p(self) -> float:
+        """How probable such gains are where the change does nothing (Wilcoxon's signed-rank test, one-sided).
+
+        A t-test would see little, as a few questions gain far more than others. Without questions whatever gains counts.
+        """
+        from scipy.stats import wilcoxon
+
+        if len(self.differences) == 1 or not any(self.differences):
+            return float(self.mean <= 0)
+        return float(wilcoxon(self.differences, alternative="greater").pvalue)
 
 
 class LayerSearch(Optimizer):
@@ -62,9 +69,9 @@ class LayerSearch(Optimizer):
     1. A map: every layer, the whole stack, its halves and quarters, each by three steps down and up, on two questions;
        the best of them on others, and the best of these on others again. Fitness is the likelihood of the reference
        answers, which sees more in a question than its score and decodes nothing. If on the last questions no entry is
-       better than the start beyond chance (paired by question, Bonferroni), there is nothing to find.
+       better than the start beyond chance (paired by question, Wilcoxon, Bonferroni), there is nothing to find.
     2. The best entry is changed, round after round, each on questions of its own: another entry joins in, or a step
-       becomes larger or smaller. What gains most is kept, if it gains more than two standard errors.
+       becomes larger or smaller. What gains most is kept, if that is not chance either.
     3. The last combinations, and the last one with halved steps, are judged by the score on all search examples. The
        fittest is kept if it is fitter than the start, and its first bands are tuned by small steps.
 
@@ -109,14 +116,12 @@ class LayerSearch(Optimizer):
             last = yield from self._compare({}, [gain.change for gain in gains], questions, "map")
             for gain, new in zip(gains, last, strict=True):
                 gain.differences += new.differences
-        beyond = [quantile(1 - LEVEL / len(last), len(new.differences)) * new.error for new in last]
         self.said = f"{len(STEPS) * len(self._bands)} steps of layers and bands of layers were tried"
-        found = [gain for gain, new, least in zip(gains, last, beyond, strict=True) if new.mean > least]
+        found = [gain for gain, new in zip(gains, last, strict=True) if new.p * len(last) <= LEVEL]
         if not found:
-            self.said += (
-                f", and none raises the {self._measures} beyond chance; a gain of less than {median(beyond):.4f} would "
-                "not have been seen"
-            )
+            least = median(smallest(new.differences, LEVEL / len(last)) for new in last)
+            self.said += f", and none raises the {self._measures} beyond chance"
+            self.said += f"; a gain of less than {least:.4f} would not have been seen" if least else ""
         best: dict[Band, Change] = {}
         for gain in sorted(found, key=lambda gain: -gain.mean):
             best.setdefault(*gain.change, gain.change)
@@ -136,7 +141,7 @@ class LayerSearch(Optimizer):
             changes = [change for change in changes if self._points(change) not in known]
             gains = yield from self._compare(center, changes, QUESTIONS, "combination")
             best = max(gains, key=lambda gain: gain.mean)
-            if best.mean <= 2 * best.error:
+            if best.mean <= 0 or best.p > LEVEL / 2:
                 break
             path.append(best.change)
         return path
@@ -224,11 +229,12 @@ def bands_of(L: int, finest: int) -> list[Band]:
     return list(dict.fromkeys(band for level in levels for band in level))
 
 
-def quantile(p: float, questions: int) -> float:
-    """Of Student's t, for the mean of so many differences; 0 where there is one."""
+def smallest(differences: Sequence[float], level: float) -> float:
+    """The mean at which differences that vary like these are beyond chance, by Student's t; 0 where one says nothing."""
     from scipy.stats import t
 
-    return float(t.ppf(p, questions - 1)) if questions > 1 else 0.0
+    n = len(differences)
+    return float(t.ppf(1 - level, n - 1)) * stdev(differences) / math.sqrt(n) if n > 1 else 0.0
 
 
 OPTIMIZER = LayerSearch
