@@ -62,7 +62,7 @@ def search(
             the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         curve: the name of a curve, or a function from control points and a number of layers to one factor a layer. The
-            scan of bands and gradient descent use no curve.
+            default search and gradient descent use no curve.
         preset: as the flag.
         **flags: the command's other flags by name, such as ``output="runs/mine"``, ``examples=48``, ``budget="10m"`` or
             ``positions=[0, 50, 100]``, each read as on the command line.

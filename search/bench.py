@@ -63,7 +63,7 @@ class Bench:
             UserError: the fitness is not finite, so nothing can be held against it.
         """
         evaluator, watched = self.evaluator(job.split), self.guards(job.split)
-        part = evaluator.part(job.share)
+        part = evaluator.part(job.part)
         if job.measure == "likelihood":
             measured = evaluator.likelihood(job.factors, part)
         elif job.whole is not None and part is not None:
@@ -81,13 +81,13 @@ class Bench:
             "factor": scaled.pop() if len(scaled) == 1 and job.split == "search" else None,
         }
         if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
-            before, share = sum(guard.seconds for guard in watched), 1.0 if part is None else job.share
-            rows = {guard.name: guard.rows(job.factors, measured, share) for guard in watched}
+            before = sum(guard.seconds for guard in watched)
+            rows = {guard.name: guard.rows(job.factors, measured) for guard in watched}
             if job.plain_rows is None:
                 data["guard_rows"] = rows
             else:
                 data["guards"] = {g.name: g.check(job.plain_rows[g.name], rows[g.name]) for g in watched}
-            data["guard_prompts"] = sum(guard.prompts(share) for guard in watched)
+            data["guard_prompts"] = sum(guard.prompts() for guard in watched)
             data["seconds"] += sum(guard.seconds for guard in watched) - before
         return data | {"seconds": round(data["seconds"], 3)}
 

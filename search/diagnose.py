@@ -30,7 +30,7 @@ from lpes_eval.flags import at_least, budget, mapping, model_args
 from search import config
 from search.held_out import as_lm_eval_reads_it, every_ten_seconds
 from search.journal import Journal
-from search.optimizers.bands import levels_of
+from search.optimizers import layers
 from search.parser import batch_size, names
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ AT_ONCE = 6
 """Questions between two looks at the time."""
 MAPPED = 12
 """Questions, at most, that the map is made of."""
-STEPS = (1.05, 1.2, 1.5)
-"""What a band's factors are multiplied by."""
 FINEST = 8
 """Bands that the layers are divided into at most."""
 TABLE, MAP = 0.5, 0.85
@@ -219,8 +217,7 @@ class Diagnosis:
 
 def bands_of(num_layers: int) -> list[tuple[int, int, float]]:
     """The whole stack, its halves, quarters and eighths by each step: first and last layer, and factor."""
-    bands = dict.fromkeys((first, end - 1) for level in levels_of(num_layers, FINEST) for first, end in level)
-    return [(first, last, step) for first, last in bands for step in STEPS]
+    return [(first, end - 1, step) for first, end in layers.bands_of(num_layers, FINEST) for step in layers.STEPS]
 
 
 def factors_of(band: tuple[int, int, float], num_layers: int) -> list[float]:

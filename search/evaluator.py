@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1"}
 """Metrics whose values lie between 0 and 1."""
-FEWEST = 12
-"""Questions of a task on which an individual is measured at the least, if there are so many."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
 Order = tuple[tuple[int, ...], ...]
@@ -137,14 +135,38 @@ class Evaluator:
         """How many prompts some of the questions have (None: all)."""
         return self.prompts if part is None else sum(map(len, self.in_order(part)))
 
-    def part(self, share: float) -> list[int] | None:
-        """The first questions of every task, by number, so that they are this share of all; None for all of them."""
-        part = [
-            number
-            for number, question in enumerate(self.questions)
-            if question[0][1] < max(FEWEST, math.ceil(share * len(question[0][0].docs)))
-        ]
+    def part(self, examples: tuple[int, int] | None) -> list[int] | None:
+        """The questions of every task's examples from the first of these numbers to before the second; None for all."""
+        if examples is None:
+            return None
+        first, end = examples
+        part = [number for number, question in enumerate(self.questions) if first <= question[0][1] < end]
         return None if len(part) == len(self.questions) else part
+
+    def by_question(self, examples: Examples, part: Sequence[int] | None, measure: str = "score") -> list[float]:
+        """What each question came to, so that their mean is the fitness; empty where the fitness is no mean."""
+        questions = [self.questions[u] for u in (range(len(self.questions)) if part is None else part)]
+        asked = Counter(column.name for together in questions for task, _ in together for column in task.columns)
+        if any(task.aggregation(column) is not mean for task, column in self.columns.values()) and measure == "score":
+            return []
+        return [
+            sum(
+                column.weight
+                * (task.sign if measure == "score" else 1)
+                * examples[column.name][number]
+                * len(questions)
+                / asked[column.name]
+                for task, number in together
+                for column in task.columns
+            )
+            for together in questions
+        ]
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether ``likelihood`` can be measured: of generated answers, by transformers."""
+        written = all(objective.task.OUTPUT_TYPE == "generate_until" for objective in self.objectives)
+        return written and "engine" not in self.engine.identity
 
     def __call__(
         self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None, part: Sequence[int] | None = None

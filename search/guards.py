@@ -45,16 +45,16 @@ class Guard:
     ends: bool = False
     seconds: float = 0.0
 
-    def rows(self, factors: Factors, measured: Measured, share: float = 1.0) -> list[float | None]:
+    def rows(self, factors: Factors, measured: Measured) -> list[float | None]:
         """The score of every question under ``factors``, of which ``measured`` is the search's own measurement.
 
-        A guard of its own asks this share of its questions. None stands where a question was not asked.
+        None stands where a question was not asked.
         """
         evaluator, rows = self.evaluator, []
         if self.ends:
             rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
         else:
-            guarded = evaluator(factors, part=evaluator.part(share))
+            guarded = evaluator(factors)
             self.seconds += guarded.seconds
             for question in evaluator.questions:
                 scores = [
@@ -68,9 +68,9 @@ class Guard:
                 rows.append([None if value is None else sign * value for sign, value in scores])
         return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
 
-    def prompts(self, share: float) -> int:
+    def prompts(self) -> int:
         """How many ``rows`` asks beyond the search's own measurement."""
-        return 0 if self.ends else self.evaluator.asked(self.evaluator.part(share))
+        return 0 if self.ends else self.evaluator.prompts
 
     def check(self, plain: Sequence[float | None], scaled: Sequence[float | None]) -> GuardCheck:
         """How the questions' scores under factors compare with the plain model's.

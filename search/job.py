@@ -37,7 +37,7 @@ class Job:
     Attributes:
         factors: the individual's.
         split: ``search`` or ``held_out``, whose examples are asked.
-        share: of these examples, those that are asked.
+        part: of these examples the first that is asked, and the one after the last; None for all.
         measure: ``score``, or ``likelihood`` of the reference answers.
         cutoff: when to give up.
         whole: its measurement on all examples, where there is one: these are not asked again.
@@ -47,7 +47,7 @@ class Job:
 
     factors: Factors
     split: str = "search"
-    share: float = 1.0
+    part: tuple[int, int] | None = None
     measure: str = "score"
     cutoff: Cutoff | None = None
     whole: Entry | None = None

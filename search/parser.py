@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lambdas", type=numbers, metavar="B,M,E",
         help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G; default: all the same)")  # fmt: skip
     add("--examples", type=at_least(1), default=96, metavar="N",
-        help="search examples, at most; the scan of bands asks a quarter, and all for its finalists")  # fmt: skip
+        help="search examples, at most; the default search asks all of them of a few individuals alone")  # fmt: skip
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
@@ -106,14 +106,14 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--preset", choices=PRESETS, default="default", help=f"other defaults ({shown})")
     titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
-    add("--optimizer", choices=optimizers.names(), default="bands", help=titles)
+    add("--optimizer", choices=optimizers.names(), default="layers", help=titles)
     add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
     add("--control_points", type=at_least(2), default=4, metavar="N",
         help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", metavar="Y|FILE",
-        help="what the search sets out from: the same Y in every layer (default: 1 for bands, 1.5, Eq. 8, for others), "
+        help="what the search sets out from: the same Y in every layer (default: 1 for layers, 1.5, Eq. 8, for others), "
         "or the control points of a factors file, moved to the grid unless --continuous")  # fmt: skip
     add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
     add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -19,7 +19,7 @@ from search.config import SETTINGS, heights
 from search.guards import PENALTY, rank
 from search.job import Cutoff, Job
 from search.journal import Journal
-from search.optimizers.base import Generation, Optimizer
+from search.optimizers.base import Fitness, Generation, Optimizer
 from search.parser import settings_of
 from search.space import Individual, Points, Space, to_points
 
@@ -49,7 +49,7 @@ class Search:
         spent: seconds of measuring and prompts answered by the search so far, guards included.
         cut: whether the budget ended it.
         generation: the number of the one that is measured.
-        measuring: how individuals are measured now (``Generation``): the share of the examples, and by what.
+        measuring: how individuals are measured now (``Generation``): which examples, and by what.
         curve: a function of the caller's from control points and a number of layers to one factor a layer.
     """
 
@@ -62,7 +62,7 @@ class Search:
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     cut: bool = False
     generation: int = 0
-    measuring: tuple[float, str] = (1.0, "score")
+    measuring: tuple[tuple[int, int] | None, str] = (None, "score")
     curve: Curve | None = None
 
     @property
@@ -100,7 +100,7 @@ class Search:
             The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
         steps = self.optimizer.search()
-        fitness: list[float] = None  # type: ignore[assignment]  # what a generator is sent first
+        fitness: list[Fitness] = None  # type: ignore[assignment]  # what a generator is sent first
         fittest: tuple[Individual, Entry] | None = None
         counted: set[str] = set()  # factors that are asked for again cost nothing again
         while True:
@@ -111,7 +111,7 @@ class Search:
                 best: Individual = end.value
                 break
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
-            if self.measuring != (measuring := (generation.share, generation.measure)):
+            if self.measuring != (measuring := (generation.part, generation.measure)):
                 self.measuring, fittest = measuring, None  # on other questions, what is fitter may differ
             least = generation.cutoff[1] if generation.cutoff else -math.inf
             fitness = []
@@ -124,12 +124,18 @@ class Search:
                 if fittest is None or (useful and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
-                fitness.append(rank(entry))
+                fitness.append(Fitness(rank(entry), self._by_question(entry, generation)))
             if self.cut:
                 best = fittest[0] if fittest is not None else Individual(self.optimizer.start, "start")
+                best = self.optimizer.so_far or best
                 break
             self.generation += 1
         return best, self.measure("best", self.factors(best))
+
+    def _by_question(self, entry: Entry, generation: Generation) -> list[float]:
+        if not entry.examples or guards.over(entry):
+            return []
+        return self.evaluator.by_question(entry.examples, self.evaluator.part(generation.part), entry.measure)
 
     def _measured(self, generation: Generation, thinking: float) -> Iterator[tuple[Individual, Entry, bool]]:
         """Each individual of a generation with its entry, and whether it was measured now, until the budget is spent.
@@ -171,7 +177,7 @@ class Search:
     def _job(self, individual: Individual, generation: Generation) -> Job:
         factors, guarded_above = self.factors(individual), math.inf
         if generation.measure == "score":
-            part = self.evaluator.part(generation.share)
+            part = self.evaluator.part(generation.part)
             plain = self.evaluator.only(self.plain.examples, part) if part else self.plain
             guarded_above = plain.fitness + 1e-9  # sums are rounded
             if generation.cutoff is not None:
@@ -179,7 +185,7 @@ class Search:
         whole = self.journal.entries.get(factors.digest())
         return Job(
             factors,
-            share=generation.share,
+            part=generation.part,
             measure=generation.measure,
             cutoff=self._cutoff_of(generation),
             whole=whole if whole is not None and whole.ended else None,
@@ -260,8 +266,10 @@ class Search:
 
     def name(self, individual: Individual, generation: Generation) -> str:
         """The journal's key: what individuals with the same factors have in common, measured in the same way."""
-        part = self.evaluator.part(generation.share)
-        key = self.factors(individual).digest() + ("" if part is None else f" {len(part)}")
+        part = self.evaluator.part(generation.part)
+        key = self.factors(individual).digest()
+        if part is not None and generation.part is not None:
+            key += f" {generation.part[0]}-{generation.part[1]}"
         return key if generation.measure == "score" else f"{key} {generation.measure}"
 
 
@@ -293,8 +301,7 @@ def load(
         from search.workers import Pool
 
         pool = Pool(args)
-    least_effort = evaluator.asked(evaluator.part(0.0)) / max(1, evaluator.prompts)
-    optimizer = make_optimizer(args, evaluator, kind, least_effort)
+    optimizer = make_optimizer(args, evaluator, kind)
     search = {name: getattr(args, name) for name in SETTINGS}
     search |= {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)}
     if args.early_stopping == "probable":
@@ -312,7 +319,7 @@ def load(
 
 
 def make_optimizer(
-    args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None, least_effort: float = 0.0
+    args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None
 ) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
@@ -330,7 +337,8 @@ def make_optimizer(
         start=start_points(args, space),
         seed=args.seed,
         model=(evaluator.lm, evaluator.objectives),
-        least_effort=least_effort,
+        examples=min((len(objective.docs) for objective in evaluator.objectives), default=args.examples),
+        measure="likelihood" if evaluator.has_likelihood else "score",
     )
 
 

@@ -312,10 +312,10 @@ MUTANTS = (
         (f"{SEARCH}/test_evaluator.py",),
     ),
     Mutant(
-        "what was given up is not kept",
-        "search/optimizers/bands.py",
-        "if cutoff is None or fitness[fittest] >= cutoff[1]:",
-        "if cutoff is None or fitness[fittest] >= cutoff[1] - 1e-9:",
+        "what the score does not confirm is not kept",
+        "search/optimizers/layers.py",
+        "if self._kept <= plain + 1e-9:",
+        "if self._kept <= plain - 1e-9:",
         (f"{SEARCH}/test_optimizers.py",),
     ),
     Mutant(

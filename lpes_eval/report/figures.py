@@ -187,7 +187,8 @@ def progress(search: Search) -> Picture | None:
     ends = list(accumulate(entry.prompts for entry in individuals))
     alike: dict[int, list[int]] = {0: []}  # numbers of the individuals, by their prompts; 0 for what was given up
     for number, entry in enumerate(individuals):
-        alike.setdefault(0 if entry.stopped_after else entry.prompts, []).append(number)
+        if entry.measure == "score":
+            alike.setdefault(0 if entry.stopped_after else entry.prompts, []).append(number)
     for place, (prompts, numbers) in enumerate(sorted(alike.items())):
         xs, ys, color = [ends[i] for i in numbers], [fitness[i] for i in numbers], COLORS[place % 6]
         begun = [ends[i] - individuals[i].prompts for i in numbers]

@@ -34,13 +34,28 @@ def setting(default: Any, type: Any, help: str, metavar: str = "N") -> Any:
     return field(default=default, metadata={"type": type, "help": help, "metavar": metavar})
 
 
+class Fitness(float):
+    """An individual's fitness, higher is better; ``questions`` has what each question came to, and their mean is it.
+
+    There are no questions where the fitness is no mean, and where an individual was given up or worsens a guard.
+    """
+
+    questions: Sequence[float]
+
+    def __new__(cls, fitness: float, questions: Sequence[float] = ()) -> Fitness:
+        """The number, with its questions."""
+        self = super().__new__(cls, fitness)
+        self.questions = questions
+        return self
+
+
 @dataclass(frozen=True)
 class Generation:
     """Individuals to be measured before the search goes on.
 
     Attributes:
         individuals: in the order in which their fitness is sent back.
-        share: the share of the search examples on which they are measured.
+        part: the first of the search examples on which they are measured, and the one after the last; None for all.
         cutoff: an individual that was measured on the same examples, and a fitness; what is less fit than that is of
             no use, and may be given up early.
         measure: what their fitness is: the tasks' ``score``, or the ``likelihood`` of the reference answers, in nats a
@@ -48,12 +63,12 @@ class Generation:
     """
 
     individuals: list[Individual]
-    share: float = 1.0
+    part: tuple[int, int] | None = None
     cutoff: tuple[Points, float] | None = None
     measure: Literal["score", "likelihood"] = "score"
 
 
-Steps = Generator[Generation, Sequence[float], Individual]
+Steps = Generator[Generation, Sequence[Fitness], Individual]
 """Yields generations, is sent their fitness (higher is better), and returns the individual that it ends with."""
 
 
@@ -67,7 +82,8 @@ class Optimizer:
         start: the individual to set out from; by default Eq. 8.
         seed: of everything random, so that it gives the same search anywhere.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
-        least_effort: the share of the search examples that is asked at least, whatever a generation's ``share`` says.
+        examples: how many search examples there are of each task at least.
+        measure: what few questions are measured by: ``score`` where the likelihood of the answers cannot be.
 
     Attributes:
         max_evaluations: the most individuals that it yields; a subclass sets it.
@@ -94,6 +110,10 @@ class Optimizer:
     max_effort: float
     expected_evaluations: int
     expected_effort: float
+    so_far: Individual | None = None
+    """What it would end with now; None stands for the fittest."""
+    said: str = ""
+    """For the verdict: what the search saw, in a clause."""
     also: str = ""
     """For the search's plan: what it costs besides its evaluations."""
 
@@ -106,13 +126,15 @@ class Optimizer:
         start: Points | None = None,
         seed: int = 0,
         model: Any = None,
-        least_effort: float = 0.0,
+        examples: int = 96,
+        measure: Literal["score", "likelihood"] = "likelihood",
     ) -> None:
         if generations < 0:
             raise UserError(f"generations={generations}: expected at least 0")
         self.config: Any = config or self.Config()
         self.space, self.start = space, start or space.start()
-        self.generations, self.seed, self.least_effort = generations, seed, least_effort
+        self.generations, self.seed = generations, seed
+        self.examples, self.measure = examples, measure
         self._set_up(model)
         if not hasattr(self, "max_evaluations"):
             raise UserError(f"{type(self).__name__}: set max_evaluations in _set_up, the most that it yields")
@@ -140,7 +162,7 @@ def fittest(measured: Sequence[tuple[Individual, float]]) -> tuple[Individual, f
     return max(measured, key=lambda pair: pair[1])
 
 
-def drive(optimizer: Optimizer, measure: Callable[[Generation], Sequence[float]]) -> Individual:
+def drive(optimizer: Optimizer, measure: Callable[[Generation], Sequence[Any]]) -> Individual:
     """Run a search to its end; ``measure`` gives a generation's fitness, in the order of its individuals."""
     steps, fitness = optimizer.search(), None
     while True:

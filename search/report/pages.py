@@ -191,6 +191,8 @@ def verdict(search: Search, outcome: Outcome) -> str:
         text = f"no individual is fitter than the plain model{unharmed} {scores}"
         if search.cut:
             return f"{ended}: so far {text}, which says nothing about the others. Search on with a larger --budget."
+        if search.optimizer.said:
+            text = f"{search.optimizer.said} {scores}"
         said = [f"{ended}: {text}, so there is nothing here that is worth using."]
         return " ".join([*said, *_smallest_gains(search, outcome)])
     if held_out is None:
@@ -232,8 +234,14 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
         where = "held-out examples"
     else:
-        others = [entry for entry in search.journal.individuals if entry.examples and entry.factor != 1.0]
+        others = [
+            entry
+            for entry in search.journal.individuals
+            if entry.examples and entry.factor != 1.0 and entry.measure == "score"
+        ]
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
+        if other is None and search.optimizer.said:  # it says what it would have seen
+            return []
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
     return [
         f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."

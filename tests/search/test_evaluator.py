@@ -167,11 +167,10 @@ def test_search_and_held_out_examples_have_none_in_common(load, task, divided):
     assert not asked["search"] & asked["held_out"]
 
 
-def test_a_part_of_the_questions_scores_as_it_does_among_all(toy_lm, load, monkeypatch):
-    monkeypatch.setattr("search.evaluator.FEWEST", 1)
+def test_a_part_of_the_questions_scores_as_it_does_among_all(toy_lm, load):
     tasks, factors = load("toy", "toy_plain", examples=5), [1.0, 1.5, 1.2]
     evaluator = Evaluator(toy_lm, tasks)
-    part = evaluator.part(0.25)
+    part = evaluator.part((0, 2))
     some, whole = (evaluator(factors, part=questions) for questions in (part, None))
     only = evaluator.only(whole.examples, part, whole.ended)
     assert evaluator.asked(part) == 2 * 3 + 2  # of five questions two, of which one task asks each at three positions

@@ -13,13 +13,13 @@ from search.optimizers.base import Generation, Optimizer
 from search.space import Individual
 from small_searches import SMALL, found, journal
 
-Model = namedtuple("Model", "num_layers lm objectives")  # of an evaluator, what optimisers need to know
+Model = namedtuple("Model", "num_layers lm objectives has_likelihood")  # of an evaluator, what optimisers need to know
 
 
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "BandScan", 141),
+        ([], "LayerSearch", 315),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),
@@ -30,7 +30,7 @@ Model = namedtuple("Model", "num_layers lm objectives")  # of an evaluator, what
 def test_flags_choose_the_optimizer_and_its_budget(flags, name, evaluations):
     args = config.parse(flags)
     assert name != "CMAES" or args.early_stopping is None  # it learns from every fitness
-    optimizer = run.make_optimizer(args, Model(32, None, []))
+    optimizer = run.make_optimizer(args, Model(32, None, [], True))
     assert type(optimizer).__name__ == name
     assert optimizer.max_evaluations == evaluations
 
@@ -60,7 +60,7 @@ def test_whatever_says_how_a_task_is_measured_reaches_it():
 def test_the_start_is_a_number_or_a_file(tmp_path):
     def first(*flags, layers=6):
         args = config.parse(["--optimizer", "ga", "--curve", "bezier", *flags])
-        optimizer = run.make_optimizer(args, Model(layers, None, []))
+        optimizer = run.make_optimizer(args, Model(layers, None, [], True))
         return [individual.points for individual in next(optimizer.search()).individuals]
 
     assert {y for _, y in first()[0]} == {1.5}
@@ -180,7 +180,7 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
     own = search("toy", model=toy_lm, optimizer=Fixed, curve=rising, output=tmp_path / "curve", **flags)
     assert own.factors.per_layer() == pytest.approx([1.0, 1.2, 1.4])
     assert len(own.history[0].points) == 2
-    with pytest.raises(UserError, match=r"curve: bands gives every layer its own factor"):
+    with pytest.raises(UserError, match=r"curve: layers gives every layer its own factor"):
         search("toy", model=toy_lm, curve=rising)
     for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
         with pytest.raises(UserError, match=rf"search\(\): {flag}(:| is gone)"):

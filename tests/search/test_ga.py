@@ -190,7 +190,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(comma
 
 
 def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(command, tmp_path):
-    assert "Optimizer    bands, from 1 in every layer" in command("--dry_run")[1]
+    assert "Optimizer    layers, from 1 in every layer" in command("--dry_run")[1]
     out = command("--dry_run", "--budget", "0.001s")[1]
     assert "Budget       0 seconds to search, then it ends\n" in out
     assert re.search(r"^Time .*, so about 0.0 s to search, when the budget ends it \(.* without a budget\)", out, re.M)

@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import math
+import re
 from functools import partial
 from hashlib import sha256
 
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from lpes_eval.errors import UserError
 from search import optimizers
 from search.optimizers import ga as genetic
-from search.optimizers.bands import BandScan, levels_of
-from search.optimizers.base import drive
+from search.optimizers.base import Fitness, drive
 from search.optimizers.cma_es import CMAES
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
+from search.optimizers.layers import LayerSearch, bands_of
 from search.optimizers.random import GenerationConfig, RandomSearch
 from search.space import Individual, Space
 
@@ -277,146 +278,119 @@ def test_the_examples_in_the_docstrings_run():
     assert outcome.failed == 0
 
 
-# -- the scan of bands -------------------------------------------------------------------------------------------------
+# -- the search of layers ----------------------------------------------------------------------------------------------
+
+QUESTIONS = 96
 
 
-def bands(L, grid=True, **settings):
-    space = Space.free(L, grid)
-    return BandScan(space, BandScan.Config(**settings), start=space.start(1.0))
+def layer_search(value, L=6, score=None, **settings):
+    """Run it; ``value`` gives a question's likelihood from the factors and its number, ``score`` all of its score.
+
+    Returns:
+        The generations, and the factors that it ends with.
+    """
+    generations, space = [], Space.free(L)
+
+    def measure(generation):
+        generations.append(generation)
+        fitness = value if generation.measure == "likelihood" else (score or value)
+        asked = range(*(generation.part or (0, QUESTIONS)))
+        rows = [[fitness(heights(individual), q) for q in asked] for individual in generation.individuals]
+        return [Fitness(sum(row) / len(row), row) for row in rows]
+
+    algorithm = LayerSearch(space, LayerSearch.Config(**settings), start=space.start(1.0), examples=QUESTIONS)
+    best = drive(algorithm, measure)
+    assert sum(len(generation.individuals) for generation in generations) <= algorithm.max_evaluations
+    return generations, heights(best), algorithm
 
 
 def heights(individual):
     return [y for _, y in individual.points]
 
 
-def scan(fitness, L=4, **settings):
-    """The generations of a scan, and the factors that it ends with; ``fitness`` gets factors and the share."""
-
-    def measure(generation):
-        generations.append(generation)
-        return [fitness(heights(individual), generation.share) for individual in generation.individuals]
-
-    generations = []
-    best = drive(bands(L, **settings), measure)
-    return generations, heights(best)
+def chance(*what):
+    """A number around 0 that looks drawn, the same for the same arguments."""
+    return int(sha256(repr(what).encode()).hexdigest()[:8], 16) / 2**31 - 1
 
 
-def distance(factors, target, weights=None):
-    weights = weights or [1] * len(factors)
-    return sum(w * abs(y - t) for w, y, t in zip(weights, factors, target, strict=True))
+def noisy(target, weights, noise=0.05):
+    """Less likely the further factors are from the target (in ratios), with chance in every question."""
+
+    def value(s, q):
+        away = sum(w * abs(math.log(y / t)) for w, y, t in zip(weights, s, target, strict=True))
+        return chance(q) - away + noise * chance(q, s)
+
+    return value
 
 
-def planted(L, first, end):
-    """1.5 in the layers from ``first`` up to ``end``."""
-    return [1.5 if first <= h < end else 1.0 for h in range(L)]
+@pytest.mark.parametrize(
+    ("target", "weights"),
+    [
+        ([1, 1.5, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
+        ([1, 1, 0.6, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
+        ([1] * 4 + [1.8] + [1] * 7 + [0.7] + [1] * 17, [1] * 30),
+        ([1.25] * 30, [1] * 30),
+    ],
+)
+def test_it_finds_planted_layers_and_bands_above_and_below_1(target, weights):
+    _, best, _ = layer_search(noisy(target, weights), len(target))
+    assert best == pytest.approx(target, abs=0.06)
 
 
-@pytest.mark.parametrize(("L", "first", "end"), [(4, 0, 2), (6, 1, 2), (6, 3, 6), (32, 8, 16), (80, 40, 80)])
-def test_a_scan_finds_a_planted_band_and_measures_nothing_twice(L, first, end):
-    target, measured = planted(L, first, end), []
-    generations, best = scan(lambda s, share: -distance(s, target), L)
-    for generation in generations:
-        if generation.cutoff is not None:  # as fit on the same examples
-            assert (generation.cutoff[0], generation.share) in measured
-        measured += [(individual.points, generation.share) for individual in generation.individuals]
-    assert best == target
-    assert len(set(measured)) == len(measured) <= bands(L).max_evaluations
+@pytest.mark.parametrize("seed", range(10))
+def test_where_nothing_helps_it_says_so_and_stops_before_any_score(seed):
+    generations, best, algorithm = layer_search(lambda s, q: chance(q) + 0.05 * chance(q, s, seed), 30)
+    assert best == [1.0] * 30
+    assert {generation.measure for generation in generations} == {"likelihood"}
+    prompts = sum(len(g.individuals) * (g.part[1] - g.part[0]) for g in generations)
+    assert prompts < algorithm.max_effort * QUESTIONS / 10
+    assert re.search(r"none raises .* beyond chance; a gain of less than 0\.0\d+ would not have been seen", algorithm.said)
 
 
-def test_a_scan_puts_the_best_steps_of_all_bands_together_and_those_of_the_better_half():
-    """Every other layer gains by 1.5, more by 1.2, and most of all the last ones."""
-    weights, target = (1, 9, 2, 9, 3, 9, 4, 9), [1.3, 1.0] * 4
-    generations, _ = scan(lambda s, share: -distance(s, target, weights), 8)
-    together = next(g.individuals for g in generations if g.individuals[0].origin == "together")
-    assert list(map(heights, together)) == [[1.2, 1.0] * 4, [1.0] * 4 + [1.2, 1.0] * 2]
+def test_every_choice_is_tested_on_questions_that_no_choice_before_it_was_made_by():
+    generations, _, _ = layer_search(noisy([1, 1.4, 1, 1, 1.2, 1], [1] * 6))
+    parts = [g.part for g in generations if g.measure == "likelihood"]
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
+    assert parts[-1][1] <= QUESTIONS
 
 
-def test_a_scan_without_a_grid_rounds_nothing():
-    generations, _ = scan(lambda s, share: -distance(s, [1.5] * 4), grid=False)
-    assert 1.5 * (1 / 1.1) in {y for g in generations for i in g.individuals for y in heights(i)}  # 1.3636...
+def test_what_raises_the_likelihood_alone_is_not_kept():
+    likelihood = noisy([1, 1.5, 1, 1, 1, 1], [1] * 6)
+    _, best, algorithm = layer_search(likelihood, score=lambda s, q: -sum(s))
+    assert best == [1.0] * 6
+    assert "does not raise the score" in algorithm.said
 
 
-def test_a_scan_goes_by_levels_from_the_whole_stack_to_the_finest_bands_and_ends_by_itself():
-    assert list(map(len, levels_of(8, 3))) == [1, 2]
-    generations, best = scan(lambda s, share: -distance(s, [1.0] * 32), 32, finest=4)
-    changed = [{32 - heights(i).count(1) for i in generation.individuals} for generation in generations]
-    assert best == [1.0] * 32  # nothing helps
-    assert changed[:7] == [{0}] + 2 * [{32}, {16}, {8}]  # then the finalists
-    assert changed[9:] == 3 * [{8}]  # and the bands that matter most, tuned by small steps
+def test_the_score_tunes_what_the_likelihood_chose_and_leaves_the_other_layers():
+    score = noisy([1, 1.62, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0], noise=0)
+    _, best, _ = layer_search(noisy([1, 1.5, 1, 1, 1, 1], [1] * 6), score=score)
+    assert best == pytest.approx([1, 1.62, 1, 1, 1, 1], abs=0.03)
 
 
-def test_the_finalists_of_a_scan_are_measured_on_all_examples_and_the_first_stays_unless_another_gains():
-    """On a quarter of the examples a band seems to help that does not, and one that does is second."""
-    lucky, good = (1.5, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.5)
-
-    def fitness(s, share):
-        on_few, on_all = {lucky: (0.4, 0.0), good: (0.3, 0.2)}.get(tuple(s), (0.1, 0.1))
-        return on_few if share < 1 else on_all
-
-    generations, best = scan(fitness)
-    shares = [generation.share for generation in generations]
-    assert best == [*good]
-    assert shares == sorted(shares)
-    assert {*shares} == {0.25, 1.0}
+def test_a_layer_obeys_the_narrowest_band_that_it_is_in_and_no_factor_leaves_the_range():
+    search = LayerSearch(Space.free(4), start=Space.free(4).start(1.2))
+    points = search._points({(1, 2): 1.5, (0, 4): 1.1, (2, 4): 4.0, (3, 4): 0.1})
+    assert [y for _, y in points] == [1.32, 1.8, 2.0, 0.5]
 
 
-def test_of_equally_fit_finalists_one_is_measured_so_that_layers_that_do_not_matter_take_no_places():
-    """Only the first layer matters; its 1.5 is better than its 1.2, but not on a quarter of the examples."""
-    _, best = scan(lambda s, share: {1.2: 0.4, 1.5: 0.35 if share < 1 else 0.5}.get(s[0], 0.1))
-    assert best[0] == 1.5
-
-
-def test_a_scan_tunes_the_bands_that_matter_by_small_steps_and_leaves_the_others():
-    generations, best = scan(lambda s, share: -20 * abs(s[0] - 1.03) - 2 * abs(s[1] - 1.5), 6)
-    assert best[:2] == [1.03, 1.5]
-    tuned = [heights(individual) for generation in generations[-2:] for individual in generation.individuals]
-    assert {tuple(factors[2:]) for factors in tuned} == {(1.0,) * 4}
-
-
-def test_where_a_quarter_is_all_that_there_is_a_scan_counts_every_individual_in_full():
-    scan = BandScan(Space.free(8), least_effort=1.0)
-    assert scan.max_effort == scan.max_evaluations > BandScan(Space.free(8)).max_effort
-
-
-def test_a_band_whose_steps_worsen_a_guard_is_tuned_before_others_as_smaller_steps_may_not():
-    """Every layer gains up to 1.15; beyond 1.06 the fourth layer worsens a guard."""
-
-    def fitness(s, share):
-        gains = zip(s, (3, 2, 2, 1), strict=True)
-        return -1e6 if s[3] > 1.06 else sum(min(factor, 1.15) * gain for factor, gain in gains)
-
-    assert scan(fitness)[1][3] > 1
-
-
-def test_a_scan_puts_a_band_back_to_1_that_costs_on_all_examples():
-    """On a quarter of the examples the first layer seems to help too."""
-    _, best = scan(lambda s, share: (s[3] == 1.5) + (s[0] > 1) * (0.1 if share < 1 else -0.1))
-    assert (best[0], best[3]) == (1.0, 1.5)
-
-
-@pytest.mark.parametrize(("gain", "origins"), [(0.004, {"finalist"}), (0.02, {"band", "together"})])
-def test_a_scan_keeps_what_gains_the_least_gain_and_on_all_examples_whatever_gains(gain, origins):
-    """What was kept last is the parent of what comes after it."""
-    (_, *generations), best = scan(lambda s, share: gain * (s[0] > 1 and s[3] == 1))
-    start = bands(4).start
-    kept = next(a for a, b in itertools.pairwise(generations) if b.individuals[0].parents != (start,))
-    assert kept.individuals[0].origin in origins
-    assert best != [1.0] * 4
-
-
-def test_a_scan_keeps_nothing_that_was_given_up_however_close_it_came():
+def test_it_keeps_nothing_that_was_given_up_however_close_it_came():
     def just_below(generation):
-        fitness = 0.5 if generation.cutoff is None else math.nextafter(generation.cutoff[1], -math.inf)
-        return [fitness] * len(generation.individuals)
+        fitness = -generation.individuals[0].points[1][1] if generation.cutoff is None else generation.cutoff[1] - 1e-12
+        return [Fitness(fitness)] * len(generation.individuals)
 
-    algorithm = bands(4)
-    assert drive(algorithm, just_below).points == algorithm.start
+    space = Space.free(4)
+    assert drive(LayerSearch(space, start=space.start(1.0)), just_below).points == space.start(1.0)
+
+
+def test_bands_are_the_whole_stack_its_halves_and_so_on_and_single_layers_of_a_small_one():
+    assert bands_of(6, 4) == [(0, 6), (0, 3), (3, 6), (0, 2), (2, 3), (3, 4), (4, 6)]
+    assert bands_of(3, 8) == [(0, 3), (0, 2), (2, 3), (0, 1), (1, 2)]
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_file_of_the_folder_is_an_optimiser_with_a_line_for_help():
-    assert optimizers.names() == ["bands", "cma-es", "ga", "gradient", "random"]
+    assert optimizers.names() == ["cma-es", "ga", "gradient", "layers", "random"]
     for name in optimizers.names():
         assert optimizers.load(name).title

@@ -19,7 +19,7 @@ SETTINGS = {
     "random": {"mutations": 6, "crossovers": 3},
     "cma-es": {"mutations": 6, "crossovers": 3},
     "gradient": {"learning_rate": 0.05, "epoch_samples": 4, "gradient_batch": 2},
-    "bands": {},
+    "layers": {},
 }
 
 
@@ -30,7 +30,8 @@ def loss(factors):
 class Bench:
     """Individuals are measured by a formula."""
 
-    part = staticmethod(lambda share: None)
+    part = staticmethod(lambda examples: None)
+    by_question = staticmethod(lambda *entry: [])
     num_layers = L
     guards = staticmethod(lambda split: [])
 
@@ -67,8 +68,8 @@ def search(optimizer, bench=None, seed=0, curve="bezier", **flags):
 
 
 def main(folder, seed=0, name="ga"):
-    kind, free = optimizers.load(name), name in ("bands", "gradient", "cma-es")
-    space = Space.free(L, grid=name == "bands") if free else Space(L)
+    kind, free = optimizers.load(name), name in ("layers", "gradient", "cma-es")
+    space = Space.free(L, grid=name == "layers") if free else Space(L)
     config = kind.Config(**SETTINGS[name])
     optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
     toy = search(optimizer, seed=seed, curve="free" if free else "bezier")
