@@ -39,7 +39,7 @@ from lpes_eval.decoder import REFUSED as REFUSED
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse
-from lpes_eval.rotary import KEPT, all_tables, is_fixed, named, one_table, own_table
+from lpes_eval.rotary import KEPT, Tables, all_tables, is_fixed, named, one_table, own_table
 from lpes_eval.weights import warn_of_other_weights
 
 METHOD = "_peer_method"
@@ -222,6 +222,9 @@ class _Layer(_Changed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         h = vars(self)[_LAYER]
+        if type(tables := kwargs.get("position_embeddings")) is Tables:  # as most families hand them over
+            kwargs["position_embeddings"] = tables.of(h)
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         own = {name: own_table(value, h) for name, value in kwargs.items()}
         return super().__call__(*[own_table(value, h) for value in args], **own)  # type: ignore[misc]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,31 +105,61 @@ def _made(rotary: nn.Module, call: dict[str, Any], ids: Tensor, divisors: Tensor
 def _gathered(rotary: Any, call: dict[str, Any], divisors: Tensor) -> list[Any] | None:
     """The tables of all layers as rows of kept ones; None where the positions have no row in so many."""
     ids = call["position_ids"]
-    capturing = ids.is_cuda and torch.cuda.is_current_stream_capturing()
-    if ids.ndim != 2 or ids.is_floating_point() or ids.is_meta or capturing or _looks_for_the_longest(rotary):
+    if ids.ndim != 2 or ids.is_meta or ids.is_floating_point() or _looks_for_the_longest(rotary):
+        return None
+    if ids.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph cannot wait for the largest position
         return None
     low, high = (int(end) for end in ids.aminmax())
-    most = ROWS // len(divisors)
-    first = 0 if high < most else low
-    if not 0 <= first <= low or high - first >= most:
-        return None
-    frequencies = [(buffer, buffer.is_inference() or buffer._version) for buffer in rotary._buffers.values()]
     place = call.get("layer_type"), call["x"].dtype, ids.device
     kept = vars(rotary)[KEPT].get(place)
-    same = kept is not None and all(a is b and m == n for (a, m), (b, n) in zip(kept[0], frequencies, strict=True))
-    if not same or not kept[1] <= low <= high < kept[1] + kept[2][0].shape[1]:
+    if kept is None or not kept.is_of(rotary) or not kept.first <= low <= high < kept.end:
+        kept = _Block.of(rotary, call, divisors, low, high)
+        if kept is None:
+            return None
+        vars(rotary)[KEPT][place] = kept
+    rows = ids.view(-1) - kept.first if kept.first else ids.reshape(-1)
+    chosen = kept.rows.index_select(1, rows)
+    each = chosen.view(len(chosen), *ids.shape, *chosen.shape[2:]).unbind(0)
+    return list(each) if len(each) == len(divisors) else list(zip(each[::2], each[1::2], strict=True))
+
+
+class _Block(NamedTuple):
+    """Tables of the positions from ``first`` to before ``end``.
+
+    ``rows`` are the cosines and the sines of each layer in turn, (2 * layers, positions, d), or complex numbers,
+    (layers, positions, d).
+    """
+
+    buffers: list[tuple[Tensor, int]]
+    first: int
+    end: int
+    rows: Tensor
+
+    def is_of(self, rotary: Any) -> bool:
+        """Whether nobody has replaced the module's frequencies since, or written to them."""
+        pairs = zip(self.buffers, _buffers(rotary), strict=True)
+        return all(then is now and version == today for (then, version), (now, today) in pairs)
+
+    @classmethod
+    def of(cls, rotary: Any, call: dict[str, Any], divisors: Tensor, low: int, high: int) -> _Block | None:
+        """A block with these positions in it, from 0 if it can be; None for negative ones and for too many."""
+        most = ROWS // len(divisors)
+        first = 0 if high < most else low
+        if low < 0 or high - first >= most:
+            return None
         size = min(most, -(-(high - first + BLOCK) // BLOCK) * BLOCK)
         with torch.inference_mode(False), torch.no_grad():
-            block = torch.arange(first, first + size, device=ids.device)[None]
+            block = torch.arange(first, first + size, device=divisors.device)[None]
             tables = _made(rotary, call, block, divisors)
-            tuples = isinstance(tables[0], tuple)
-            parts = [torch.cat(part) for part in (zip(*tables, strict=True) if tuples else [tables])]
-        if any(part.shape[:2] != (len(divisors), size) for part in parts):
-            return None
-        kept = vars(rotary)[KEPT][place] = (frequencies, first, parts)
-    rows = (ids - kept[1]).flatten()
-    layers = [part.index_select(1, rows).unflatten(1, ids.shape).unbind(0) for part in kept[2]]
-    return list(zip(*layers, strict=True)) if len(layers) > 1 else list(layers[0])
+            parts = [part for table in tables for part in (table if isinstance(table, tuple) else (table,))]
+            if {part.shape for part in parts} != {(1, size, *parts[0].shape[2:])} or len(parts) > 2 * len(tables):
+                return None
+            return cls(_buffers(rotary), first, first + size, torch.cat(parts))
+
+
+def _buffers(rotary: Any) -> list[tuple[Tensor, int]]:
+    """A module's frequencies, and how often each was written to."""
+    return [(buffer, 0 if buffer.is_inference() else buffer._version) for buffer in rotary._buffers.values()]
 
 
 def is_fixed(rotary: Any) -> bool:
