@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", metavar="Y|FILE",
-        help="what the search sets out from: the same Y in every layer (default: 1 for layers, 1.5, Eq. 8, for others), "
+        help="what the search starts from: the same Y in every layer (default: 1 for layers, 1.5, Eq. 8, for others), "
         "or the control points of a factors file, moved to the grid unless --continuous")  # fmt: skip
     add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
     add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -111,17 +111,14 @@ class Search:
                 best: Individual = end.value
                 break
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
-            if self.measuring != (measuring := (generation.part, generation.measure)):
-                self.measuring, fittest = measuring, None  # on other questions, what is fitter may differ
-            least = generation.cutoff[1] if generation.cutoff else -math.inf
+            self.measuring = generation.part, generation.measure
             fitness = []
             for individual, entry, new in self._measured(generation, thinking):
                 if entry.key not in counted:
                     self.spent["seconds"] += entry.seconds / (len(self.pool) if self.pool else 1)
                     self.spent["prompts"] += entry.prompts + entry.guard_prompts
                 counted.add(entry.key)
-                useful = not entry.stopped_after and rank(entry) >= least  # to the optimiser too
-                if fittest is None or (useful and rank(entry) > rank(fittest[1])):
+                if fittest is None or (not entry.stopped_after and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
                 fitness.append(Fitness(rank(entry), self._by_question(entry, generation)))

@@ -96,15 +96,15 @@ MUTANTS = (
     Mutant(
         "kept tables have a row for each position from the first of their block",
         "lpes_eval/rotary.py",
-        "rows = (ids - kept[1]).flatten()",
-        "rows = ids.flatten() % kept[2][0].shape[1]",
+        "rows = ids.view(-1) - kept.first if kept.first else ids.reshape(-1)",
+        "rows = ids.reshape(-1) % kept.rows.shape[1]",
         (f"{ROPE}/test_rotation.py::test_rows_of_kept_tables_are_what_the_rotary_module_computes",),
     ),
     Mutant(
         "tables are made anew where the frequencies have changed",
         "lpes_eval/rotary.py",
-        "if not same or not",
-        "if kept is None or not",
+        "or not kept.is_of(rotary) or not",
+        "or not",
         (f"{ROPE}/test_rotation.py::test_frequencies_that_somebody_changes_are_tabulated_anew",),
     ),
     Mutant(
@@ -299,8 +299,8 @@ MUTANTS = (
     ),
     Mutant(
         "positions that coincide count once",
-        "search/tasks.py",
-        "task.positions = list(firsts.values())",
+        "lpes_eval/harness/task.py",
+        "self.positions = [position for position in self.positions if position not in self.left_out]",
         "pass",
         (f"{SEARCH}/test_evaluator.py::test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once",),
     ),

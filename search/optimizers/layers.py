@@ -54,7 +54,7 @@ class Gain:
     def p(self) -> float:
         """How probable such gains are where the change does nothing (Wilcoxon's signed-rank test, one-sided).
 
-        A t-test would see little, as a few questions gain far more than others. Without questions whatever gains counts.
+        A t-test would see little, as a few questions gain far more than others. A single value counts if it gains.
         """
         from scipy.stats import wilcoxon
 
@@ -230,7 +230,7 @@ def bands_of(L: int, finest: int) -> list[Band]:
 
 
 def smallest(differences: Sequence[float], level: float) -> float:
-    """The mean at which differences that vary like these are beyond chance, by Student's t; 0 where one says nothing."""
+    """The mean at which differences that vary like these are beyond chance, by Student's t; 0 for a single one."""
     from scipy.stats import t
 
     n = len(differences)

@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from benchmarks.statistics_checks import task_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import statistics_checks as simulated
+from benchmarks.statistics_checks import task_of
 from lpes_eval.compare import gate
 from lpes_eval.compare.gate import Outcome
 from lpes_eval.compare.regress import page_of

@@ -1,11 +1,8 @@
 """``lpes-eval diagnose``: its statistics against closed forms and simulation, and the command on a small model."""
 
-import itertools
 import json
 import random
-import shlex
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from scipy.stats import chi2
@@ -13,7 +10,7 @@ from scipy.stats import chi2
 from lpes_eval import reference
 from lpes_eval.data import kv
 from search import config, diagnose
-from search.diagnose import bands_of, position_bias
+from search.diagnose import position_bias
 from test_ga import journal
 
 
@@ -25,16 +22,6 @@ def test_bias_of_right_and_wrong_answers_is_cochrans_q():
     q = (k - 1) * (k * sum(c * c for c in columns) - n * n) / (k * n - sum(t * t for t in totals))
     assert position_bias(rows) == pytest.approx(chi2.sf(q, k - 1))
     assert position_bias([[1.0, 1.0, 1.0]] * 9) == 1
-
-
-@pytest.mark.parametrize("layers", [2, 6, 32])
-def test_bands_of_a_level_part_the_layers(layers):
-    bands = bands_of(layers)
-    assert bands[0] == (0, layers - 1)
-    assert len(set(bands)) == len(bands)
-    assert {h for first, last in bands[1:] for h in range(first, last + 1)} == set(range(layers))
-    for one, other in itertools.combinations([{*range(first, last + 1)} for first, last in bands], 2):
-        assert one < other or one > other or not one & other  # levels do not overlap but by halving
 
 
 def command(folder, *more):
@@ -53,12 +40,12 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
 
     said = json.loads((tmp_path / "diagnosis.json").read_text())
     assert [one["length"] for one in said["lengths"]] == ["num_keys=4", "num_keys=8", "num_keys=16"]
-    assert [one["questions"] for one in said["lengths"]] == [24, 24, 12]
-    (scan,) = said["scans"]
-    assert scan["bands_tried"] == scan["bands"]
-    assert scan["command"] in text
-    assert scan["best"] is None or "the mean of 0, 50, 100 %" in text
-    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+    assert [one["questions"] for one in said["lengths"]] == [24] * 3
+    (mapped,) = said["maps"]
+    assert len(mapped["tried"]) == mapped["bands"]
+    assert mapped["command"] in text
+    assert "log-likelihood a token" in text
+    assert (tmp_path / "lengths-kv_retrieval.png").read_bytes().startswith(b"\x89PNG")
 
     assert command(tmp_path, "--budget", "2h") == 0
     assert journal(tmp_path) == ended
@@ -101,12 +88,11 @@ def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path,
 
 
 def test_the_search_that_is_named_has_the_settings_of_the_diagnosis():
-    args = SimpleNamespace(pretrained="m", model_args={"bnb_4bit_quant_type": "a,b"}, metadata={"note": [1, "2"]})
-    args.device, args.apply_chat_template = None, False
-    evaluator = SimpleNamespace(objectives=[SimpleNamespace(task=None)])
-    found = SimpleNamespace(args=args, scans=[SimpleNamespace(asked="kv_retrieval", evaluator=evaluator)])
-    asked = config.parse(shlex.split(diagnose.search_command(found, "kv_retrieval"))[3:])
-    assert (asked.model_args, asked.metadata) == ({"pretrained": "m", **args.model_args}, args.metadata)
+    words = ["m", "--model_args", 'bnb_4bit_quant_type="a,b"', "--metadata", '{"note": [1, "2"], "positions": [0, 50]}']
+    args = diagnose.build_parser().parse_args([*words, "--gen_kwargs", "max_gen_toks=20"])
+    asked = config.parse(diagnose.search_words(args, "kv_retrieval"))
+    assert asked.model_args == {"pretrained": "m", **args.model_args}
+    assert (asked.metadata, asked.positions, asked.gen_kwargs) == ({"note": [1, "2"]}, [0, 50], {"max_gen_toks": 20})
 
 
 def test_lengths_that_a_file_does_not_have_are_left_out(tmp_path, capsys):
@@ -127,6 +113,6 @@ def test_the_search_that_it_names_asks_the_same_data(task, metadata, tmp_path):
     model = shutil.copytree(reference.path("kv"), tmp_path / "model")
     words = ["--tasks", task, "--metadata", metadata.partition(",")[0], "--budget", "1prompts"]
     assert diagnose.main([str(model), *words, "--output", str(tmp_path / "new")]) == 0
-    (scan,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["scans"]
-    assert f"--metadata {metadata}" in scan["command"]
-    assert ("source" in scan["command"]) == ("source" in metadata)
+    (mapped,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["maps"]
+    assert f"--metadata {metadata}" in mapped["command"]
+    assert ("source" in mapped["command"]) == ("source" in metadata)

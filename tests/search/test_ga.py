@@ -267,22 +267,6 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
     assert out == whole
 
 
-def test_a_budget_does_not_end_the_search_with_what_was_given_up(command, tmp_path, monkeypatch):
-    measure = Bench.measure
-
-    def given_up(bench, job):  # just below what would have been kept, and above what was
-        data = measure(bench, job)
-        if job.cutoff is None or "guards" in data:
-            return data
-        return data | {"fitness": job.cutoff.fitness - 1e-6, "stopped_after": 1, "examples": {}, "ended": []}
-
-    monkeypatch.setattr(Bench, "measure", given_up)
-    flags = ["--tasks", "toy_luck", "--examples", "5", "--held_out_examples", "0", "--guard", "none"]
-    assert command(*flags, "--budget", "60prompts", "--lambdas", "0.2,0.3,0.5")[0] == 0
-    assert report(tmp_path / "out")["stopped_early"] > 0
-    assert report(tmp_path / "out")["factors"] == [1.0] * 3
-
-
 def test_going_on_after_a_success_keeps_the_best_so_far(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Outcome, "shown", property(lambda self: True))
     flags = [*SMALL, "--held_out_examples", "4", "--guard", "none"]

@@ -337,14 +337,19 @@ def test_it_finds_planted_layers_and_bands_above_and_below_1(target, weights):
     assert best == pytest.approx(target, abs=0.06)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_where_nothing_helps_it_says_so_and_stops_before_any_score(seed):
-    generations, best, algorithm = layer_search(lambda s, q: chance(q) + 0.05 * chance(q, s, seed), 30)
-    assert best == [1.0] * 30
-    assert {generation.measure for generation in generations} == {"likelihood"}
-    prompts = sum(len(g.individuals) * (g.part[1] - g.part[0]) for g in generations)
-    assert prompts < algorithm.max_effort * QUESTIONS / 10
-    assert re.search(r"none raises .* beyond chance; a gain of less than 0\.0\d+ would not have been seen", algorithm.said)
+def test_where_nothing_helps_it_says_so_and_stops_before_any_score():
+    stopped = 0
+    for seed in range(10):
+        generations, best, algorithm = layer_search(lambda s, q, seed=seed: chance(q) + 0.05 * chance(q, s, seed), 30)
+        if "none raises" not in algorithm.said:
+            continue
+        stopped += 1
+        assert best == [1.0] * 30
+        assert {generation.measure for generation in generations} == {"likelihood"}
+        prompts = sum(len(g.individuals) * (g.part[1] - g.part[0]) for g in generations)
+        assert prompts < algorithm.max_effort * QUESTIONS / 10
+        assert re.search(r"beyond chance; a gain of less than 0\.0\d+ would not have been seen", algorithm.said)
+    assert stopped >= 7  # of ten at a level of 5 %, less are one in a thousand
 
 
 def test_every_choice_is_tested_on_questions_that_no_choice_before_it_was_made_by():

@@ -171,34 +171,6 @@ def test_held_out_examples_guard_a_task_at_all_its_positions(toy_lm, load, task_
     assert asked == {"search": 4 * 2, "held_out": 4 * 3}
 
 
-def test_a_scan_asks_and_guards_a_quarter_of_the_questions_before_it_asks_all(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("search.evaluator.FEWEST", 1)
-    flags = ["--examples", "5", "--held_out_examples", "0", "--guard", "toy_plain:hits:0.5", "--guard_examples", "5"]
-    assert command(*flags, "--early_stopping", "off")[0] == 0
-    entries = {entry["key"]: entry for entry in journal(tmp_path / "out")}
-    few = {key: entry for key, entry in entries.items() if key.endswith(" 2")}  # of five questions, at three positions
-    assert {entry["prompts"] for entry in few.values()} == {6}
-    assert {entry["prompts"] for key, entry in entries.items() if key not in few} == {15}
-    for key, entry in few.items():
-        asked = [values[:2] for values in entry["examples"].values()]
-        assert list(entry["examples"].values()) == [[*values, None, None, None] for values in asked]
-        assert entry["fitness"] == pytest.approx(mean(value for values in asked for value in values))
-        if whole := entries.get(key.split()[0]):
-            assert asked == [values[:2] for values in whole["examples"].values()]
-    [plain] = [entry["guard_rows"]["toy_plain:hits"] for entry in entries.values() if "guard_rows" in entry]
-    guarded = [entry["guards"]["toy_plain:hits"]["plain"] for entry in few.values() if "guards" in entry]
-    assert guarded == [pytest.approx(mean(plain[:2]))] * len(guarded) != []
-    assert {entry["guard_prompts"] for entry in few.values() if "guards" in entry} == {2}
-    assert command(*flags, "--early_stopping", "off", "--budget", "260prompts", output=tmp_path / "cut")[0] == 0
-    finalists = [entry for entry in journal(tmp_path / "cut") if entry["origin"] == "finalist"]
-    assert 1 < len(finalists) < 6
-    fittest = max(finalists, key=lambda entry: entry["fitness"])  # of the scan another was, on two questions
-    assert report(tmp_path / "cut")["best"]["key"] == fittest["key"] != finalists[0]["key"]
-    stop_at_the_end(monkeypatch)
-    command(*flags, "--early_stopping", "off", "--budget", "260prompts", output=tmp_path / "stopped")
-    assert factors_file.load(tmp_path / "stopped" / "best_effort.json").digest() == fittest["key"]
-
-
 def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, tmp_path):
     assert command(*SMALL, "--examples", "1", "--held_out_examples", "1")[0] == 0
     assert report(tmp_path / "out")["guards"]["answers that end"]["interval"] == [None, None]
