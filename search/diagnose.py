@@ -452,7 +452,8 @@ def diagnose(diagnosis: Diagnosis) -> int:
     lm = load_model(diagnosis.tasks[0].args)
     for task in diagnosis.tasks:
         diagnosis.load(lm, task)
-    evaluators = [one.evaluator for task in diagnosis.tasks for one in (*task.lengths, task)]
+    evaluators = [task.evaluator for task in diagnosis.tasks]
+    evaluators += [length.evaluator for task in diagnosis.tasks for length in task.lengths]
     settings = {
         "weights": evaluators[0].engine.weights(),
         "requests": [identity.sha256([r.args for r in one.objectives[0].task.instances]) for one in evaluators],

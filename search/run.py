@@ -315,9 +315,7 @@ def load(
     return Search(args, bench, optimizer, settings, pool, curve=curve)
 
 
-def make_optimizer(
-    args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None
-) -> Optimizer:
+def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
     """The optimiser that was asked for, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
     if L < 2:

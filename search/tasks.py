@@ -124,7 +124,8 @@ def load_tasks(
         lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
             positions at which the gold item stands at the same place, the first one's counts.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
-        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default a task's first.
+        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default the strict one of a task
+            that has two (``PositionTask.STRICT``), else its first.
         examples: use only so many of the split's examples.
         include_path: as lm-eval's.
         **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model: ``num_fewshot``,
@@ -294,6 +295,7 @@ def _build(
     )
     if not task.instances:
         raise UserError(f"{task.task_name}: no examples in the {split} split")
+    metric = metric or getattr(task, "STRICT", "")
     metric = metric or next((str(entry["metric"]) for entry in task.config.metric_list or []), "")
     by = f" by --metrics, or --guard {task.task_name}:METRIC"
     if not metric:

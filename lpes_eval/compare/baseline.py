@@ -57,9 +57,10 @@ def load(path: str | Path) -> Results:
 
 
 def _packed(task: Task) -> dict[str, Any]:
-    metrics = {}
+    metrics: dict[str, Any] = {}
     for key, metric in task.metrics.items():
-        by_question = metric.by_question and {label: _pack(scores) for label, scores in metric.by_question.items()}
+        by_question: Any = metric.by_question
+        by_question = by_question and {label: _pack(scores) for label, scores in by_question.items()}
         metrics[key] = {**vars(metric), "by_question": by_question}
     names = ("version", "data", "examples", "documents", "prompts", "members")
     return {**{name: getattr(task, name) for name in names}, "metrics": metrics}

@@ -138,8 +138,6 @@ class PositionTask(BenchmarkTask):
     A subclass sets ``METRIC``, and ``SIZE``, the setting that says how many items its contexts have; it defines
     ``load``; and it sets ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``,
     and ``metric``, the score of an answer by its target, or overrides the three methods that use these.
-
-    In the YAML, ``metadata: search_metric`` names the metric that a search raises and its verdict reads.
     """
 
     METRIC: str
@@ -147,7 +145,7 @@ class PositionTask(BenchmarkTask):
     example: Callable[..., Any]
     metric: Callable[[str, Any], float]
     STRICT: str = ""
-    """A metric that a model which repeats its context does not satisfy, where ``METRIC`` may be."""
+    """A metric that a model which repeats its context does not satisfy, where ``METRIC`` may be; a search raises it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._position: float | None = None

@@ -124,7 +124,8 @@ class LayerSearch(Optimizer):
             self.said += f"; a gain of less than {least:.4f} would not have been seen" if least else ""
         best: dict[Band, Change] = {}
         for gain in sorted(found, key=lambda gain: -gain.mean):
-            best.setdefault(*gain.change, gain.change)
+            (band,) = gain.change
+            best.setdefault(band, gain.change)
         return [*best.values()]
 
     def _combine(self, entries: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], list[Change]]:

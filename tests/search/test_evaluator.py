@@ -462,9 +462,9 @@ def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
 def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
     (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 6}, lambdas=[2, 3, 5], examples=2)
     assert [(column.position, column.weight, column.metric) for column in task.columns] == [
-        (0, 0.2, "acc@0"),
-        (50, 0.3, "acc@50"),
-        (100, 0.5, "acc@100"),
+        (0, 0.2, "first_value_acc@0"),
+        (50, 0.3, "first_value_acc@50"),
+        (100, 0.5, "first_value_acc@100"),
     ]
     options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 6}, "examples": 2}
     (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
