@@ -68,7 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
     add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
-        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's first; for kv_retrieval first_value_acc)")  # fmt: skip
+        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's strict metric, "
+        "or else its first)")  # fmt: skip
     add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
     add("--lambdas", type=numbers, metavar="B,M,E",
