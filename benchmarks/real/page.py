@@ -26,6 +26,9 @@ PICTURES = ROOT / "docs/real-models"
 Values = NDArray[np.float64]
 COLORS = ("#595959", "#0072b2", "#d55e00")
 SIZES = {"kv_retrieval": "records", "mdqa_pos": "documents"}
+MODELS = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
+SEARCHED = "13-14:0.5"
+"""What the default search ended with on SmolLM2 (kv_retrieval, 12 records)."""
 
 
 def read(kind: str) -> dict[tuple[str, str, int, bool], dict[str, dict[int, dict[str, Any]]]]:
@@ -56,18 +59,18 @@ def metric(line: dict[str, Any]) -> str:
     return "score" if "score" in line else "exact"
 
 
-def compared(kind: str = "held_out") -> str:
+def compared() -> str:
     """Accuracy by position of each set of factors, and what it gains over the plain model on the same questions."""
     rows = ["| model, task | factors | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean | gain |"]
     rows.append("| :-- | :-- | --: |" + " --: |" * (len(POSITIONS) + 2))
-    for (model, task, size, chat), by_factors in read(kind).items():
+    for (model, task, size, chat), by_factors in read("held_out").items():
         for name, lines in by_factors.items():
             numbers = sorted(lines.keys() & by_factors["plain"].keys())
             of = metric(lines[numbers[0]])
             values, plain = table(lines, of, numbers) * 100, table(by_factors["plain"], of, numbers) * 100
             cells = [f"{value:.1f}" for value in values.mean(0)] + [f"{values.mean():.1f}"]
             gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
-            title = f"{model}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+            title = f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
             rows.append(f"| {title} | {name} | {len(numbers)} | " + " | ".join(cells) + f" | {gain} |")
     return "\n".join(rows)
 
@@ -82,7 +85,7 @@ def mapped() -> str:
         likelihood = table(lines, "ll")
         cells = [f"{a:.0f} ({b:.2f})" for a, b in zip(accuracy.mean(0), likelihood.mean(0), strict=True)]
         mean, low, high = interval(accuracy)
-        title = f"{model}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+        title = f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
         rows.append(f"| {title} | {len(lines)} | " + " | ".join(cells) + f" | {mean:.0f} [{low:.0f}, {high:.0f}] |")
     return "\n".join(rows)
 
@@ -108,16 +111,18 @@ def draw_map(path: Path) -> None:
     for (model, task, size, chat), by_factors in read("map").items():
         if not chat:
             panels[model, task][size] = table(by_factors["plain"], "ll").mean(0)
-    figure, grid = pyplot.subplots(1, len(panels), figsize=(3 * len(panels), 2.6), layout="constrained", squeeze=False)
-    for axes, ((model, task), rows) in zip(grid[0], panels.items(), strict=True):
+    figure, grid = pyplot.subplots(2, 2, figsize=(7.2, 4.8), layout="constrained")
+    for axes, ((model, task), rows) in zip(grid.flat, panels.items(), strict=True):
         sizes = sorted(rows)
         values = np.array([rows[size] for size in sizes])
         axes.imshow(values, cmap="viridis", aspect="auto")
         for (row, column), value in np.ndenumerate(values):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
+            bright = value > values.min() + 0.6 * np.ptp(values)
+            color = "black" if bright else "white"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
         axes.set_xticks(range(len(POSITIONS)), [f"{p:g}" for p in POSITIONS])
         axes.set_yticks(range(len(sizes)), [str(size) for size in sizes])
-        axes.set_title(f"{model}, {task}", fontsize=9)
+        axes.set_title(f"{MODELS[model]}, {task}", fontsize=9)
         axes.set(xlabel="gold position, %", ylabel=SIZES[task])
     figure.savefig(path, dpi=200)
     pyplot.close(figure)
@@ -148,7 +153,7 @@ def draw_layers(model: str, task: str, size: int, path: Path) -> None:
 def main() -> None:
     """Write the page's tables and the pictures."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    texts = {"real_map": mapped(), "real_held_out": compared(), "real_elsewhere": compared("elsewhere")}
+    texts = {"real_map": mapped(), "real_held_out": compared()}
 
     def fill(match: re.Match[str]) -> str:
         return f"{match[1]}{texts[match[2]]}\n{match[3]}"
@@ -158,6 +163,8 @@ def main() -> None:
     PAGE.write_text(page, encoding="utf-8")
     draw_map(PICTURES / "map.png")
     draw_layers("smollm2", "kv_retrieval", 12, PICTURES / "layers.png")
+    names = {"plain": "plain", "all:0.95": "one factor for all layers, 0.95", SEARCHED: "layer factors of the search"}
+    draw_positions(names, "smollm2", "kv_retrieval", 12, PICTURES / "positions.png")
 
 
 if __name__ == "__main__":
