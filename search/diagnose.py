@@ -1,9 +1,8 @@
-"""The command ``lpes-eval diagnose MODEL``: does accuracy depend on the position, and is a search likely to help?
+"""The command ``lpes-eval diagnose MODEL``: does accuracy depend on the position, and will a search find anything?
 
-The plain model answers questions at two or three lengths. Then comes a map: bands of layers are scaled, one at a time,
-and the likelihood of the reference answers is measured, without decoding. The band that makes them likeliest is scored
-on other questions, so what it gains there is not the luck of the best of many. The first question of each kind is
-timed, and the others are as many as the budget allows. All is in a journal, from which the same command goes on.
+The plain model answers questions at half a task's length, at its own and at twice it. Then the search that the report
+names is begun: its map of what layers bear says whether there is anything to find, and the search goes on from there.
+All is in journals, from which the same command goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.compare.statistics import compare_paired, holm, interval
+from lpes_eval.compare.statistics import holm, interval
 from lpes_eval.compare.tables import finite, ignore_broken_pipe, p_value, text_table
 from lpes_eval.data import source
 from lpes_eval.errors import DataError, PromptTooLong, UserError, program
@@ -30,55 +29,52 @@ from lpes_eval.flags import at_least, budget, mapping, model_args
 from search import config
 from search.held_out import as_lm_eval_reads_it, every_ten_seconds
 from search.journal import Journal
-from search.optimizers import layers
+from search.optimizers.base import Steps
+from search.optimizers.layers import Gain, LayerSearch
 from search.parser import batch_size, names
+from search.space import Individual
 
 if TYPE_CHECKING:
+    from lpes_eval.entries import Entry
     from search.evaluator import Evaluator
 
 AT_ONCE = 6
 """Questions between two looks at the time."""
-MAPPED = 12
-"""Questions, at most, that the map is made of."""
-FINEST = 8
-"""Bands that the layers are divided into at most."""
-TABLE, MAP = 0.5, 0.85
-"""Shares of the budget after which the table and the map end."""
+TABLE = 0.5
+"""Share of the budget after which the table ends."""
 LEVEL = 0.05
 """Of its tests."""
 
 
+class Map(LayerSearch):
+    """The first step of the default search; ``entries`` has what helps, None until that is known."""
+
+    entries: list[Gain] | None = None
+
+    def search(self) -> Steps:
+        """End with the start."""
+        self.entries = yield from self._map()
+        return Individual(self.start, "start")
+
+
 @dataclass
 class Length:
-    """The plain model on a task at one length; ``size`` counts its items, ``rows`` has a question's scores."""
+    """The plain model on a task at one length; ``rows`` has a question's score at every position."""
 
     title: str
-    size: int | None
     evaluator: Evaluator
-    rows: list[list[float]] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> float:
-        """Of a prompt, a mean."""
-        return (self.evaluator.prompt_tokens or math.nan) / self.evaluator.prompts
+    rows: dict[int, list[float]] = field(default_factory=dict)
+    cost: float = 0.0  # of a question, in the budget's unit
 
 
 @dataclass
 class Task:
-    """A task of the diagnosis; ``args`` are those of the search that ``words`` start.
-
-    ``tried`` are the bands of the map (first and last layer, factor), by how much likelier they make the answers;
-    ``plain`` and ``scaled`` the scores of the questions on which the best of them is checked.
-    """
+    """A task of the diagnosis, and the search for it that ``words`` start."""
 
     words: list[str]
     args: argparse.Namespace
     lengths: list[Length] = field(default_factory=list)
-    evaluator: Evaluator = None  # type: ignore[assignment]
-    mapped: int = 0
-    tried: dict[tuple[int, int, float], float] = field(default_factory=dict)
-    plain: list[list[float]] = field(default_factory=list)
-    scaled: list[list[float]] = field(default_factory=list)
+    search: Any = None  # search.run.Search, of a Map
 
     @property
     def name(self) -> str:
@@ -91,145 +87,98 @@ class Diagnosis:
 
     def __init__(self, args: argparse.Namespace, began: float) -> None:
         self.args, self.began, self.prompts, self.cut = args, began, 0, False
-        self.tasks = [
-            Task(words := search_words(args, name), config.parse(words)) for name in dict.fromkeys(args.tasks)
-        ]
+        words = [search_words(args, name) for name in dict.fromkeys(args.tasks)]
+        self.tasks = [Task(each, config.parse(each)) for each in words]
         self.notes: list[str] = []
-        self.rows: dict[str, dict[int, list[float]]] = {}  # of what was measured, by question: its value at positions
-        self.cost: dict[tuple[str, str], float] = {}  # of a question, in the budget's unit
-        self.journal: Journal = None  # type: ignore[assignment]
 
     def left(self, share: float) -> float:
         """What is left of this share of the budget, in its unit."""
         unit, most = self.args.budget
         return float(share * most - (time.monotonic() - self.began if unit == "seconds" else self.prompts))
 
-    def ask(
-        self, name: str, what: str, evaluator: Evaluator, factors: list[float], questions: Iterable[int], share: float,
-        measure: str = "score",
-    ) -> dict[int, list[float]]:  # fmt: skip
-        """The rows of these questions: the journal's, and what this share of the budget allows to measure."""
-        rows, kind = self.rows.setdefault(f"{name}: {what}", {}), (name, measure)
-        while missing := [u for u in questions if u not in rows]:
-            left = self.left(share)
-            number = min(AT_ONCE, int(left / self.cost[kind])) if kind in self.cost else 1
-            if left <= 0 or number < 1:
-                self.cut = True
-                break
-            part = missing[:number]
-            print(f"  {name}: {what}, questions {part[0] + 1} to {part[-1] + 1}", flush=True)
-            evaluator.progress = every_ten_seconds()
-            measured = evaluator.likelihood(factors, part) if measure == "likelihood" else evaluator(factors, part=part)
-            entry = {"fitness": measured.fitness, "measure": measure, "origin": f"{name}: {what}"}
-            entry |= {"examples": measured.examples, "seconds": measured.seconds, "prompts": evaluator.asked(part)}
-            self.take(self.journal.record(f"{name}: {what}, from question {part[0] + 1}", entry))
-            self.prompts += evaluator.asked(part)
-            self.cost[kind] = (left - self.left(share)) / len(part)
-        return {u: rows[u] for u in questions if u in rows}
-
-    def take(self, entry: Any) -> None:
-        """Take in what the journal says of some questions."""
-        for u, row in enumerate(zip(*entry.examples.values(), strict=True)):
-            if None not in row:
-                self.rows.setdefault(entry.origin, {})[u] = list(row)
-
     def load(self, lm: Any, task: Task) -> None:
-        """Build a task's requests: at half its length, at its own and at twice it, and for the map."""
+        """Build a task's requests, at half its length, at its own and at twice it, and its search."""
+        from search import run
         from search.evaluator import Evaluator
         from search.tasks import load_tasks
 
-        def build(examples: int, everywhere: bool, **size: int) -> Evaluator:
+        def build(**size: int) -> Evaluator:
             options = config.task_options(task.args)
             options["metadata"] = options["metadata"] | size
-            if everywhere and not self.args.positions:
+            if not self.args.positions:
                 options |= {"positions": None, "lambdas": None}
-            objectives = load_tasks(lm, [task.name], examples=examples, **options)
+            objectives = load_tasks(lm, [task.name], examples=self.args.questions, **options)
             if len(objectives) > 1 or not objectives[0].by_position:
                 raise UserError(f"--tasks {task.name}: is not one task by position, such as kv_retrieval or mdqa_pos")
-            if everywhere and objectives[0].note:
+            if objectives[0].note:
                 self.notes.append(", ".join([*(f"{key}={value}" for key, value in size.items()), objectives[0].note]))
             return Evaluator(lm, objectives)
 
-        own = build(self.args.questions, True)
+        own = build()
         setting: Any = getattr(own.objectives[0].task, "SIZE", None)
         size: Any = (own.objectives[0].task.config.metadata or {}).get(setting)
         for number in (size // 2, size, 2 * size) if size and size >= 4 else (size,):
             title = f"{setting}={number}" if number else task.name
             try:
-                evaluator = own if number == size else build(self.args.questions, True, **{setting: number})
-                task.lengths.append(Length(title, number, evaluator))
+                evaluator = own if number == size else build(**{setting: number})
+                task.lengths.append(Length(title, evaluator))
             except (PromptTooLong, DataError) as error:  # a file of one's own has one size
                 self.notes.append(f"Does not fit: {task.name}, {title}: {error}")
-        task.evaluator = build(MAPPED + self.args.questions, False)
+        task.search = run.load(task.args, lm, Map)
 
-    def measure(self) -> None:
-        """The table, the map, and the check of what the map says is best."""
-        try:
-            self._table()
-        finally:
-            for task in self.tasks:
-                for length in task.lengths:
-                    length.rows = list(self.rows.get(f"{task.name}, {length.title}: plain", {}).values())
-        for number, task in enumerate(self.tasks, 1):
-            self._map(task, TABLE + (MAP - TABLE) * number / len(self.tasks))
-        for number, task in enumerate(self.tasks, 1):
-            self._check(task, MAP + (1 - MAP) * number / len(self.tasks))
-
-    def _table(self) -> None:
-        """One question at every length, then the next ones: with little time, all lengths have fewer."""
+    def measure(self, journal: Journal) -> None:
+        """The table, then the beginning of every search."""
+        lengths = {f"{task.name}, {length.title}": length for task in self.tasks for length in task.lengths}
+        for entry in journal.entries.values():
+            _take(lengths[entry.origin], entry)
         most = self.args.questions
-        for number in sorted({1, 3, *range(AT_ONCE, most, AT_ONCE), most}):
-            for task in self.tasks:
-                for length in task.lengths:
-                    plain = [1.0] * length.evaluator.num_layers
-                    questions = range(min(number, most))
-                    self.ask(f"{task.name}, {length.title}", "plain", length.evaluator, plain, questions, TABLE)
+        for end in sorted({1, 3, *range(AT_ONCE, most, AT_ONCE), most}):  # little time: fewer at every length
+            for name, length in lengths.items():
+                self._ask(journal, name, length, range(min(end, most)))
+        for number, task in enumerate(self.tasks, 1):
+            self._map(task, TABLE + (1 - TABLE) * number / len(self.tasks))
+
+    def _ask(self, journal: Journal, name: str, length: Length, questions: Iterable[int]) -> None:
+        """Measure what is missing of these questions, as far as the table's share of the budget goes."""
+        evaluator = length.evaluator
+        while missing := [u for u in questions if u not in length.rows]:
+            left = self.left(TABLE)
+            number = min(AT_ONCE, int(left / length.cost)) if length.cost else 1
+            if left <= 0 or number < 1:
+                self.cut = True
+                return
+            part = missing[:number]
+            print(f"  {name}: questions {part[0] + 1} to {part[-1] + 1}", flush=True)
+            evaluator.progress = every_ten_seconds()
+            measured = evaluator([1.0] * evaluator.num_layers, part=part)
+            data = {"fitness": measured.fitness, "measure": "score", "origin": name, "examples": measured.examples}
+            data |= {"seconds": measured.seconds, "prompts": evaluator.asked(part)}
+            _take(length, journal.record(f"{name}, from question {part[0] + 1}", data))
+            self.prompts += evaluator.asked(part)
+            length.cost = (left - self.left(TABLE)) / len(part)
 
     def _map(self, task: Task, share: float) -> None:
-        """How much likelier each band by each step makes the answers, on as many questions as all of them can have."""
-        layers = task.evaluator.num_layers
-        plain, name, bands = [1.0] * layers, f"{task.name}, map", bands_of(layers)
-        if not self.ask(name, "plain", task.evaluator, plain, range(1), share, "likelihood"):
-            return
-        known = min((len(self.rows.get(f"{name}: {label(band)}", {})) for band in bands), default=0)
-        cost = self.cost.get((name, "likelihood"), 0.0)
-        questions = range(max(known, 1, min(MAPPED, int(self.left(share) / cost / (len(bands) + 1)) if cost else 1)))
-        before = self.ask(name, "plain", task.evaluator, plain, questions, share, "likelihood")
-        for band in bands:
-            scaled = factors_of(band, layers)
-            after = self.ask(name, label(band), task.evaluator, scaled, before, share, "likelihood")
-            if len(after) == len(before):
-                gains = [new - old for u in before for new, old in zip(after[u], before[u], strict=True)]
-                task.tried[band] = sum(gains) / len(gains)
-        task.mapped = len(before)
+        """Begin the task's search with its map, as far as this share of the budget goes."""
+        search, (unit, _) = task.search, self.args.budget
+        print(f"  {task.name}: the search's map of what layers bear", flush=True)
+        say = every_ten_seconds("steps measured")
+        with Journal(search.args.output, search.settings) as search.journal:
+            before = search.journal.individuals
+            search.args.budget = (unit, sum(getattr(entry, unit) for entry in before) + max(0.0, self.left(share)))
 
-    def _check(self, task: Task, share: float) -> None:
-        """The scores of the best band and of the plain model, on questions that the map did not see."""
-        if not task.tried or task.tried[best := max(task.tried, key=task.tried.__getitem__)] <= 0:
-            return
-        layers, name = task.evaluator.num_layers, f"{task.name}, check"
-        for end in range(AT_ONCE, self.args.questions + AT_ONCE, AT_ONCE):
-            questions = range(MAPPED, MAPPED + min(end, self.args.questions))
-            plain = self.ask(name, "plain", task.evaluator, [1.0] * layers, questions, share)
-            scaled = self.ask(name, label(best), task.evaluator, factors_of(best, layers), plain, share)
-        task.plain, task.scaled = [plain[u] for u in scaled], list(scaled.values())
+            def watch(individual: Individual, entry: Entry, new: bool) -> None:
+                self.prompts += entry.prompts if new else 0
+                say(len(search.journal.individuals), search.optimizer.mapped)
+
+            search.run(watch)
+        self.cut |= search.cut
 
 
-def bands_of(num_layers: int) -> list[tuple[int, int, float]]:
-    """The whole stack, its halves, quarters and eighths by each step: first and last layer, and factor."""
-    return [(first, end - 1, step) for first, end in layers.bands_of(num_layers, FINEST) for step in layers.STEPS]
-
-
-def factors_of(band: tuple[int, int, float], num_layers: int) -> list[float]:
-    """One factor a layer."""
-    first, last, step = band
-    return [step if first <= h <= last else 1.0 for h in range(num_layers)]
-
-
-def label(band: tuple[int, int, float]) -> str:
-    """A band as a person names it."""
-    first, last, step = band
-    return f"{f'layer {first}' if first == last else f'layers {first} to {last}'} by {step:g}"
+def _take(length: Length, entry: Entry) -> None:
+    """Take in what a journal says of some questions."""
+    for u, row in enumerate(zip(*entry.examples.values(), strict=True)):
+        if None not in row:
+            length.rows[u] = list(row)
 
 
 def search_words(args: argparse.Namespace, name: str) -> list[str]:
@@ -243,20 +192,8 @@ def search_words(args: argparse.Namespace, name: str) -> list[str]:
     words += ["--positions", ",".join(f"{position:g}" for position in args.positions)] if args.positions else []
     for flag in ("device", "batch_size"):
         words += [f"--{flag}", str(getattr(args, flag))] if getattr(args, flag) not in (None, "auto") else []
-    return words + ["--apply_chat_template"] * args.apply_chat_template
-
-
-def search_seconds(diagnosis: Diagnosis, task: Task) -> float:
-    """How long such a search takes at the pace of the table, held-out evaluation included; NaN if nothing is known."""
-    from search.run import make_optimizer
-
-    own = [entry for entry in diagnosis.journal.entries.values() if entry.origin.endswith("plain") and entry.seconds]
-    own = [entry for entry in own if entry.origin.startswith(f"{task.name}, ") and entry.measure == "score"]
-    prompts = (make_optimizer(task.args, task.evaluator).expected_effort + 2) * task.args.examples
-    prompts *= len(task.evaluator.columns)
-    prompts += 3 * task.args.held_out_examples * len(task.lengths[0].evaluator.columns)
-    pace = sum(entry.seconds for entry in own) / max(1, sum(entry.prompts for entry in own))
-    return prompts * pace if own else math.nan
+    words += ["--apply_chat_template"] * args.apply_chat_template
+    return [*words, "--output", str(args.output / f"search-{re.sub(r'[^A-Za-z0-9_.+-]+', '_', name)}")]
 
 
 def position_bias(rows: Sequence[Sequence[float]]) -> float:
@@ -274,27 +211,27 @@ def position_bias(rows: Sequence[Sequence[float]]) -> float:
 def facts(diagnosis: Diagnosis) -> dict[str, Any]:
     """The report as data; scores are shares of 1."""
     asked = [(task, length) for task in diagnosis.tasks for length in task.lengths if length.rows]
-    adjusted = holm([position_bias(length.rows) for _, length in asked])
+    adjusted = holm([position_bias([*length.rows.values()]) for _, length in asked])
     return {
         "model": diagnosis.args.pretrained,
         "lengths": [_length(task.name, length, p) for (task, length), p in zip(asked, adjusted, strict=True)],
-        "maps": [_map(diagnosis, task) for task in diagnosis.tasks],
+        "searches": [_search(task) for task in diagnosis.tasks],
         "notes": diagnosis.notes,
         "cut": diagnosis.cut,
     }
 
 
 def _length(name: str, length: Length, p: float) -> dict[str, Any]:
-    columns = list(zip(*length.rows, strict=True))
+    evaluator, columns = length.evaluator, list(zip(*length.rows.values(), strict=True))
     means = [sum(column) / len(column) for column in columns]
     return {
         "task": name,
         "length": length.title,
-        "prompt_tokens": length.tokens,
+        "prompt_tokens": (evaluator.prompt_tokens or math.nan) / evaluator.prompts,
         "questions": len(length.rows),
         "positions": [
             {"position": column.position, "score": mean, "interval": interval(scores)}
-            for (_, column), mean, scores in zip(length.evaluator.columns.values(), means, columns, strict=True)
+            for (_, column), mean, scores in zip(evaluator.columns.values(), means, columns, strict=True)
         ],
         "mean": sum(means) / len(means),
         "friedman_p_holm": p,
@@ -302,22 +239,18 @@ def _length(name: str, length: Length, p: float) -> dict[str, Any]:
     }
 
 
-def _map(diagnosis: Diagnosis, task: Task) -> dict[str, Any]:
-    """What the map and the check after it say about a search."""
-    best = max(task.tried, key=task.tried.__getitem__, default=None)
-    said: dict[str, Any] = {"task": task.name, "bands": len(bands_of(task.evaluator.num_layers)), "search": "uncertain"}
-    said |= {"tried": {label(band): gain for band, gain in task.tried.items()}, "questions": task.mapped, "best": None}
-    said |= {"command": config.command(task.words), "search_seconds": search_seconds(diagnosis, task)}
-    if best is None or task.tried[best] <= 0:
-        return said | {"search": "unlikely" if len(task.tried) == said["bands"] else "uncertain"}
-    said["best"] = {"band": label(best), "likelier": task.tried[best]}
-    if len(task.scaled) < 2:
-        return said
-    change = compare_paired(task.plain, task.scaled).mean
-    said["best"] |= {"plain": change.a, "gain": change.difference, "interval": [change.low, change.high]}
-    said["best"] |= {"p": change.p, "questions": len(task.plain)}
-    likely = "likely" if change.p < LEVEL else "uncertain"
-    return said | {"search": likely if change.difference > 0 else "unlikely"}
+def _search(task: Task) -> dict[str, Any]:
+    """What the search's map says."""
+    optimizer = task.search.optimizer
+    entries = optimizer.entries
+    says = "not known yet" if entries is None else "likely" if entries else "unlikely"
+    found = [
+        {"layers": [first, end - 1], "factor": factor, "gain": gain.mean, "questions": len(gain.differences)}
+        for gain in entries or ()
+        for (first, end), factor in gain.change.items()
+    ]
+    command = config.command(task.words)
+    return {"task": task.name, "search": says, "found": found, "said": optimizer.said, "command": command}
 
 
 def text(said: dict[str, Any]) -> str:
@@ -340,36 +273,25 @@ def text(said: dict[str, Any]) -> str:
             + (f"The position matters beyond chance at {biased}." if biased else "No position bias beyond chance.")
             + f" If every position were as good as the best, {most['length']} would gain {gain}."
         )
-    parts += said["notes"]
-    parts += [_verdict(one, said["cut"]) for one in said["maps"]]
+    parts += [*said["notes"], *map(_verdict, said["searches"])]
     if said["cut"]:
         parts.append("The budget ended this before all was measured: the same command goes on.")
     return "\n\n".join(parts)
 
 
-def _verdict(one: dict[str, Any], cut: bool) -> str:
-    best, tried = one["best"], f"{len(one['tried'])} of {one['bands']}" if cut else str(one["bands"])
-    lines = [f"{one['task']}: the reference answers under {tried} scaled bands of layers, {one['questions']} questions"]
-    if not one["tried"]:
-        lines = [f"{one['task']}: no band of layers was tried, as the budget went to the table; give a larger --budget"]
-    elif best is None:
-        lines.append("None makes them likelier than the plain model does.")
+def _verdict(one: dict[str, Any]) -> str:
+    says = f"{one['task']}: {one['said']}"
+    if one["search"] == "likely":
+        best = one["found"][0]
+        first, last = best["layers"]
+        where = f"layer {first}" if first == last else f"layers {first} to {last}"
+        says += f"; {best['factor']:g} in {where} changes the likelihood most, by {best['gain']:+.3f} on"
+        says += f" {best['questions']} other questions. A search is likely to help. It goes on from here:"
+    elif one["search"] == "unlikely":
+        says += ". A search would end here: it is unlikely to help. Its command:"
     else:
-        lines.append(f"{best['band']} makes them likeliest: {best['likelier']:+.3f} in log-likelihood a token.")
-    if best and "gain" in best:
-        lines.append(
-            f"On {best['questions']} other questions it changes the score of {100 * best['plain']:.0f} by "
-            f"{100 * best['gain']:+.0f} points ({_span(best['interval'])}; p = {p_value(best['p'])})."
-        )
-    takes = f"about {one['search_seconds'] / 60:.0f} min" if math.isfinite(one["search_seconds"]) else "a while"
-    says = {
-        "likely": "is likely to help",
-        "uncertain": "may help; this does not show it",
-        "unlikely": "is unlikely to help",
-    }
-    return "\n".join(
-        [*lines, f"A search {says[one['search']]}. It takes {takes} on this machine:", f"  {one['command']}"]
-    )
+        says = f"{one['task']}: whether a search is likely to help is not known yet; it would go on with the map:"
+    return f"{says}\n  {one['command']}"
 
 
 def _span(ends: Sequence[float] | None) -> str:
@@ -400,8 +322,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line; what ``python -m search.ga`` has too means the same."""
     parser = argparse.ArgumentParser(
         prog="lpes-eval diagnose",
-        description="Measure accuracy by position at two or three lengths, scale bands of layers, and say whether a "
-        "search for layer factors is likely to help, what it costs here, and how to start it.",
+        description="Measure accuracy by position at two or three lengths, begin a search for layer factors, and say "
+        "whether it is likely to help and how to go on with it.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -452,19 +374,16 @@ def diagnose(diagnosis: Diagnosis) -> int:
     lm = load_model(diagnosis.tasks[0].args)
     for task in diagnosis.tasks:
         diagnosis.load(lm, task)
-    evaluators = [task.evaluator for task in diagnosis.tasks]
-    evaluators += [length.evaluator for task in diagnosis.tasks for length in task.lengths]
+    evaluators = [length.evaluator for task in diagnosis.tasks for length in task.lengths]
     settings = {
         "weights": evaluators[0].engine.weights(),
         "requests": [identity.sha256([r.args for r in one.objectives[0].task.instances]) for one in evaluators],
         "packages": identity.packages(),
     }
     status = 0
-    with Journal(args.output, {"diagnosis": settings}) as diagnosis.journal:
-        for entry in diagnosis.journal.entries.values():
-            diagnosis.take(entry)
+    with Journal(args.output, {"diagnosis": settings}) as journal:
         try:
-            diagnosis.measure()
+            diagnosis.measure(journal)
         except KeyboardInterrupt:
             diagnosis.cut, status = True, 130
         print("\n" + write(diagnosis), flush=True)

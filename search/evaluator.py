@@ -35,7 +35,7 @@ from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
 
-BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1"}
+BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1", "first_value_acc"}
 """Metrics whose values lie between 0 and 1."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""

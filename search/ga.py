@@ -25,7 +25,7 @@ from search.journal import Journal
 from search.report import pages
 from search.report.pages import Outcome
 from search.run import Search, load
-from search.space import Y_START, Individual
+from search.space import Individual
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,24 +79,23 @@ def run(search: Search) -> Outcome | None:
         for note in journal.notes:
             print(f"note: {note}", flush=True)
         plain = search.measure(PLAIN, search.uniform(1.0))
-        to_beat = {PLAIN: plain, "PI": search.measure("PI", search.uniform(Y_START), plain)}
-        print(pages.to_beat(search, to_beat), flush=True)
+        print(pages.to_beat(search, plain), flush=True)
         expected = search.optimizer.expected_evaluations
         with live(args.output.name, expected, search.optimizer.expected_effort * search.evaluator.prompts) as show:
-            for name, entry in to_beat.items():
-                show(replace(entry, generation=None, origin=name))
-            best_so_far = BestSoFar(search, to_beat)
+            show(replace(plain, generation=None, origin=PLAIN))
+            best_so_far = BestSoFar(search)
 
             def watch(individual: Individual, entry: Entry, new: bool) -> None:
                 best_so_far(individual, entry, new)
                 show(entry, new)
 
             try:
-                fittest, best = search.run(watch)
+                fittest = search.run(watch)
+                best = search.measure("best", search.factors(fittest))
             except KeyboardInterrupt:
                 best_so_far.say()
                 raise
-        outcome = Outcome(to_beat, best, search.factors(fittest))
+        outcome = Outcome(plain, best, search.factors(fittest))
         held_out = bool(search.held_out) and not outcome.nothing
         outcome.file = write_factors(search, outcome, "best_effort.json" if held_out else "")
         pages.write(search, outcome, finished=not held_out)  # the search's, whatever becomes of the rest
@@ -116,8 +115,8 @@ class BestSoFar:
     Whatever happens next, its factors are in ``best_effort.json``.
     """
 
-    def __init__(self, search: Search, to_beat: dict[str, Entry]) -> None:
-        self._search, self._to_beat = search, to_beat
+    def __init__(self, search: Search) -> None:
+        self._search = search
         self._best: Entry | None = None
         self._missing = not (search.args.output / "best_effort.json").exists()
 
@@ -131,7 +130,7 @@ class BestSoFar:
         if self._best is None or (entry.prompts, rank(entry)) > (self._best.prompts, rank(self._best)):
             self._best = entry
             if new or self._missing:
-                write_factors(search, Outcome(self._to_beat, entry, search.factors(individual)), "best_effort.json")
+                write_factors(search, Outcome(search.plain, entry, search.factors(individual)), "best_effort.json")
 
     def say(self) -> None:
         """Print what there is."""

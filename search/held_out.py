@@ -115,15 +115,15 @@ def _measure(search: Search, name: str, job: Job) -> Entry:
         return Entry(key, **data)
 
 
-def every_ten_seconds() -> Callable[[int, int], None]:
-    """Says how many prompts are answered, from time to time, while it is called after every batch."""
+def every_ten_seconds(what: str = "prompts answered") -> Callable[[int, int], None]:
+    """Says how much is done, from time to time, while it is called with that and with how much there is in all."""
     last = time.monotonic()
 
-    def say(answered: int, prompts: int) -> None:
+    def say(done: int, there_are: int) -> None:
         nonlocal last
-        if time.monotonic() - last > 10 and answered < prompts:
+        if time.monotonic() - last > 10 and done < there_are:
             last = time.monotonic()
-            print(f"    {answered} of {prompts} prompts answered", flush=True)
+            print(f"    {done} of {there_are} {what}", flush=True)
 
     return say
 

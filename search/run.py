@@ -91,13 +91,10 @@ class Search:
         weights = self.pool.described["weights"] if self.pool else self.evaluator.engine.weights()
         return weights
 
-    def run(self, watch: Watch) -> tuple[Individual, Entry]:
-        """Measure what the optimiser yields, until it is done or the budget spent.
+    def run(self, watch: Watch) -> Individual:
+        """Measure what the optimiser yields, until it is done or the budget spent; return what the search ends with.
 
         What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
-
-        Returns:
-            The individual that the search ends with, and the journal's entry for its factors, on all examples.
         """
         steps = self.optimizer.search()
         fitness: list[Fitness] = None  # type: ignore[assignment]  # what a generator is sent first
@@ -109,7 +106,7 @@ class Search:
                 generation = steps.send(fitness)
             except StopIteration as end:
                 best: Individual = end.value
-                break
+                return best
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
             self.measuring = generation.part, generation.measure
             fitness = []
@@ -124,10 +121,8 @@ class Search:
                 fitness.append(Fitness(rank(entry), self._by_question(entry, generation)))
             if self.cut:
                 best = fittest[0] if fittest is not None else Individual(self.optimizer.start, "start")
-                best = self.optimizer.so_far or best
-                break
+                return self.optimizer.so_far or best
             self.generation += 1
-        return best, self.measure("best", self.factors(best))
 
     def _by_question(self, entry: Entry, generation: Generation) -> list[float]:
         if not entry.examples or guards.over(entry):
@@ -144,9 +139,7 @@ class Search:
         names = [self.name(individual, generation) for individual in generation.individuals]
         jobs: dict[str, Job] = {}
         for name, individual in zip(names, generation.individuals, strict=True):
-            known = entries.get(name)
-            # The plain model and PI are in the journal before they are individuals, PI perhaps not in full.
-            if known is None or (known.generation is None and known.stopped_after):
+            if name not in entries:
                 jobs.setdefault(name, self._job(individual, generation))
         results = self.measure_all(list(jobs.values()))
         for name, individual in zip(names, generation.individuals, strict=True):
@@ -163,7 +156,7 @@ class Search:
                 else:
                     data["seconds"], thinking = round(data["seconds"] + thinking, 3), 0.0
                 self.journal.record(name, {**made, **data})
-            elif entries[name].generation is None:  # an individual from now on
+            elif entries[name].generation is None:  # the plain model, an individual from now on
                 self.journal.record(name, {**entries[name].to_dict(), **made})
             yield individual, entries[name], new
 
@@ -172,11 +165,11 @@ class Search:
         return self.pool.map(jobs) if self.pool else map(self.bench.measure, jobs)
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
-        factors, guarded_above = self.factors(individual), math.inf
+        factors, guarded_above, plain_rows = self.factors(individual), math.inf, None
         if generation.measure == "score":
             part = self.evaluator.part(generation.part)
             plain = self.evaluator.only(self.plain.examples, part) if part else self.plain
-            guarded_above = plain.fitness + 1e-9  # sums are rounded
+            guarded_above, plain_rows = plain.fitness + 1e-9, self.plain.guard_rows  # sums are rounded
             if generation.cutoff is not None:
                 guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
         whole = self.journal.entries.get(factors.digest())
@@ -184,30 +177,26 @@ class Search:
             factors,
             part=generation.part,
             measure=generation.measure,
-            cutoff=self._cutoff_of(generation),
+            cutoff=self._cutoff(generation),
             whole=whole if whole is not None and whole.ended else None,
             guarded_above=guarded_above,
-            plain_rows=self.plain.guard_rows,
+            plain_rows=plain_rows,
         )
 
-    def _cutoff_of(self, generation: Generation) -> Cutoff | None:
+    def _cutoff(self, generation: Generation) -> Cutoff | None:
         if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":
             return None
         points, fitness = generation.cutoff
         entry = self.journal.entries[self.name(Individual(points, ""), generation)]
-        return self._cutoff(fitness, entry) if entry.examples else None  # its workers died
-
-    def _cutoff(self, fitness: float, entry: Entry) -> Cutoff:
         error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
-        return Cutoff(fitness, entry.examples, error)
+        return Cutoff(fitness, entry.examples, error) if entry.examples else None  # its workers died
 
-    def measure(self, name: str, factors: Factors, to_beat: Entry | None = None) -> Entry:
-        """Measure factors on all examples, unless the journal knows them; give up what does not beat ``to_beat``."""
+    def measure(self, name: str, factors: Factors) -> Entry:
+        """Measure factors on all examples, unless the journal knows them."""
         key = factors.digest()
         known = self.journal.entries.get(key)
-        if known is None or (to_beat is None and not known.examples):
-            cutoff = self._cutoff(to_beat.fitness, to_beat) if to_beat and self.args.early_stopping else None
-            job = Job(factors, cutoff=cutoff, guarded_above=-math.inf)
+        if known is None or not known.examples:
+            job = Job(factors, guarded_above=-math.inf)
             if key != self.uniform(1.0).digest():
                 above = self.plain.fitness + 1e-9
                 job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
@@ -228,7 +217,8 @@ class Search:
     @property
     def best_uniform(self) -> Factors | None:
         """The uniform factor that gains most over the plain model on the same questions; None where none does."""
-        uniform = [entry for entry in self.journal.entries.values() if entry.examples and entry.factor is not None]
+        scored = [entry for entry in self.journal.entries.values() if entry.examples and entry.measure == "score"]
+        uniform = [entry for entry in scored if entry.factor is not None]
         gains = [entry.fitness - self.plain_on(entry.examples) for entry in uniform]
         gain, best = max(zip(gains, uniform, strict=True), key=lambda pair: pair[0])
         return self.uniform(best.factor) if gain > 1e-9 and best.factor is not None else None

@@ -11,6 +11,7 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -186,21 +187,27 @@ def _columns(objective: Objective, share: float, weight_of: Mapping[float, float
 
 def check_names(tasks: Sequence[str], include_path: str | None = None) -> None:
     """Refuse names that stand for no task, before a model is loaded; raises ``UserError``."""
-    manager = _manager(tasks, {}, include_path)
+    manager = _manager(tasks, None, include_path)
     for name in tasks:
         if name not in manager.all_tasks and not _configs(name):
             _matching(manager, name)
 
 
-def _manager(tasks: Sequence[str], metadata: dict[str, Any], include_path: str | None) -> TaskManager:
+def _manager(tasks: Sequence[str], metadata: dict[str, Any] | None, include_path: str | None) -> TaskManager:
     """A task manager that knows the tasks: this project's alone where that is enough, as all others take seconds."""
     if include_path and not Path(include_path).is_dir():
         raise UserError(f"--include_path {include_path}: no such folder; give the one that has the tasks")
     folders = [str(plugin.tasks_folder()), *([include_path] if include_path else [])]
     manager = TaskManager(include_path=folders, include_defaults=False, metadata=metadata)
-    if all(name in manager.all_tasks for name in tasks):
+    if all(name in manager.all_tasks or _is_path(name) for name in tasks):
         return manager
-    return TaskManager(include_path=folders, metadata=metadata)
+    return TaskManager(include_path=folders, metadata=metadata) if metadata else _listed(*folders)
+
+
+@cache
+def _listed(*folders: str) -> TaskManager:
+    """Knows the names of lm-eval's own tasks too."""
+    return TaskManager(include_path=list(folders))
 
 
 def _find(manager: TaskManager, name: str) -> list[Any]:
@@ -224,9 +231,9 @@ def _find(manager: TaskManager, name: str) -> list[Any]:
 
 def _configs(name: str) -> list[dict[str, Any]]:
     """The tasks and groups in a YAML file, or in those of a folder; none where it is the name of neither."""
-    path = Path(name).expanduser()
-    if not path.is_dir() and not name.endswith(".yaml"):
+    if not _is_path(name):
         return []
+    path = Path(name).expanduser()
     try:
         files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
         read = [load_yaml(file, resolve_func=True) for file in files]
@@ -235,6 +242,10 @@ def _configs(name: str) -> list[dict[str, Any]]:
     if not (configs := [config for config in read if "task" in config]):  # a template names no task
         raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
     return configs
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".yaml") or Path(name).expanduser().is_dir()
 
 
 def _matching(manager: TaskManager, name: str) -> list[str]:

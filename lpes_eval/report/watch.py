@@ -24,7 +24,7 @@ SHOWN = 12
 PAUSE = 1.0
 """Seconds between two looks at a folder."""
 NAMES = {"score": "fitness", "likelihood": "log-likelihood"}
-BASELINES = ("baseline", "PI")
+BASELINE = "baseline"
 """The origins of what there is to beat."""
 
 
@@ -83,7 +83,7 @@ class Progress:
     def add(self, entry: Entry, new: bool = True) -> list[str]:
         """Take in an entry; the lines that say so. ``new`` is whether it was measured now."""
         if entry.generation is None:
-            if entry.origin in BASELINES:
+            if entry.origin == BASELINE:
                 self.rows[entry.origin] = entry
             return []
         said = self._blind(entry)

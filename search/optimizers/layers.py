@@ -72,8 +72,9 @@ class LayerSearch(Optimizer):
        better than the start beyond chance (paired by question, Wilcoxon, Bonferroni), there is nothing to find.
     2. The best entry is changed, round after round, each on questions of its own: another entry joins in, or a step
        becomes larger or smaller. What gains most is kept, if that is not chance either.
-    3. The last combinations, and the last one with halved steps, are judged by the score on all search examples. The
-       fittest is kept if it is fitter than the start, and its first bands are tuned by small steps.
+    3. The last combinations, the last one with halved steps, and the best step of the whole stack (PI) are judged by
+       the score on all search examples. The fittest is kept if it is fitter than the start, and its first bands are
+       tuned by small steps.
 
     It draws nothing at random.
     """
@@ -88,12 +89,14 @@ class LayerSearch(Optimizer):
         L = self.space.L
         self._bands = list(dict.fromkeys([*bands_of(L, self.config.finest), *pairwise(range(L + 1))]))
         self._asked = 0
+        self._uniform: Change = {}
         self.generations = len(MAP) + ROUNDS + 1 + 2 * len(TUNING)
         entries = len(STEPS) * len(self._bands)
         stages = [(min(most, entries) + 1, questions) for most, questions in MAP]
+        self.mapped = int(sum(number for number, _ in stages))
         stages += [(MAP[-1][0] + 4, QUESTIONS)] * ROUNDS  # about
         tuning = len(TUNING) * (2 * self.config.tuned + 1)
-        judged = self.config.judged + 2 + tuning
+        judged = self.config.judged + 3 + tuning
         self.max_evaluations = sum(int(number) for number, _ in stages) + 6 * ROUNDS + judged
         self.max_effort = sum(number * self._share(n) for number, n in stages) + judged
         self.expected_evaluations, self.expected_effort = self.max_evaluations, 2 / 3 * self.max_effort
@@ -104,28 +107,31 @@ class LayerSearch(Optimizer):
         entries = yield from self._map()
         if not entries:
             return start
-        path = yield from self._combine(entries)
+        path = yield from self._combine([entry.change for entry in entries])
         best = yield from self._judge(path)
         return (yield from self._tune(best)) if best else start
 
-    def _map(self) -> Generator[Generation, Sequence[Fitness], list[Change]]:
-        """The entries that are beyond chance, the best first, one a band."""
+    def _map(self) -> Generator[Generation, Sequence[Fitness], list[Gain]]:
+        """The entries that are beyond chance, the best first, one a band, with their gains on the last questions."""
         gains = [Gain({band: step}) for band in self._bands for step in STEPS]
         for most, questions in MAP:
             gains = sorted(gains, key=lambda gain: -gain.mean if gain.differences else 0.0)[: int(min(most, 1e9))]
             last = yield from self._compare({}, [gain.change for gain in gains], questions, "map")
             for gain, new in zip(gains, last, strict=True):
                 gain.differences += new.differences
+            if not self._uniform:  # the best step of the whole stack, for PI
+                stack = [gain for gain in gains if gain.change.keys() == {(0, self.space.L)}]
+                self._uniform = max(stack, key=lambda gain: gain.mean).change
         self.said = f"{len(STEPS) * len(self._bands)} steps of layers and bands of layers were tried"
-        found = [gain for gain, new in zip(gains, last, strict=True) if new.p * len(last) <= LEVEL]
+        found = [pair for pair in zip(gains, last, strict=True) if pair[1].p * len(last) <= LEVEL]
         if not found:
             least = median(smallest(new.differences, LEVEL / len(last)) for new in last)
             self.said += f", and none raises the {self._measures} beyond chance"
             self.said += f"; a gain of less than {least:.4f} would not have been seen" if least else ""
-        best: dict[Band, Change] = {}
-        for gain in sorted(found, key=lambda gain: -gain.mean):
+        best: dict[Band, Gain] = {}
+        for gain, new in sorted(found, key=lambda pair: -pair[0].mean):
             (band,) = gain.change
-            best.setdefault(band, gain.change)
+            best.setdefault(band, new)
         return [*best.values()]
 
     def _combine(self, entries: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], list[Change]]:
@@ -150,7 +156,7 @@ class LayerSearch(Optimizer):
     def _judge(self, path: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], Change | None]:
         """The fittest by the score on all examples; None where that is the start."""
         nearer = {band: round(step**0.5, 3) for band, step in path[-1].items()}
-        changes = [*path[::-1][: self.config.judged], nearer]
+        changes = [*path[::-1][: self.config.judged], nearer, self._uniform]
         (plain,) = yield Generation([Individual(self.start, "start")])
         individuals = [Individual(self._points(change), "judged", (self.start,)) for change in changes]
         self._fitness = yield Generation(individuals, cutoff=(self.start, plain))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from lpes_eval.report import figures, sources
 from search import guards
 from search.config import metadata_of
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command, smallest_gain
-from search.space import Y_START
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
@@ -32,14 +30,14 @@ class Outcome:
     """What a search came to.
 
     Attributes:
-        to_beat: the journal's entries of the plain model and of PI.
+        plain: the journal's entry of the plain model.
         best: the journal's entry of the best individual.
         found: its factors.
         held_out: their scores on held-out examples; None where these were left out, or are still to come.
         file: the name of the factors file; empty where there is none.
     """
 
-    to_beat: dict[str, Entry]
+    plain: Entry
     best: Entry
     found: Factors
     held_out: HeldOut | None = None
@@ -53,7 +51,7 @@ class Outcome:
     @property
     def fitter(self) -> bool:
         """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
-        return self.best.fitness > self.to_beat[PLAIN].fitness + 1e-9 and not guards.over(self.best)  # sums are rounded
+        return self.best.fitness > self.plain.fitness + 1e-9 and not guards.over(self.best)  # sums are rounded
 
     @property
     def shown(self) -> bool:
@@ -92,11 +90,6 @@ def short(difference: Difference) -> str:
     """A paired difference and its 95 % interval, which a single question does not give."""
     interval = f" [{difference.low:+.4f}, {difference.high:+.4f}]" if math.isfinite(difference.low) else ""
     return f"{difference.difference:+.4f}{interval}"
-
-
-def named(search: Search, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The entries of what there is to beat, under the names that a person reads: of PI also its factor."""
-    return {search.pi(Y_START) if name == "PI" else name: entry for name, entry in entries.items()}
 
 
 @cache
@@ -145,7 +138,7 @@ def duration(search: Search) -> str:
     """How long the search may take, by two batches that are answered now."""
     prompts, taken = (search.pool or search.bench).time_two_batches()
     also = f", not counting {search.optimizer.also}" if search.optimizer.also else ""
-    effort = search.optimizer.expected_effort + 2  # the plain model and PI
+    effort = search.optimizer.expected_effort + 1  # the plain model
     return f"Time         {prompts} prompts took {seconds(taken)}, so {_time(search, effort, taken / prompts)}{also}\n"
 
 
@@ -161,9 +154,9 @@ def _time(search: Search, effort: float, pace: float) -> str:
     return text + (f", and then {seconds(3 * held_out * pace)} for the held-out evaluation" if held_out else "")
 
 
-def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
-    """The fitness of the plain model and of PI, and how long the search may take at their pace."""
-    plain, optimizer, known = entries[PLAIN], search.optimizer, len(search.journal.individuals)
+def to_beat(search: Search, plain: Entry) -> str:
+    """The fitness of the plain model, and how long the search may take at its pace."""
+    optimizer, known = search.optimizer, len(search.journal.individuals)
     left = optimizer.expected_effort * (1 - known / optimizer.expected_evaluations)
     pace = plain.seconds / max(1, plain.prompts + plain.guard_prompts) / (len(search.pool) if search.pool else 1)
     idle = [
@@ -173,13 +166,13 @@ def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
     ]
     time = f"At the plain model's pace {_time(search, left, pace)}." if pace > 0 and left > 0 else ""
     several = len(search.evaluator.objectives) > 1
-    values = {"entries": named(search, entries), "known": known, "time": time, "idle": idle, "several": several}
+    values = {"plain": plain, "known": known, "time": time, "idle": idle, "several": several}
     return _render("to_beat.txt.j2", search, **values)
 
 
 def verdict(search: Search, outcome: Outcome) -> str:
     """What ended the search and what can be concluded, in a few sentences."""
-    best, plain, held_out = outcome.best.fitness, outcome.to_beat[PLAIN].fitness, outcome.held_out
+    best, plain, held_out = outcome.best.fitness, outcome.plain.fitness, outcome.held_out
     number, scores = len(search.journal.individuals), f"({best:.4f} against {plain:.4f} on the search examples)"
     ended = f"The search ended by itself after {number} individuals"
     if search.cut:
@@ -228,7 +221,7 @@ def verdict(search: Search, outcome: Outcome) -> str:
 
 def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
     """What gain would have been seen, by task: on held-out examples, otherwise on those of the search."""
-    tasks, plain, other = search.evaluator.objectives, outcome.to_beat[PLAIN], None
+    tasks, plain, other = search.evaluator.objectives, outcome.plain, None
     where = "search examples"
     if held_out := outcome.held_out:
         tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
@@ -260,7 +253,7 @@ def summary(search: Search, outcome: Outcome) -> str:
         held_out=held_out,
         search_sample=metadata_of(args)["search_seed"],
         verdict=verdict(search, outcome),
-        entries=named(search, outcome.to_beat) | ({} if outcome.nothing else {FOUND: outcome.best}),
+        entries={PLAIN: outcome.plain} | ({} if outcome.nothing else {FOUND: outcome.best}),
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
         **_totals(search),
     )
@@ -304,10 +297,7 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
         "best": {k: v for k, v in outcome.best.to_dict().items() if k not in ("examples", "ended")},
-        "to_beat": {
-            name: {key: value for key, value in entry.to_dict().items() if key in shown}
-            for name, entry in outcome.to_beat.items()
-        },
+        "plain": {key: value for key, value in outcome.plain.to_dict().items() if key in shown},
         **_totals(search),
         "finished": finished,
     }

@@ -10,6 +10,7 @@ import pytest
 
 from lpes_eval import rope
 from search import ga, model
+from search.report import pages
 
 LAYERS = 3
 
@@ -191,8 +192,9 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
-    """Runs the command on the toy model and returns its exit status and what it printed."""
+    """Runs the command on the toy model, without pictures, and returns its exit status and what it printed."""
     monkeypatch.setattr(model, "load_model", lambda args, whole: toy_lm)
+    monkeypatch.setattr(pages, "draw", lambda *_: None)  # the pictures take longer than the search
 
     def call(*flags, output=tmp_path / "out"):
         task = [] if "--tasks" in flags else ["--tasks", "toy"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from scipy.stats import chi2
 
 from lpes_eval import reference
 from lpes_eval.data import kv
-from search import config, diagnose
+from search import config, diagnose, ga
 from search.diagnose import position_bias
 from test_ga import journal
 
@@ -25,11 +26,12 @@ def test_bias_of_right_and_wrong_answers_is_cochrans_q():
 
 
 def command(folder, *more):
-    words = ["reference-kv", "--tasks", "kv_retrieval", "--metadata", "num_keys=8", "--output", str(folder), *more]
+    words = ["reference-kv", "--tasks", "kv_retrieval", "--metadata", "num_keys=8", "--questions", "4"]
+    words += ["--output", str(folder), *more]
     return diagnose.main(words)
 
 
-def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(tmp_path, capsys):
+def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_so_does_the_search_that_it_names(tmp_path, capsys):
     assert command(tmp_path, "--budget", "100prompts") == 0
     assert "budget ended this" in capsys.readouterr().out
     begun = journal(tmp_path)
@@ -40,15 +42,19 @@ def test_a_diagnosis_that_ran_out_of_budget_goes_on_and_measures_nothing_twice(t
 
     said = json.loads((tmp_path / "diagnosis.json").read_text())
     assert [one["length"] for one in said["lengths"]] == ["num_keys=4", "num_keys=8", "num_keys=16"]
-    assert [one["questions"] for one in said["lengths"]] == [24] * 3
-    (mapped,) = said["maps"]
-    assert len(mapped["tried"]) == mapped["bands"]
-    assert mapped["command"] in text
-    assert "log-likelihood a token" in text
+    assert [one["questions"] for one in said["lengths"]] == [4] * 3
+    (one,) = said["searches"]
+    assert one["search"] in ("likely", "unlikely")
+    assert one["command"] in text
+
     assert (tmp_path / "lengths-kv_retrieval.png").read_bytes().startswith(b"\x89PNG")
 
-    assert command(tmp_path, "--budget", "2h") == 0
-    assert journal(tmp_path) == ended
+    mapped = journal(tmp_path / "search-kv_retrieval")
+    assert {entry["measure"] for entry in mapped} == {"likelihood"}
+    assert ga.main([*shlex.split(one["command"])[3:], "--budget", "1prompts", "--held_out_examples", "0"]) == 0
+    went_on = journal(tmp_path / "search-kv_retrieval")
+    assert went_on[: len(mapped)] == mapped
+    assert {entry["origin"] for entry in went_on[len(mapped) :]} == {"baseline"}
 
 
 def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
@@ -72,13 +78,14 @@ def test_scores_are_those_of_lm_eval(tmp_path, task_manager):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["reference", "--tasks", "kv_retrieval_1*"], "is not one task by position"),
+        (["reference", "--tasks", "toy_choice.yaml"], "is not one task by position"),
         (["reference", "--tasks", "no_such"], "no_such"),
         (["reference", "--tasks", "kv_retrieval", "--metadata", "keys=8"], "keys=8: no setting of this task"),
         (["./nowhere"], "no such folder"),
     ],
 )
-def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path, capsys):
+def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path, capsys, task_folder, monkeypatch):
+    monkeypatch.chdir(task_folder)
     assert diagnose.main([*words, "--output", str(tmp_path / "new")]) == 2
     printed = capsys.readouterr().err  # transformers' bars may stand before the refusal
     said = printed.splitlines()[-1]
@@ -88,7 +95,8 @@ def test_what_cannot_be_diagnosed_is_refused_in_one_line(words, error, tmp_path,
 
 
 def test_the_search_that_is_named_has_the_settings_of_the_diagnosis():
-    words = ["m", "--model_args", 'bnb_4bit_quant_type="a,b"', "--metadata", '{"note": [1, "2"], "positions": [0, 50]}']
+    words = ["m", "--output", "out", "--model_args", 'bnb_4bit_quant_type="a,b"']
+    words += ["--metadata", '{"note": [1, "2"], "positions": [0, 50]}']
     args = diagnose.build_parser().parse_args([*words, "--gen_kwargs", "max_gen_toks=20"])
     asked = config.parse(diagnose.search_words(args, "kv_retrieval"))
     assert asked.model_args == {"pretrained": "m", **args.model_args}
@@ -113,6 +121,6 @@ def test_the_search_that_it_names_asks_the_same_data(task, metadata, tmp_path):
     model = shutil.copytree(reference.path("kv"), tmp_path / "model")
     words = ["--tasks", task, "--metadata", metadata.partition(",")[0], "--budget", "1prompts"]
     assert diagnose.main([str(model), *words, "--output", str(tmp_path / "new")]) == 0
-    (mapped,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["maps"]
-    assert f"--metadata {metadata}" in mapped["command"]
-    assert ("source" in mapped["command"]) == ("source" in metadata)
+    (one,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["searches"]
+    assert f"--metadata {metadata}" in one["command"]
+    assert ("source" in one["command"]) == ("source" in metadata)

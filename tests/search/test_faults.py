@@ -84,7 +84,7 @@ def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_
         search = toy_search.search(optimizer, Deadly(), early_stopping=early_stopping)
         with Journal(tmp_path / str(early_stopping), search.settings) as search.journal:
             search.measure("baseline", search.uniform(1.0))
-            best, _ = search.run(lambda individual, entry, new: None)
+            best = search.run(lambda individual, entry, new: None)
             failed = [entry for entry in search.journal.individuals if entry.failed]
             assert failed
             assert {(entry.failed, entry.fitness) for entry in failed} == {("3 workers died", -PENALTY)}

@@ -19,7 +19,7 @@ Model = namedtuple("Model", "num_layers lm objectives has_likelihood")  # of an 
 @pytest.mark.parametrize(
     ("flags", "name", "evaluations"),
     [
-        ([], "LayerSearch", 315),
+        ([], "LayerSearch", 316),
         (["--preset", "paper"], "GeneticAlgorithm", 512),
         (["--optimizer", "random"], "RandomSearch", 504),
         (["--optimizer", "cma-es"], "CMAES", 504),

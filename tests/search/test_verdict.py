@@ -40,7 +40,7 @@ def outcome_of(*differences, fitness=0.6, sign=1, worsened=(), corpus=None, held
     held_out = held_out and SimpleNamespace(tasks=tasks, comparisons=compared, measured=measured, worsened=worsened)
     guards = {"g": GuardCheck(1.0, 0.5, [-0.6, -0.4], 0.1)} if "search" in worsened else {}
     plain = Entry("", 0.5)
-    return Outcome({"baseline": plain}, Entry("", fitness, guards=guards), None, held_out or None)
+    return Outcome(plain, Entry("", fitness, guards=guards), None, held_out or None)
 
 
 def between(low, high, p=0.01):

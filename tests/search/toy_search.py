@@ -76,7 +76,8 @@ def main(folder, seed=0, name="ga"):
     with Journal(folder, toy.settings) as toy.journal:
         print("at work", flush=True)
         toy.measure("baseline", Factors.from_uniform(1.0, num_layers=L))
-        best, entry = toy.run(lambda individual, entry, new: None)
+        best = toy.run(lambda individual, entry, new: None)
+        entry = toy.measure("best", toy.factors(best))
     factors = replace(toy.factors(best), origin={"fitness": entry.fitness, "seed": seed})
     factors.save(Path(folder) / "factors.json")
 
