@@ -62,6 +62,15 @@ class Table(tuple[Tensor, Tensor]):
 
         return self._once(("factors", *factors), make)
 
+    def by_shift(self, shift: int) -> Pair:
+        """Tables at positions moved by ``shift``, none of them below 0; computed once a forward."""
+
+        def make() -> Pair:
+            positions = (self.call["position_ids"] + shift).clamp(min=0)
+            return tuple(rotations.ask(self.rotary, self.call, positions))
+
+        return self._once(("shift", shift), make)
+
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
         rotary: Any = self.rotary
