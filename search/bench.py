@@ -66,8 +66,6 @@ class Bench:
         part = evaluator.part(job.part)
         if job.measure == "likelihood":
             measured = evaluator.likelihood(job.factors, part)
-        elif job.whole is not None and part is not None:
-            measured = evaluator.only(job.whole.examples, part, job.whole.ended)
         else:
             measured = evaluator(job.factors, job.cutoff, part)
         per_layer = job.factors.per_layer(evaluator.num_layers)

@@ -16,7 +16,7 @@ from lpes_eval import factors as factors_file
 from lpes_eval.errors import FactorsError, UserError
 from search import optimizers
 from search.optimizers.base import Optimizer
-from search.parser import PRESETS, build_parser, settings_of
+from search.parser import PRESETS, build_parser
 from search.space import Y_HIGH, Y_LOW, Space
 
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
@@ -75,8 +75,6 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         args.start = optimizer.default_start
     elif optimizer.default_start is None:
         raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
-    if args.start in ("diverse", "wide"):
-        raise UserError(f"--start {args.start}: is gone, as --start 1 finds better factors; take that")
     if isinstance(args.start, str):
         args.start = _start(args, optimizer)
     if args.output is None:
@@ -118,16 +116,6 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
     return args
-
-
-def without_effect(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """Flags on the command line that ``args.optimizer``, or the curve, does not look at."""
-    own = optimizers.load(args.optimizer)
-    of_all = {each.name for name in optimizers.names() for each in settings_of(optimizers.load(name))}
-    idle = of_all - {each.name for each in settings_of(own)} | set(own.ignores)
-    if args.curve == "free":
-        idle |= {"control_points", "max_dx"}
-    return sorted(f"--{name}" for name in given(argv).keys() & idle)
 
 
 def heights(args: argparse.Namespace) -> str:

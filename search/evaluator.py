@@ -250,18 +250,6 @@ class Evaluator:
         values_of = {name: list(values) for name, values in examples.items()}
         return Measured(self.weighted(scores), scores, values_of, seconds, ended=list(ended))
 
-    def only(self, examples: Examples, part: Sequence[int], ended: Sequence[int | None] = ()) -> Measured:
-        """Of examples that are all known, those of some questions."""
-        prompts = {i for together in self.in_order(part) for i in together}
-        chosen = {(objective.name, number) for u in part for objective, number in self.questions[u]}
-        return self.score(
-            {
-                name: [v if (objective.name, n) in chosen else None for n, v in enumerate(examples[name])]
-                for name, (objective, _) in self.columns.items()
-            },
-            ended=[end if i in prompts else None for i, end in enumerate(ended)],
-        )
-
     def weighted(self, scores: Mapping[str, float]) -> float:
         """The fitness of these columns' scores."""
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())

@@ -18,7 +18,7 @@ from lpes_eval.compare.tables import finite, ignore_broken_pipe
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 from lpes_eval.report.watch import live
-from search.config import MEASURED, command, defaults, model_name, parse, shown, without_effect
+from search.config import MEASURED, command, defaults, model_name, parse, shown
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
@@ -43,8 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         args = parse(argv)
-        if idle := without_effect(argv, args):
-            print(f"note: {', '.join(idle)}: no effect with --optimizer {args.optimizer} --curve {args.curve}")
         with ignore_broken_pipe():
             run(load(args))
             return 0
@@ -135,7 +133,7 @@ class BestSoFar:
     def say(self) -> None:
         """Print what there is."""
         if (best := self._best) is not None:
-            plain = self._search.plain_on(best.examples) if best.examples else self._search.plain.fitness
+            plain = self._search.plain_on(best.examples)
             print(f"\nBest so far, on {best.prompts} prompts: fitness {best.fitness:.4f}, ", end="")
             print(f"the plain model {plain:.4f}", flush=True)
             file = self._search.args.output / "best_effort.json"

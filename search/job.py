@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lpes_eval.entries import Entry
 from lpes_eval.factors import Factors
 from search.early_stopping import ERROR
 
@@ -40,7 +39,6 @@ class Job:
         part: of these examples the first that is asked, and the one after the last; None for all.
         measure: ``score``, or ``likelihood`` of the reference answers.
         cutoff: when to give up.
-        whole: its measurement on all examples, where there is one: these are not asked again.
         guarded_above: the fitness above which the guards are measured too.
         plain_rows: of the plain model, each guard's score of every question; None to have these scores recorded.
     """
@@ -50,6 +48,5 @@ class Job:
     part: tuple[int, int] | None = None
     measure: str = "score"
     cutoff: Cutoff | None = None
-    whole: Entry | None = None
     guarded_above: float = math.inf
     plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)

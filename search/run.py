@@ -165,23 +165,14 @@ class Search:
         return self.pool.map(jobs) if self.pool else map(self.bench.measure, jobs)
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
-        factors, guarded_above, plain_rows = self.factors(individual), math.inf, None
-        if generation.measure == "score":
-            part = self.evaluator.part(generation.part)
-            plain = self.evaluator.only(self.plain.examples, part) if part else self.plain
-            guarded_above, plain_rows = plain.fitness + 1e-9, self.plain.guard_rows  # sums are rounded
-            if generation.cutoff is not None:
-                guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
-        whole = self.journal.entries.get(factors.digest())
-        return Job(
-            factors,
-            part=generation.part,
-            measure=generation.measure,
-            cutoff=self._cutoff(generation),
-            whole=whole if whole is not None and whole.ended else None,
-            guarded_above=guarded_above,
-            plain_rows=plain_rows,
-        )
+        factors, part, measure = self.factors(individual), generation.part, generation.measure
+        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation))
+        if measure != "score" or part is not None:
+            return job
+        guarded_above = self.plain.fitness + 1e-9  # sums are rounded
+        if generation.cutoff is not None:
+            guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
+        return replace(job, guarded_above=guarded_above, plain_rows=self.plain.guard_rows)
 
     def _cutoff(self, generation: Generation) -> Cutoff | None:
         if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":

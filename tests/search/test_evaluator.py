@@ -172,13 +172,11 @@ def test_a_part_of_the_questions_scores_as_it_does_among_all(toy_lm, load):
     evaluator = Evaluator(toy_lm, tasks)
     part = evaluator.part((0, 2))
     some, whole = (evaluator(factors, part=questions) for questions in (part, None))
-    only = evaluator.only(whole.examples, part, whole.ended)
     assert evaluator.asked(part) == 2 * 3 + 2  # of five questions two, of which one task asks each at three positions
     assert whole.examples == Evaluator(toy_lm, tasks)(factors).examples
     for name, values in whole.examples.items():
         assert some.examples[name] == [*values[:2], None, None, None]
         assert some.scores[name] == pytest.approx(sum(values[:2]) / 2)
-    assert replace(only, seconds=0) == replace(some, seconds=0)
 
 
 def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_prompt():

@@ -88,7 +88,6 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
     [
         (["--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
         (["--start", "none.json"], "--start: none.json: no such file"),
-        (["--start", "diverse", "--optimizer", "ga"], "--start diverse: is gone, as --start 1"),
         (["--start", "1.2", "--optimizer", "random"], "leave it out"),
         (["--optimizer", "cma-es", "--mutations", "1", "--crossovers", "1"], "CMA-ES needs 4"),
         (["--optimizer", "random", "--mutations", "0", "--crossovers", "0"], "a generation has no individual"),
@@ -139,11 +138,6 @@ def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, m
     (tmp_path / "empty.yaml").touch()
     with pytest.raises(UserError, match=message):
         run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
-
-
-def test_flags_without_effect_are_named():
-    flags = ["--optimizer", "random", "--population", "40", "--curve", "free", "--control_points", "3"]
-    assert config.without_effect(flags, config.parse(flags)) == ["--control_points", "--population"]
 
 
 def test_no_shots_are_kept(command, tmp_path):
