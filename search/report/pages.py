@@ -336,7 +336,7 @@ def draw(folder: Path, outcome: Outcome) -> None:
             lines = []
             for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
                 values = {at(column.position): measured.scores[column.name] for column in task.columns}
-                scores = {at(column.position): tuple(measured.examples[column.name]) for column in task.columns}
+                scores = {at(column.position): list(measured.examples[column.name]) for column in task.columns}
                 lines.append((name, place, Metric(True, values, scores)))
             drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():

@@ -60,7 +60,7 @@ def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
     metric = task.metrics["acc,none"]
     assert (name, task.examples) == ("kv_retrieval", 4)
     lines = sorted(samples["kv_retrieval"], key=lambda line: line["doc"]["question_id"])
-    assert metric.by_question == {f"{p} %": tuple(line[f"acc@{p}"] for line in lines) for p in (0, 100)}
+    assert metric.by_question == {f"{p} %": [line[f"acc@{p}"] for line in lines] for p in (0, 100)}
     assert str(read.model).startswith("lpes lpes-eval/reference")
 
 
@@ -68,9 +68,9 @@ def test_renamed_results_find_the_samples_beside_them_if_there_is_one_set(tmp_pa
     path = write_run(tmp_path, {100: [1.0, 0.0], 20: [0.0, 1.0], 0: [1.0, 1.0]})
     (tmp_path / f"samples_toy_20_{DATE}.jsonl").touch()  # another task's
     metric = results.read(path.rename(tmp_path / "A.json")).tasks["toy"].metrics["acc,none"]
-    assert list(metric.by_question.items()) == [("0 %", (1.0, 1.0)), ("20 %", (0.0, 1.0)), ("100 %", (1.0, 0.0))]
+    assert list(metric.by_question.items()) == [("0 %", [1.0, 1.0]), ("20 %", [0.0, 1.0]), ("100 %", [1.0, 0.0])]
     second = write_run(tmp_path, {0: [1.0, 0.0]}, date="2026-11-20T13-39-27.906502")
-    assert results.read(second).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0)
+    assert results.read(second).tasks["toy"].metrics["acc,none"].scores("0 %") == [1.0, 0.0]
     with pytest.raises(UserError, match="2 sample files"):
         results.read(tmp_path / "A.json")
 
@@ -105,7 +105,7 @@ def test_documents_that_share_a_question_id_are_told_apart_by_their_number(tmp_p
     path = write_run(tmp_path, {0: [1.0, 0.0, 1.0]})
     [samples] = tmp_path.glob("samples_*")
     samples.write_text(re.sub(r'"question_id": \d', '"question_id": "one"', samples.read_text()))
-    assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == (1.0, 0.0, 1.0)
+    assert results.read(path).tasks["toy"].metrics["acc,none"].scores("0 %") == [1.0, 0.0, 1.0]
 
 
 def test_each_filter_of_a_task_has_scores_of_its_own_and_an_at_alone_makes_no_position(tmp_path):
@@ -116,7 +116,7 @@ def test_each_filter_of_a_task_has_scores_of_its_own_and_an_at_alone_makes_no_po
     samples.write_text(lines + lines.replace('"none"', '"loose"').replace('"pass@1": 0.0', '"pass@1": 1.0'))
     put(path, ("results", "toy", "pass@1,loose"), 1.0)
     found = {key: metric.by_question for key, metric in results.read(path).tasks["toy"].metrics.items()}
-    assert found == {"pass@1,none": {"all": (1.0, 0.0)}, "pass@1,loose": {"all": (1.0, 1.0)}}
+    assert found == {"pass@1,none": {"all": [1.0, 0.0]}, "pass@1,loose": {"all": [1.0, 1.0]}}
 
 
 @pytest.mark.parametrize("value", [7.5, math.nan, math.inf])
@@ -187,7 +187,7 @@ def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_o
     paths = [write_group(tmp_path / "a", GROUP), write_group(tmp_path / "b", {"one": [1.0, 1.0], "two": [0.0] * 6})]
     report = comparison(*paths)
     assert [section.task for section in report.sections] == ["outer"]
-    [row] = report.rows
+    [row] = report.sections[0].rows
     assert (row.label, row.difference.difference, report.sections[0].questions) == ("all", -5 / 8, 8)
     assert "outer: all samples of its 2 tasks together." in report.notes
     runs = [results.read(path) for path in paths]
@@ -251,7 +251,7 @@ def test_the_same_documents_are_compared_from_another_source_and_on_request_in_o
     b = write_run(tmp_path / "b", {0: [1.0, 1.0], 50: [0.0, 1.0], 100: [1.0, 0.0]}, **other)
     put(b, ("versions", "toy"), "1.0 official")  # as lm-eval's table has it
     found = comparison(a, b, **options)
-    assert [row.difference.difference for row in found.rows[:3]] == [0.5, 0.5, 0.5]
+    assert [row.difference.difference for row in found.sections[0].rows[:3]] == [0.5, 0.5, 0.5]
     assert "Only in B, not compared: toy at 50 %." in found.notes
     changed = flips.flipped(results.read(b), results.read(a), "toy", "acc")
     assert [flip.position for flip in changed] == ["0 %", "100 %"]
@@ -286,14 +286,15 @@ def test_more_runs_are_each_compared_with_the_first_and_adjusted_together(two_ru
     c = right_or_wrong(3, {0: 0.9, 50: 0.6, 100: 0.9})
     path_c = write_run(tmp_path / "c", c)
     three = comparison(path_a, path_b, path_c)
-    assert [section.runs for section in three.sections] == [("A", "B"), ("A", "C")]
+    assert [section.letter for section in three.sections] == ["B", "C"]
     assert [note[:7] for note in three.notes] == ["B − A: ", "C − A: "]
     for section, other in zip(three.sections, (path_b, path_c), strict=True):
         alone = comparison(path_a, other)
-        pairs = list(zip(section.rows, alone.rows, strict=True))
+        pairs = list(zip(section.rows, alone.sections[0].rows, strict=True))
         assert all(row.difference == same.difference and row.p_holm >= same.p_holm for row, same in pairs)
-    adjusted = [row.p_holm for row in three.rows]
-    assert min(adjusted) == pytest.approx(min(1, len(adjusted) * min(row.difference.p for row in three.rows)))
+    rows = [row for section in three.sections for row in section.rows]
+    smallest = min(row.difference.p for row in rows)
+    assert min(row.p_holm for row in rows) == pytest.approx(min(1, len(rows) * smallest))
     assert cli.main(["compare", *map(str, (path_a, path_b, path_c)), "--flips", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [one["sides"] for one in data["comparisons"]] == [["A", "B"], ["A", "C"]]

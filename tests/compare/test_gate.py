@@ -174,7 +174,7 @@ def test_a_wider_spread_is_caught_where_no_score_fell_and_what_rose_is_better():
     verdict = regress(old, new)
     assert outcomes(verdict) == ["better", "ok", "ok", "better", "ok", "worse"]
     assert failing(verdict) == ["spread"]
-    allowed = [row["allowed"] > 0 for row in page_of(verdict).data["comparisons"][0]["rows"]]
+    allowed = [row["allowed"] > 0 for row in page_of(verdict).tables[0].data["rows"]]
     assert allowed == [False] * 5 + [True]  # the spread alone may not grow
 
 
@@ -191,7 +191,7 @@ def test_a_systematic_change_within_the_tolerance_passes():
     old = np.random.default_rng(0).normal(0.5, 0.1, (200, 2))
     verdict = regress(old, old - 0.0005)
     assert not verdict.failed
-    assert all(abs(row["allowed"]) >= 0.001 for row in page_of(verdict).data["comparisons"][0]["rows"])
+    assert all(abs(row["allowed"]) >= 0.001 for row in page_of(verdict).tables[0].data["rows"])
     assert regress(old, old - 0.0005, tolerance=0.0).failed
 
 

@@ -57,7 +57,7 @@ def test_other_scores_survive_the_file_exactly_and_right_or_wrong_ones_take_litt
     run = results.read(write_run(tmp_path / "run", {0: [0.1, 1 / 3, 0.7], 50: [2.0, 1e-9, 0.3]}))
     baseline.save(run, tmp_path / "b.json")
     assert baseline.load(tmp_path / "b.json").tasks == run.tasks
-    assert run.tasks["toy"].metrics["acc,none"].by_question["50 %"] == (2.0, 1e-9, 0.3)
+    assert run.tasks["toy"].metrics["acc,none"].by_question["50 %"] == [2.0, 1e-9, 0.3]
     baseline.save(results.read(write_answers(tmp_path / "large", questions=500)), tmp_path / "b.json")
     assert (tmp_path / "b.json").stat().st_size < 6000
 
