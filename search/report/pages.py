@@ -179,69 +179,39 @@ def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
 
 def verdict(search: Search, outcome: Outcome) -> str:
     """What ended the search and what can be concluded, in a few sentences."""
-    best, plain, held_out = outcome.best.fitness, outcome.to_beat[PLAIN].fitness, outcome.held_out
-    number, scores = len(search.journal.individuals), f"({best:.4f} against {plain:.4f} on the search examples)"
-    ended = f"The search ended by itself after {number} individuals"
-    if search.cut:
-        unit, most = search.args.budget
-        of = f"{number} of about {max(number, search.optimizer.expected_evaluations)} individuals"
-        ended = f"The budget of {most:,.0f} {unit} ended the search after {of}"
-    if not outcome.fitter:
-        unharmed = " without making a guard worse" if search.guards else ""
-        text = f"no individual is fitter than the plain model{unharmed} {scores}"
-        if search.cut:
-            return f"{ended}: so far {text}, which says nothing about the others. Search on with a larger --budget."
-        if search.optimizer.said:
-            text = f"{search.optimizer.said} {scores}"
-        said = [f"{ended}: {text}, so there is nothing here that is worth using."]
-        return " ".join([*said, *_smallest_gains(search, outcome)])
-    if held_out is None:
-        said = [f"{ended}: its factors are fitter than the plain model {scores}."]
-        said += ["They are not measured on held-out examples, so nobody knows how much of that is luck."]
-    else:
-        shown = "are better than the plain model" if outcome.shown else "are not shown to help; do not use them"
-        said = [f"{ended}: on held-out examples its factors {shown} {scores}."]
-    for task in held_out.tasks if held_out else ():
-        named = {name: paired for (of, name), paired in held_out.comparisons.items() if of == task.name}  # type: ignore[union-attr]
-        words = {1: "better than", 0: "not clearly better or worse than", -1: "worse than"}
-        compared = [
-            f"{words[direction(paired.mean, task.sign)]} {'the plain model' if name == PLAIN else name} "
-            f"({short(paired.mean)})"
-            for name, paired in named.items()
-        ]
-        said += [f"{task.title}: {' and '.join(compared)}."] if compared else []
-    if held_out and held_out.worsened:
-        said.append(f"They make {', '.join(held_out.worsened)} worse.")
-    if held_out and held_out.lower:
-        said.append(f"They lower {', '.join(held_out.lower)}, which is not shown to exceed what is allowed.")
-    if held_out and not outcome.shown:
-        said += _smallest_gains(search, outcome)
-    if len(set(outcome.found.per_layer()[search.args.skip :])) == 1:
-        said.append("They are one number for all layers, so this is Position Interpolation.")
-    if search.cut:
-        said.append("A longer search may find better ones: the same command goes on with a larger --budget.")
-    fewest = min((len(set(task.questions)) for task in held_out.tasks), default=0) if held_out else math.inf
-    if fewest < 100:  # of fewer the intervals are too narrow (docs/statistics.md)
-        said.append(f"Intervals of {fewest} questions are too narrow; ask 100 (--held_out_examples 100).")
-    return " ".join(said)
+    held_out = outcome.held_out
+    compared: dict[str, list[tuple[int, str, Difference]]] = {}
+    tasks = {task.name: task for task in held_out.tasks} if held_out else {}
+    for (of, name), paired in held_out.comparisons.items() if held_out else ():
+        task, mean = tasks[of], paired.mean
+        other = "the plain model" if name == PLAIN else name
+        compared.setdefault(task.title, []).append((direction(mean, task.sign), other, mean))
+    text = _render(
+        "verdict.txt.j2",
+        search,
+        outcome=outcome,
+        held_out=held_out,
+        number=len(search.journal.individuals),
+        compared=compared,
+        gains=_smallest_gains(search, outcome),
+        is_uniform=len(set(outcome.found.per_layer()[search.args.skip :])) == 1,
+        fewest=min((len({*task.questions}) for task in tasks.values()), default=0) if held_out else math.inf,
+    )
+    return " ".join(text.splitlines())
 
 
 def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
     """What gain would have been seen, by task: on held-out examples, otherwise on those of the search."""
-    tasks, plain, other = search.evaluator.objectives, outcome.to_beat[PLAIN], None
-    where = "search examples"
     if held_out := outcome.held_out:
-        tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
-        where = "held-out examples"
+        tasks, where = held_out.tasks, "held-out examples"
+        plain, other = held_out.measured[PLAIN], held_out.measured.get(FOUND)
     else:
-        others = [
-            entry
-            for entry in search.journal.individuals
-            if entry.examples and entry.factor != 1.0 and entry.measure == "score"
-        ]
-        other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
-        if other is None and search.optimizer.said:  # it says what it would have seen
+        tasks, where, plain = search.evaluator.objectives, "search examples", outcome.to_beat[PLAIN]
+        individuals = (one for one in search.journal.individuals if one.examples and one.measure == "score")
+        others = [entry for entry in individuals if entry.factor != 1.0]
+        if not others and search.optimizer.said:  # it says what it would have seen
             return []
+        other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
     return [
         f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."

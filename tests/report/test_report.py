@@ -97,7 +97,7 @@ def test_names_that_are_no_text_end_in_no_traceback(tmp_path, report, capsys):
 
 
 def test_what_does_not_fit_into_the_page_is_left_out_and_said(tmp_path, report, monkeypatch):
-    monkeypatch.setattr("lpes_eval.report.page.CONTEXT_ROOM", 25)
+    monkeypatch.setattr("lpes_eval.report.page.ROOM", 25)
     page = report(write_run(tmp_path / "a", BEFORE), write_run(tmp_path / "b", AFTER))
     assert [bool(one["prompt"]) for one in page.data["samples"]] == [True, True, False]
     assert "1 prompts were left out" in page.text
@@ -201,9 +201,9 @@ def test_an_answer_that_is_scored_at_several_positions_is_shown_at_each(tmp_path
 def test_tables_have_the_positions_in_their_order_and_the_questions_of_each_run(tmp_path):
     few = write_run(tmp_path / "few", {0: [0.0, 1.0], 50: [0.0, 0.0]}, samples=False)
     all_five = write_run(tmp_path / "all", {p: [1.0, 0.0] for p in (0, 25, 50, 75, 100)}, samples=False)
-    [table] = page._scores(sources.panels(sources.read([few, all_five])[0]), [])
-    assert table["labels"] == ["0 %", "25 %", "50 %", "75 %", "100 %", "mean"]
-    values = [[cell["value"] for cell in row["cells"]] for row in table["rows"]]
+    [panel] = sources.panels(sources.read([few, all_five])[0])
+    assert panel.labels == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+    values = [[panel.cell(run, label)[0] for label in [*panel.labels, "mean"]] for run in panel.runs]
     assert values == [["0.500", "", "0.000", "", "", ""], ["0.500"] * 6]  # a mean over other positions is none
 
 
