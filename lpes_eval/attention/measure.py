@@ -1,8 +1,7 @@
 """The attention of answers under several sets of factors, averaged over prompts.
 
-A prompt is read with the attention that the model was loaded with, and the answer then token by token from the cache
-with the eager one, which hands its weights out. So they are exactly those of these queries, and nothing of the size of
-the prompt squared is ever made: 32k tokens fit.
+A prompt is read with the attention that the model was loaded with, the answer token by token from the cache with the
+eager one, which hands its weights out. Nothing of the size of the prompt squared is made: 32k tokens fit.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ from lpes_eval.factors import Factors
 
 
 def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
-    """By layer, the share of its attention that goes to each of ``REGIONS``, a mean over heads and the answer's tokens.
-
-    The rest goes to the instruction, the question, the answer so far and, where a family has one, a sink.
-    """
+    """By layer, the share of its attention that goes to each of ``REGIONS``, a mean over heads and answer tokens."""
     total: dict[int, Tensor] = {}
     for of_token in weights(model, prompt.tokens, prompt.answer):
         for h, weight in of_token.items():
@@ -39,20 +35,20 @@ def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
 
 
 def measure(
-    lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], note: Callable[[int], None]
+    lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], advance: Callable[[], None]
 ) -> dict[str, Any]:
     """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data.
 
-    ``note`` is called with how many prompts have been read, over all sets.
+    ``advance`` is called after each prompt.
     """
     measured: dict[str, Any] = {}
-    for number, (name, factors) in enumerate(sets.items()):
+    for name, factors in sets.items():
         lm.set_factors(factors)
         sums: dict[int, Tensor] = {}
-        for k, prompt in enumerate(prompts, 1):
+        for prompt in prompts:
             for h, share in shares(lm.model, prompt).items():
                 sums[h] = sums.get(h, 0) + share / len(prompts)
-            note(number * len(prompts) + k)
+            advance()
         rounded = [share.cpu().double().round(decimals=5).tolist() for share in sums.values()]
         measured[name] = {"factors": lm.layer_factors, "layers": list(sums), "shares": rounded}
     lm.set_factors(None)
@@ -61,17 +57,11 @@ def measure(
 
 @torch.no_grad()
 def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int, Tensor]]:
-    """The attention with which each token of an answer is chosen.
-
-    Args:
-        model: a transformers causal language model, with or without factors.
-        tokens: the prompt's and the answer's.
-        answer: how many of them are the answer's.
+    """The attention with which each token of an answer is chosen; the last ``answer`` tokens are the answer's.
 
     Yields:
-        For each token of the answer, by layer, what the token before it, from which it is predicted, pays to each token
-        up to itself, (heads, keys); layers without attention are not there. A layer whose window is shorter pays 0 to
-        what lies before it.
+        For each of them, by layer that has attention, what the token before it, from which it is predicted, pays to
+        each token up to itself, (heads, keys), 0 beyond a layer's window.
 
     Raises:
         UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
@@ -85,16 +75,13 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
             given = {"use_cache": True, "output_attentions": True, **rope.with_cache(model, cache)}
             output = model(input_ids=ids[:, last : last + 1], **given)
         cache = rope.cache_of(output)
-        if not seen:
+        found = {h: torch.cat(parts, dim=1)[0, :, 0] for h, parts in seen.items()}
+        if not found:
             raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
-        by_layer = {}
-        for h, parts in seen.items():
-            weight = torch.cat(parts, dim=1)[0, :, 0]
-            if weight.shape[-1] > last + 1:
-                reason = f"the keys of layer {h} are not those of single tokens"
-                raise UnsupportedModel(f"{model.config.model_type}: {reason}")
-            by_layer[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
-        yield by_layer
+        if compressed := [h for h, weight in found.items() if weight.shape[-1] > last + 1]:
+            reason = f"the keys of layer {compressed[0]} are not those of single tokens"
+            raise UnsupportedModel(f"{model.config.model_type}: {reason}")
+        yield {h: nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0)) for h, weight in found.items()}
 
 
 @contextmanager
@@ -108,11 +95,10 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
             if is_weight and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
                 seen.setdefault(h, []).append(x)
 
-    attentions = re.compile("Attention|MLA")
     with ExitStack() as hooks:
         for h, layer in enumerate(layers):
             for module in layer.modules():
-                if attentions.search(type(module).__name__):
+                if re.search("Attention|MLA", type(module).__name__):
                     hooks.enter_context(module.register_forward_hook(partial(note, h)))
         yield seen
 

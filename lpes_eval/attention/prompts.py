@@ -21,13 +21,9 @@ REGIONS = ("beginning", "middle", "end", "gold")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and its answer.
+    """The tokens of a prompt and its answer, how many are the answer's, and the numbers of each region's tokens.
 
-    Attributes:
-        position: of the gold item, in percent.
-        tokens: the prompt's and the answer's.
-        answer: how many are the answer's.
-        regions: of each of ``REGIONS``, the numbers of its tokens.
+    ``position`` is the gold item's, in percent.
     """
 
     position: float
@@ -55,7 +51,7 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
     """The prompts of so many questions at every position that the task has.
 
     Raises:
-        UserError: a tokenizer that does not say where its tokens stand, or a prompt that is too long for the model.
+        UserError: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
     """
     if chat:
         require_chat_template(lm)

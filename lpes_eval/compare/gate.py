@@ -57,18 +57,10 @@ class Options:
 class Row:
     """One score of the baseline and what became of it.
 
-    Attributes:
-        task: the task or group.
-        metric: as in lm-eval's results, ``METRIC,FILTER``.
-        label: a position (``"50 %"``), ``"mean"``, ``"worst"`` or ``"spread"`` over them, or ``"all"``.
-        questions: how many were tested; 0 where nothing was.
-        change: both scores, the worsening, and the test at ``level``; its p is NaN where nothing was tested.
-        level: the level of the test.
-        allowed: the largest change for the worse that passes, negative where that is a fall.
-        outcome: what became of it.
-        by_size: whether the outcome comes from ``max_drop`` and not from the test.
-        fails: whether the gate fails for it.
-        why: why it is missing or not testable.
+    ``metric`` is ``METRIC,FILTER``; ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"``, or
+    ``"all"``. ``questions`` were tested at ``level``; where none were, they are 0 and p is NaN. ``allowed`` is the
+    largest change for the worse that passes, negative where that is a fall. ``by_size`` says that ``max_drop`` decided
+    and not the test, ``why`` what made it missing or not testable.
     """
 
     task: str
@@ -137,7 +129,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     scores = list(_scores(baseline, now, options))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
-    testable = {score.task for score in scores if score.questions and score.questions >= score.fewest_lost(level)}
+    testable = {score.task for score in scores if score.questions >= fewest_lost(score.one_sided(level))}
     testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
     rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
@@ -185,16 +177,12 @@ class _Score:
         """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
         return level / 2 if self.old.higher_is_better is None else level
 
-    def fewest_lost(self, level: float) -> int:
-        """How many questions it takes to tell the loss of all answers from chance."""
-        return fewest_lost(self.one_sided(level))
-
     def changes(self, level: float) -> Sequence[Change]:
         """What moved, by label, tested or not."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
         up = self.old.higher_is_better is not False
-        if self.new and self.questions and self.questions >= self.fewest_lost(level):
+        if self.new and self.questions >= fewest_lost(self.one_sided(level)):
             old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
             return rerun_changes(old, new, self.one_sided(level), higher_is_better=up)
         there = self.new.values if self.new else {}
@@ -242,7 +230,8 @@ class _Score:
         if max_drop is not None or not math.isnan(change.p):
             return Outcome.OK, math.isnan(change.p), ""
         why = "not an average over its samples" if self.logged else "no samples in one of the runs"
-        return Outcome.NOT_TESTABLE, False, f"fewer than {self.fewest_lost(level)} questions" if self.questions else why
+        few = f"fewer than {fewest_lost(self.one_sided(level))} questions"
+        return Outcome.NOT_TESTABLE, False, few if self.questions else why
 
 
 def _with_summaries(values: list[float], up: bool) -> list[float]:

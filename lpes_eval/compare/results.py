@@ -397,14 +397,14 @@ def _sample(line: Mapping[str, Any]) -> Sample:
     requests = [(request.get("arg_0", ""), request.get("arg_1")) for request in entry(line, "arguments").values()]
     answers = line.get("filtered_resps") or [""]
     return Sample(
-        line["doc"],
-        line.get("target"),
+        doc=line["doc"],
+        target=line.get("target"),
         # of an API of chats lm-eval logs a list with the prompt's text
-        [("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in requests],
-        answers if isinstance(answers, list) else [answers],
-        {name: score for name, value in line.items() if not math.isnan(score := number(value))},
-        f"{line['doc_hash']} {line['target_hash']}",
-        f"{line['prompt_hash']}",
+        requests=[("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in requests],
+        answers=answers if isinstance(answers, list) else [answers],
+        scores={name: score for name, value in line.items() if not math.isnan(score := number(value))},
+        document=f"{line['doc_hash']} {line['target_hash']}",
+        prompt=str(line["prompt_hash"]),
     )
 
 
@@ -453,18 +453,16 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Date, packages, the model's dtype and revision, and the hash of its factors."""
     date, config = raw.get("date"), entry(raw, "config")
     torch = re.search(r"PyTorch version: (\S+)", str(raw.get("pretty_env_info")))
-    packages = {
-        "lpes_eval": config.get("lpes_eval"),
-        "lm_eval": raw.get("lm_eval_version"),
-        "transformers": raw.get("transformers_version"),
-        "torch": torch and torch[1],
-    }
-    model = {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
-    model["factors"] = _factors(raw).get("sha256")
-    return {
-        "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
-        **{
-            kind: {key: None if value is None else str(value) for key, value in said.items()}
-            for kind, said in (("packages", packages), ("model", model))
+    said: dict[str, dict[str, Any]] = {
+        "packages": {
+            "lpes_eval": config.get("lpes_eval"),
+            "lm_eval": raw.get("lm_eval_version"),
+            "transformers": raw.get("transformers_version"),
+            "torch": torch and torch[1],
         },
+        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
+        | {"factors": _factors(raw).get("sha256")},
     }
+    texts = {kind: {key: value and str(value) for key, value in of_kind.items()} for kind, of_kind in said.items()}
+    day = datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None
+    return {"date": day, **texts}

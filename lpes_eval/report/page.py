@@ -70,9 +70,8 @@ def write(
     pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips, left_out = _packed(pairs)
     pictures = _pictures(runs, panels, pairs, searches, attentions)
-    if figures:
-        for picture in (one for section in pictures.values() for one in section):
-            picture.save(Path(figures))
+    for picture in (one for section in pictures.values() for one in section) if figures else ():
+        picture.save(Path(str(figures)))
     page = html(
         "lpes_eval.report",
         "report.html.j2",

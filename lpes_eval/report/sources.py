@@ -84,14 +84,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not.
+    """A search, finished or not: its flags, the plain model's entry, and those of individuals that were measured.
 
-    Attributes:
-        settings: its flags.
-        plain: the journal's first entry, the plain model's.
-        individuals: the entries that an optimiser asked for, in their order; without those whose workers died.
-        factors: the file with the best so far, if there is one.
-        lower: whether lower is better for one of its tasks.
+    ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
     """
 
     name: str

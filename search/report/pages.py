@@ -29,14 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What a search came to.
+    """What a search came to: the entries of what there is to beat and of the best individual, and its factors.
 
-    Attributes:
-        to_beat: the journal's entries of the plain model and of PI.
-        best: the journal's entry of the best individual.
-        found: its factors.
-        held_out: their scores on held-out examples; None where these were left out, or are still to come.
-        file: the name of the factors file; empty where there is none.
+    ``held_out`` has their scores on held-out examples, None where these were left out, or are still to come; ``file``
+    is the name of the factors file, empty where there is none.
     """
 
     to_beat: dict[str, Entry]
@@ -103,14 +99,8 @@ def named(search: Search, entries: Mapping[str, Entry]) -> dict[str, Entry]:
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("search.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # plain text and Markdown
-    )
+    environment = Environment(loader=PackageLoader("search.report"), undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
     environment.filters |= {
         "label": label,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
@@ -129,10 +119,13 @@ def _render(template: str, search: Search, **values: Any) -> str:
         "optimizer": search.optimizer,
         "columns": {name: column for name, (_, column) in search.evaluator.columns.items()},
         "model": search.args.model_args.get("pretrained", "the reference model"),
-        "held_out_prompts": sum(len(task.task.instances) for task in search.held_out),
+        "held_out_prompts": _held_out_prompts(search),
     }
-    text: str = _templates().get_template(template).render(values)
-    return text
+    return str(_templates().get_template(template).render(values))
+
+
+def _held_out_prompts(search: Search) -> int:
+    return sum(len(task.task.instances) for task in search.held_out)
 
 
 def plan(search: Search) -> str:
@@ -157,8 +150,8 @@ def _time(search: Search, effort: float, pace: float) -> str:
     text = f"about {seconds(min(prompts, allowed) * pace)} to search"
     if allowed < prompts:
         text += f", when the budget ends it ({seconds(prompts * pace)} without a budget)"
-    held_out = sum(len(task.task.instances) for task in search.held_out)
-    return text + (f", and then {seconds(3 * held_out * pace)} for the held-out evaluation" if held_out else "")
+    held_out = seconds(3 * _held_out_prompts(search) * pace)
+    return text + (f", and then {held_out} for the held-out evaluation" if search.held_out else "")
 
 
 def to_beat(search: Search, entries: Mapping[str, Entry]) -> str:
@@ -269,15 +262,13 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     """``summary.md``, ``report.json`` and the pictures; not ``finished`` before held-out examples that are to come."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
     write_atomically(folder / "summary.md", summary(search, outcome))
+    to_beat = {name: entry.to_dict() for name, entry in outcome.to_beat.items()}
     shown = ("key", "fitness", "scores", "seconds", "stopped_after")
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
-        "best": {k: v for k, v in outcome.best.to_dict().items() if k not in ("examples", "ended")},
-        "to_beat": {
-            name: {key: value for key, value in entry.to_dict().items() if key in shown}
-            for name, entry in outcome.to_beat.items()
-        },
+        "best": {key: value for key, value in outcome.best.to_dict().items() if key not in ("examples", "ended")},
+        "to_beat": {name: {key: one[key] for key in one if key in shown} for name, one in to_beat.items()},
         **_totals(search),
         "finished": finished,
     }
