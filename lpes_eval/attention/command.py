@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     from lpes_eval import factors, methods
-    from lpes_eval.attention.measure import measure
-    from lpes_eval.attention.prompts import REGIONS, load, prompts
+    from lpes_eval.attention.measure import REGIONS, load, measure, prompts
     from lpes_eval.files import write_atomically
     from lpes_eval.report import figures, sources
 

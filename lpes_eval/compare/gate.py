@@ -25,6 +25,9 @@ class NotComparable(UserError):
 
     exit_status = 4
 
+    def __init__(self, baseline: Results, now: Results, reason: str) -> None:
+        super().__init__(f"{now.path} against {baseline.path}: {reason}")
+
 
 class Outcome(StrEnum):
     """What became of a score of the baseline."""
@@ -122,10 +125,9 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
             could be tested.
     """
     if not (options.other_model or baseline.model.is_same(now.model)):
-        raise NotComparable(
-            f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
-            "--other-model compares them on purpose, --update starts anew"
-        )
+        models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
+        way_out = "--other-model compares them on purpose, --update starts anew"
+        raise NotComparable(baseline, now, f"{models}; {way_out}")
     scores = list(_scores(baseline, now, options))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
@@ -133,13 +135,14 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
     rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
-        raise NotComparable(
-            f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
-            f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
-            f"{fewest_lost(level)}"
-            if tests
-            else "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
-        )
+        reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
+        if tests:
+            reason = (
+                f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
+                f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
+                f"{fewest_lost(level)}"
+            )
+        raise NotComparable(baseline, now, reason)
     return Verdict(baseline, now, options, tuple(rows), (*_notes(rows, tests, level), *_differences(baseline, now)))
 
 
@@ -245,12 +248,12 @@ def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Scor
     """Every metric of every task and group of the baseline, with that of the run."""
     there = now.every_task
     if not baseline.every_task.keys() & there.keys():
-        names = some([*baseline.every_task])
-        raise NotComparable(f"the baseline has {names}, the run has not; run the same tasks, or --update")
+        reason = f"the baseline has {some([*baseline.every_task])}, the run has not; run the same tasks, or --update"
+        raise NotComparable(baseline, now, reason)
     for name, task in baseline.every_task.items():
         again = there.get(name) if there.keys() >= {*task.members} else None
-        if again and (reason := mismatch(task, again, prompts_may_differ=options.other_prompts)):
-            raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
+        if again and (differs := mismatch(task, again, prompts_may_differ=options.other_prompts)):
+            raise NotComparable(baseline, now, f"{name}, baseline and run: {differs}; --update starts anew")
         logged = bool(again and task.documents and again.documents)
         for key, metric in task.metrics.items():
             yield _Score(name, key, metric, again.metrics.get(key) if again else None, logged)

@@ -32,21 +32,10 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A test case of JUnit XML; its outcome is ``failure``, ``error`` or ``skipped``, or empty where it passed."""
-
-    suite: str
-    name: str
-    outcome: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Page:
     """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
 
-    ``flips`` are tables of the samples that flipped, ``cases`` for a service that shows tests, ``data`` is what the
-    JSON has besides.
+    ``flips`` are tables of the samples that flipped, ``data`` is what the JSON has besides.
     """
 
     command: str
@@ -55,7 +44,6 @@ class Page:
     notes: Sequence[str]
     headline: str = ""
     flips: Sequence[Table] = ()
-    cases: Sequence[Case] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -91,21 +79,26 @@ class Page:
         return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
-        """Write it as JUnit XML."""
+        """Write the gate's page as JUnit XML, a test case a row; without tables the notes are an error."""
         from xml.etree import ElementTree
 
-        outcomes = [case.outcome for case in self.cases]
-        counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-        numbers = {"tests": len(outcomes)} | {name: outcomes.count(outcome) for name, outcome in counts.items()}
+        cases = [(self.command, "comparable", "error", note) for note in self.notes if not self.tables]
+        for table in self.tables:
+            suite_name = f"{table.data['task']}.{table.data['metric']}"
+            for cells, row in zip(table.rows, table.data["rows"], strict=True):
+                outcome = "failure" if row["fails"] else "skipped" if row["outcome"] == "not testable" else ""
+                said = [f"{name} {cell}".strip() for name, cell in zip(table.header[1:], cells[1:], strict=True)]
+                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row["why"]]))))
+        outcomes = [outcome for _, _, outcome, _ in cases]
         root = ElementTree.Element("testsuites")
         root.append(ElementTree.Comment(files.marker(self.command)))
-        suite = ElementTree.SubElement(root, "testsuite", name=self.command)
-        suite.attrib |= {name: str(number) for name, number in numbers.items()}
-        for case in self.cases:
-            named = {"classname": terminal(case.suite), "name": terminal(case.name)}
-            element = ElementTree.SubElement(suite, "testcase", named)
-            if case.outcome:
-                ElementTree.SubElement(element, case.outcome, message=terminal(case.message))
+        suite = ElementTree.SubElement(root, "testsuite", name=self.command, tests=str(len(cases)))
+        for counter, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(counter, str(outcomes.count(outcome)))
+        for of, name, outcome, message in cases:
+            element = ElementTree.SubElement(suite, "testcase", classname=terminal(of), name=terminal(name))
+            if outcome:
+                ElementTree.SubElement(element, outcome, message=terminal(message))
         if self.notes:
             ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, self.notes))
         ElementTree.indent(root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ from lpes_eval.files import check_output, marker, write_output
 
 if TYPE_CHECKING:
     from lpes_eval.report.figures import Picture
-    from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search
+    from lpes_eval.report.sources import Pair, Panel, Run, Search
 
 ROOM = 6_000_000
 """So many characters of prompts are put into a page; a prompt beyond that is left out."""
@@ -70,8 +70,9 @@ def write(
     pairs, notes = sources.pairs(runs, prompts_may_differ)
     flips, left_out = _packed(pairs)
     pictures = _pictures(runs, panels, pairs, searches, attentions)
-    for picture in (one for section in pictures.values() for one in section) if figures else ():
-        picture.save(Path(str(figures)))
+    if figures:
+        for picture in (one for section in pictures.values() for one in section):
+            picture.save(Path(figures))
     page = html(
         "lpes_eval.report",
         "report.html.j2",
@@ -94,7 +95,7 @@ def _pictures(
     panels: Sequence[Panel],
     pairs: Sequence[Pair],
     searches: Sequence[Search],
-    attentions: Sequence[Attention],
+    attentions: Mapping[str, Any],
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by section of the page; those of one name are numbered."""
     from lpes_eval import factors
@@ -112,7 +113,7 @@ def _pictures(
         "differences": [figures.differences(pair) for pair in pairs],
         "factors": [figures.factors(lines)] if lines else [],
         "searches": [picture for picture in of_searches if picture],
-        "attention": [figures.attention(one.name, one.data) for one in attentions],
+        "attention": [figures.attention(name, data) for name, data in attentions.items()],
     }
     names = iter(sources.numbered([picture.name for pictures in drawn.values() for picture in pictures], "-{}"))
     return {

@@ -106,29 +106,21 @@ class Search:
         return [entry for entry in scored if entry.prompts == most]
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What `lpes-eval attention` measured, as its JSON has it."""
-
-    name: str
-    data: Mapping[str, Any]
-
-
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Attention]]:
-    """Read each path: the folder of a search, or of `attention`; results of lm-eval.
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], dict[str, Any]]:
+    """Read each path: results of lm-eval, the folder of a search, or of `attention`, whose data come by their names.
 
     Raises:
         DataError: none of these.
     """
     runs: list[Run] = []
     searches: list[Search] = []
-    attentions: list[Attention] = []
+    attentions: dict[str, Any] = {}
     given = [Path(path) for path in paths]
     for name, path in zip(numbered([name_of(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
-            attentions.append(_attention(name, file))
+            attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
     return runs, searches, attentions
@@ -231,7 +223,7 @@ def finished(folder: Path) -> bool:
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
 
 
-def _attention(name: str, path: Path) -> Attention:
+def _attention(path: Path) -> Any:
     with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != ATTENTION:
@@ -240,4 +232,4 @@ def _attention(name: str, path: Path) -> Attention:
             shares = [[float(share) for share in row] for row in one["shares"]]
             if {len(row) for row in shares} != {len(data["regions"])} or len(shares) != len(one["layers"]):
                 raise ValueError(f"expected {len(data['regions'])} shares a layer")
-        return Attention(name, data)
+        return data

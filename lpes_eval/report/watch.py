@@ -67,10 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 class Progress:
     """What the entries of a journal come to, as they are measured.
 
-    Args:
-        name: the search's.
-        individuals: how many are expected; 0 where that is not known.
-        prompts: how many these are likely to be asked, all together.
+    So many individuals and prompts are expected; 0 where that is not known.
     """
 
     def __init__(self, name: str, individuals: int = 0, prompts: float = 0.0) -> None:
@@ -101,7 +98,7 @@ class Progress:
         self.count, self.prompts = self.count + 1, self.prompts + entry.prompts
         if new:
             self._answered, self._took = self._answered + entry.prompts, self._took + entry.seconds
-        harmful, early = any(guard.over for guard in entry.guards.values()), bool(entry.stopped_after)
+        harmful, early = any(guard.over for guard in entry.guards.values()), entry.stopped_after > 0
         best = self.rows.get("best so far")
         known = self._best.get(kind := (entry.measure, entry.prompts))
         if not (early or harmful or entry.failed) and (known is None or entry.fitness > known.fitness):

@@ -7,8 +7,7 @@ import torch
 
 import lpes_eval
 from lpes_eval import cli, methods
-from lpes_eval.attention.measure import shares, weights
-from lpes_eval.attention.prompts import REGIONS, load, prompts
+from lpes_eval.attention.measure import REGIONS, load, prompts, shares, weights
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.report import figures

@@ -109,7 +109,7 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     assert any(note.startswith("short a and alone, toy: another set of examples") for note in notes)
     panels = [[run.name for run in panel.runs] for panel in sources.panels(runs)]
     assert panels == [["short a", "short b"], ["long a", "long b"], ["alone"]]
-    drawn = page._pictures(runs, sources.panels(runs), pairs, [], [])
+    drawn = page._pictures(runs, sources.panels(runs), pairs, [], {})
     assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
     groups = {"one": "x", "other": "y", "both": "xy"}
     paths = [write_tasks(tmp_path / name, **{one: {"scores": BEFORE} for one in of}) for name, of in groups.items()]
