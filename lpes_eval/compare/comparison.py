@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import Metric, Results, mismatch
+from lpes_eval.compare.results import Results, mismatch
 from lpes_eval.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,87 +81,81 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     Raises:
         UserError: nothing in common, other task versions or examples, or no samples logged.
     """
-    from lpes_eval.compare.statistics import compare_paired, holm, smallest_effect
+    from lpes_eval.compare.statistics import holm
 
     notes: list[str] = []
-    found: list[tuple[str, str, str, int, dict[str, Difference]]] = []
+    found: list[Section] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
-        start = f"{letter} − A: " if len(others) > 1 else ""
-        common = _common(a, b, prompts_may_differ)
-        for one, first, second in (("A", a, b), (letter, b, a)):
-            if alone := sorted(_names(first, common) - _names(second, common)):
-                notes.append(f"{start}Only in {one}, not compared: {tables.some(alone)}.")
-        compared = False
-        for name, metrics in common.items():
-            if members := a.tasks[name].members:
-                notes.append(f"{start}{name}: all samples of its {len(members)} tasks together.")
-            for key, (metric, other) in metrics.items():
-                shown = key.removesuffix(",none")
-                if metric.by_question is None or other.by_question is None:
-                    notes.append(f"{start}{name}, {shown}: not an average of scores of single samples; not compared.")
-                    continue
-                labels = [label for label in metric.values if label in other.values]
-                scores = metric.matrix(labels), other.matrix(labels)
-                # Of fewer than six questions no difference of means has p < 0.05.
-                if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
-                    effect = f"a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5"
-                    notes.append(f"{start}{name}, {shown}: {effect}.")
-                up = metric.higher_is_better is not False
-                paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
-                rows = dict(zip(labels, paired.positions, strict=True))
-                if len(labels) > 1:
-                    rows |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
-                found.append((name, shown, letter, paired.questions, rows))
-                compared = True
-        if not compared:
+        of_pair: list[str] = []
+        sections = list(_sections(a, letter, b, confidence, _common(a, b, prompts_may_differ), of_pair))
+        if not sections:
             reason = "the tasks in common have no score in common that is an average over single samples"
             raise UserError(f"{a.path} and {b.path}: {reason}")
-    if few := sorted({questions for *_, questions, _ in found if questions < FEW_QUESTIONS}):
+        found += sections
+        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
+    if few := sorted({section.questions for section in found if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
             "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
         )
-    adjusted = iter(holm([difference.p for *_, rows in found for difference in rows.values()]))
-    sections = []
-    for name, shown, letter, questions, rows in found:
-        adjusted_rows = tuple(Row(label, difference, next(adjusted)) for label, difference in rows.items())
-        sections.append(Section(name, shown, letter, questions, adjusted_rows))
-    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(sections), tuple(notes), confidence)
+    adjusted = iter(holm([row.difference.p for section in found for row in section.rows]))
+    for k, section in enumerate(found):
+        found[k] = replace(section, rows=tuple(replace(row, p_holm=next(adjusted)) for row in section.rows))
+    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(found), tuple(notes), confidence)
 
 
-def _common(a: Results, b: Results, prompts_may_differ: bool) -> dict[str, dict[str, tuple[Metric, Metric]]]:
-    """Both runs' metrics, by task and key, of the tasks that both have, which must be comparable."""
+def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
+    """The tasks that both runs have, which must be comparable."""
     common = [name for name in a.tasks if name in b.tasks]
     if not common:
-        raise UserError(
-            f"{a.path} and {b.path} have no task in common ({tables.some([*a.tasks])}; {tables.some([*b.tasks])}); "
-            "give runs of the same tasks"
-        )
+        names = f"{tables.some([*a.tasks])}; {tables.some([*b.tasks])}"
+        raise UserError(f"{a.path} and {b.path} have no task in common ({names}); give runs of the same tasks")
     for name in common:
         for unlogged in (run for run in (a, b) if run.tasks[name].documents is None):
-            raise UserError(
-                f"{unlogged.path}: no samples of {name} beside it; run lm_eval with --log_samples and --output_path, "
-                "and keep the files together"
-            )
+            way_out = "run lm_eval with --log_samples and --output_path, and keep the files together"
+            raise UserError(f"{unlogged.path}: no samples of {name} beside it; {way_out}")
         if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
             raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
-    both = {name: (a.tasks[name].metrics, b.tasks[name].metrics) for name in common}
-    return {
-        name: {
-            key: (metric, in_b[key])
-            for key, metric in in_a.items()
-            if key in in_b and metric.values.keys() & in_b[key].values.keys()
-        }
-        for name, (in_a, in_b) in both.items()
-    }
+    return common
 
 
-def _names(run: Results, common: Iterable[str]) -> set[str]:
+def _sections(
+    a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
+) -> Iterator[Section]:
+    """A section for each metric that two runs have, p-values not adjusted yet."""
+    from lpes_eval.compare.statistics import compare_paired, smallest_effect
+
+    in_a, in_b = ({*_names(run, common)} for run in (a, b))
+    for one, alone in (("A", in_a - in_b), (letter, in_b - in_a)):
+        notes += [f"Only in {one}, not compared: {tables.some(sorted(alone))}."] if alone else []
+    for name in common:
+        if members := a.tasks[name].members:
+            notes.append(f"{name}: all samples of its {len(members)} tasks together.")
+        for key, metric in a.tasks[name].metrics.items():
+            other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
+            labels = [label for label in metric.values if other and label in other.values]
+            if other is None or not labels:
+                continue
+            if metric.by_question is None or other.by_question is None:
+                notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
+                continue
+            scores = metric.matrix(labels), other.matrix(labels)
+            # Of fewer than six questions no difference of means has p < 0.05.
+            if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
+                effect = f"a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5"
+                notes.append(f"{name}, {shown}: {effect}.")
+            up = metric.higher_is_better is not False
+            paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
+            differences = dict(zip(labels, paired.positions, strict=True))
+            if len(labels) > 1:
+                differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
+            rows = tuple(Row(label, difference, difference.p) for label, difference in differences.items())
+            yield Section(name, shown, letter, paired.questions, rows)
+
+
+def _names(run: Results, common: Sequence[str]) -> Iterator[str]:
     """A run's tasks that are not in common, and of the others each score that is a number."""
-    return {name for name in run.tasks if name not in common} | set(_scores(run, common))
-
-
-def _scores(run: Results, common: Iterable[str]) -> Iterator[str]:
+    yield from (name for name in run.tasks if name not in common)
     for name in common:
         for key, metric in run.tasks[name].metrics.items():
             for label, value in metric.values.items():

@@ -106,7 +106,7 @@ def lines_of(*entries, **expected):
     return lines, progress
 
 
-def test_the_best_is_kept_reached_to_the_end_and_of_those_asked_as_much():
+def test_the_best_so_far_was_measured_to_the_end_and_is_of_those_asked_as_much():
     """The time left is that of what was measured now."""
     entries = [individual(1, 0.5), individual(2, 0.505, stopped_after=9), individual(3, 0.6, guards=over(0.2))]
     lines, progress = lines_of(*((entry, True) for entry in entries))
