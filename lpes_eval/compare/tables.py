@@ -79,16 +79,16 @@ class Page:
         return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
-        """Write the gate's page as JUnit XML, a test case a row; without tables the notes are an error."""
+        """Write it as JUnit XML, a test case a row; without tables the notes are an error."""
         from xml.etree import ElementTree
 
         cases = [(self.command, "comparable", "error", note) for note in self.notes if not self.tables]
         for table in self.tables:
             suite_name = f"{table.data['task']}.{table.data['metric']}"
             for cells, row in zip(table.rows, table.data["rows"], strict=True):
-                outcome = "failure" if row["fails"] else "skipped" if row["outcome"] == "not testable" else ""
+                outcome = "failure" if row.get("fails") else "skipped" if row.get("outcome") == "not testable" else ""
                 said = [f"{name} {cell}".strip() for name, cell in zip(table.header[1:], cells[1:], strict=True)]
-                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row["why"]]))))
+                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row.get("why")]))))
         outcomes = [outcome for _, _, outcome, _ in cases]
         root = ElementTree.Element("testsuites")
         root.append(ElementTree.Comment(files.marker(self.command)))
