@@ -212,21 +212,14 @@ def read(path: str | Path) -> Results:
         raw = files.parse(path.read_bytes(), str(path), finite=False)
         children = {group: [*map(str, names)] for group, names in entry(raw, "group_subtasks").items() if names}
         names = [name for name in entry(raw, "results") if name not in children]
-        tasks = {name: _task(raw, name, read_samples(path, name)) for name in names}
+        tasks = {name: _task(raw, name, _samples(path, name)) for name in names}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
         given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
-        return Results(
-            path,
-            _model(raw),
-            None if given is None else str(given),
-            _provenance(raw),
-            shown,
-            behind,
-            tuple(map(float, _factors(raw).get("per_layer") or ())),
-            None if seconds is None else float(seconds),
-        )
+        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
+        per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
+        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
 
 
 @contextmanager
@@ -244,25 +237,23 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         raise DataError(f"{path}: {what} ({kind}{reason}); {way_out}") from None
 
 
-def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]], **of_group: Any) -> Task:
-    """A task, or a group whose data, examples and members are given."""
+def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
     lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
     positions = metadata.get("positions")
     positions = [*map(float, positions)] if isinstance(positions, list) else []
     examples = entry(raw, "n-samples", name).get("effective")
-    fields: dict[str, Any] = {
+    return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
-        "version": str(metadata.get("version", entry(raw, "versions").get(name))),
-        "data": _data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
-        "examples": None if examples is None else int(examples),
-        "documents": _digest(sample.document for sample in lines) if lines else None,
-        "prompts": _digest(sample.prompt for sample in lines) if lines else None,
-        "metrics": _metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
-        "positions": positions,
-        "samples": samples,
-    }
-    return Task(**fields | of_group)
+        version=str(metadata.get("version", entry(raw, "versions").get(name))),
+        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
+        examples=None if examples is None else int(examples),
+        documents=_digest(sample.document for sample in lines) if lines else None,
+        prompts=_digest(sample.prompt for sample in lines) if lines else None,
+        metrics=_metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
+        positions=positions,
+        samples=samples,
+    )
 
 
 def _reported(row: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
@@ -340,7 +331,7 @@ def _with_groups(
         samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
         examples = sum(part.examples or 0 for part in parts.values()) or None
         data = {name: part.data for name, part in parts.items()}
-        task = _task(raw, group, samples, data=data, examples=examples, members=[*parts])
+        task = replace(_task(raw, group, samples), data=data, examples=examples, members=[*parts])
         is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
         if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
             behind |= {name: shown.pop(name) for name in parts if name in shown}
@@ -356,12 +347,8 @@ def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, A
     return {key: _data(value, NOT_THE_DATA) if isinstance(value, dict) else value for key, value in shown.items()}
 
 
-def read_samples(results: Path, task: str) -> dict[str, list[Sample]]:
-    """The samples of a task that were logged with a results JSON, by filter, in the order of their questions.
-
-    Raises:
-        DataError: samples in another form; a question twice; renamed results in a folder with samples of several runs.
-    """
+def _samples(results: Path, task: str) -> dict[str, list[Sample]]:
+    """The samples of a task that were logged with a results JSON, by filter, in the order of their questions."""
     dated = DATE.search(results.stem)
     logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
     of_this_run = [path for path in logged if not dated or path.stem.endswith(dated[0])]
