@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lpes_eval import factors, files
+from lpes_eval.compare.results import well_formed
 from lpes_eval.errors import FactorsError, plain
+from lpes_eval.files import entry
 from lpes_eval.flags import at_least
 
 
@@ -18,12 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="check a factors file, and show one factor a layer",
         description="Check a factors file as --model lpes would, and show one factor a layer and where they came from.",
     )
-    parser.add_argument(
-        "file", metavar="FILE", help="a factors file, the folder of a model that carries some, or one number"
-    )
-    parser.add_argument(
-        "--layers", type=at_least(1), metavar="N", help="the model's depth, where the file does not name it"
-    )
+    file = "a factors file, the folder of a model that carries some, or one number"
+    parser.add_argument("file", metavar="FILE", help=file)
+    depth = "the model's depth, where the file does not name it"
+    parser.add_argument("--layers", type=at_least(1), metavar="N", help=depth)
     parser.set_defaults(run=run)
 
 
@@ -46,11 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _carried(folder: str) -> factors.Factors:
-    from lpes_eval.factors import FIELD, carried
-
-    config = files.read_json(path := Path(folder, "config.json"))
-    config = config if isinstance(config, dict) else {}
-    text = config.get("text_config")
-    if (found := carried(SimpleNamespace(**config | (text if isinstance(text, dict) else {})))) is None:
-        raise FactorsError(f"{path}: has no {FIELD}, so the model carries no factors")
+    path = Path(folder, "config.json")
+    with well_formed(path, "not a model's configuration", "give a factors file, or the folder of a model"):
+        config = dict(entry(files.read_json(path)))
+        config |= entry(config, "text_config")
+    if (found := factors.carried(SimpleNamespace(**config))) is None:
+        raise FactorsError(f"{path}: has no {factors.FIELD}, so the model carries no factors")
     return found

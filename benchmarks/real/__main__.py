@@ -9,15 +9,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.real.measure import Model, questions, record
+from lpes_eval import methods
 
 STEPS = (0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.5)
 """Factors that ``record`` gives to one layer at a time."""
 
 
-def vector(name: str, layers: int) -> list[float] | None:
-    """The factors of a name: ``plain``, ``all:1.05``, ``3:1.1`` (one layer), ``0-5:1.3``, several joined by ``+``."""
+def change(name: str, layers: int) -> list[float] | str | None:
+    """The factors of a name (``all:1.05``, ``3:1.1``, ``0-5:1.3+7:1.2``), a method as it is, or None for ``plain``."""
     if name == "plain":
         return None
+    if name in methods.names():
+        return name
     factors = [1.0] * layers
     for part in name.split("+"):
         where, _, factor = part.partition(":")
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--skip", type=int, default=0, help="questions of the split that are left out at its beginning")
     parser.add_argument("--split", default="search", choices=("search", "held_out"))
     parser.add_argument("--data", type=Path, help="folder of nq-open-10_total_documents_gold_at_0.jsonl.gz")
-    parser.add_argument("--factors", nargs="+", help="for score: names such as plain, all:1.05, 3:1.1+7:1.2")
+    parser.add_argument("--factors", nargs="+", metavar="NAME", help="for score: plain, 3:1.1+7:1.2, ms_poe, ...")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--chat", action="store_true", help="ask in the model's chat template")
     parser.add_argument("--decode", action="store_true", help="decode and score the answers, too")
@@ -54,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         asked = questions(args.task, size, args.split, args.questions + args.skip, args.data)[args.skip :]
         said = {"size": size, "split": args.split, "chat": args.chat, "dtype": args.dtype, "decode": args.decode}
         path = args.out / f"{model.name}-{args.task}.jsonl"
-        vectors = ((name, vector(name, model.num_layers)) for name in names)
-        for line in record(path, model, asked, vectors, args.task, **said):
+        changes = ((name, change(name, model.num_layers)) for name in names)
+        for line in record(path, model, asked, changes, args.task, **said):
             print(line["factors"], size, line["question"], line["ll"], line["exact"], line.get("score", ""), flush=True)
 
 

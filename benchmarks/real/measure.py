@@ -7,6 +7,7 @@ changes; that prefix goes through the model once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import lpes_eval
+from lpes_eval import methods
 from lpes_eval.data import documents, kv, mdqa, splits
 
 POSITIONS = (0.0, 25.0, 50.0, 75.0, 100.0)
@@ -67,13 +69,16 @@ class Model:
         self.name, self.chat = Path(folder).name, chat
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **config).eval()
-        self.num_layers = self.model.config.num_hidden_layers
+        self.num_layers, self.method = self.model.config.num_hidden_layers, None
 
-    def set_factors(self, factors: Sequence[float] | None) -> None:
-        """Put one factor a layer in force; None for the plain model."""
+    def change(self, change: Sequence[float] | str | None) -> None:
+        """Put one factor a layer in force, or a method by its name; None for the plain model."""
         lpes_eval.remove(self.model)
-        if factors is not None:
-            lpes_eval.apply(self.model, list(factors))
+        if self.method is not None:
+            self.method.detach()
+        self.method = methods.load(change).apply(self.model) if isinstance(change, str) else None
+        if change is not None and self.method is None:
+            lpes_eval.apply(self.model, list(change))
 
     def prompt(self, text: str) -> list[int]:
         """A prompt's tokens, in the chat template where the model is asked in one."""
@@ -92,6 +97,8 @@ class Model:
         # Whether an answer opens with a quotation mark is a matter of form, so that one is given.
         prompts = [p + g[:1] if t[0] == '"' else p for p, g, t in zip(prompts, gold, question.gold, strict=True)]
         gold = [g[1:] if t[0] == '"' else g for g, t in zip(gold, question.gold, strict=True)]
+        if self.method is not None:  # which may have to know where a prompt ends: one after the other
+            return self._likelihood_one_by_one(prompts, gold)
         shared = common(prompts)
         rows = [prompt[shared:] + answer for prompt, answer in zip(prompts, gold, strict=True)]
         longest, cache = max(map(len, rows)), None
@@ -109,14 +116,17 @@ class Model:
         logits = self.model(
             input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=kept
         ).logits
-        means, exact = [], []
-        for row, answer, scores in zip(rows, gold, logits, strict=True):
-            first = len(row) - len(answer) - 1 - (longest - kept)
-            of_tokens = scores[first : first + len(answer)].float().log_softmax(-1)
-            target = torch.tensor(answer)
-            means.append(round(of_tokens.gather(1, target[:, None]).mean().item(), 5))
-            exact.append(float((of_tokens.argmax(-1) == target).all()))
-        return {"ll": means, "exact": exact}
+        firsts = [len(row) - len(answer) - 1 - (longest - kept) for row, answer in zip(rows, gold, strict=True)]
+        return judged([scores[first:] for scores, first in zip(logits, firsts, strict=True)], gold)
+
+    def _likelihood_one_by_one(self, prompts: list[list[int]], gold: list[list[int]]) -> dict[str, list[float]]:
+        logits = []
+        for prompt, answer in zip(prompts, gold, strict=True):
+            ends = getattr(self.method, "prompt_ends_at", None)
+            with ends(len(prompt) - 1) if ends else contextlib.nullcontext():
+                ids = torch.tensor([prompt + answer[:-1]])
+                logits.append(self.model(input_ids=ids, use_cache=False, logits_to_keep=len(answer)).logits[0])
+        return judged(logits, gold)
 
     @torch.inference_mode()
     def answers(self, question: Question, stop: str = "\n") -> list[str]:
@@ -137,6 +147,16 @@ class Model:
         return self.tokenizer.batch_decode(made[:, longest:], skip_special_tokens=True)
 
 
+def judged(logits: Sequence[torch.Tensor], gold: Sequence[list[int]]) -> dict[str, list[float]]:
+    """Of each answer the mean log-likelihood of a token, and whether all are the likeliest."""
+    means, exact = [], []
+    for scores, answer in zip(logits, gold, strict=True):
+        of_tokens, target = scores[: len(answer)].float().log_softmax(-1), torch.tensor(answer)
+        means.append(round(of_tokens.gather(1, target[:, None]).mean().item(), 5))
+        exact.append(float((of_tokens.argmax(-1) == target).all()))
+    return {"ll": means, "exact": exact}
+
+
 def common(prompts: Sequence[Sequence[int]]) -> int:
     """Tokens with which all prompts begin; never a whole prompt."""
     shortest = min(map(len, prompts)) - 1
@@ -147,19 +167,19 @@ def record(
     path: Path,
     model: Model,
     asked: Sequence[Question],
-    vectors: Iterable[tuple[str, Sequence[float] | None]],
+    changes: Iterable[tuple[str, Sequence[float] | str | None]],
     task: str,
     **said: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Measure factors by name on questions, and add a line for each to ``path`` that is not there yet.
+    """Measure factors, or methods, by name on questions, and add a line for each to ``path`` that is not there yet.
 
     ``said`` goes into each line; with ``decode=True`` the answers are decoded and scored too.
     """
     decode = said.get("decode", False)
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     there = {(line["factors"], line["question"]) for line in lines if all(line.get(k) == v for k, v in said.items())}
-    for name, factors in vectors:
-        model.set_factors(factors)
+    for name, change in changes:
+        model.change(change)
         for question in asked:
             if (name, question.number) in there:
                 continue

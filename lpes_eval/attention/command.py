@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     from lpes_eval import factors, methods
-    from lpes_eval.attention.measure import measure
-    from lpes_eval.attention.prompts import REGIONS, load, prompts
+    from lpes_eval.attention.measure import REGIONS, load, measure, prompts
     from lpes_eval.files import write_atomically
     from lpes_eval.report import figures, sources
 
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     read = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
-        measured = measure(lm, sets, read, lambda done: progress.update(bar, completed=done))
+        measured = measure(lm, sets, read, lambda: progress.advance(bar))
     data = {
         "format": sources.ATTENTION,
         "model": arguments.model,
@@ -77,11 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(data: Any) -> str:
     """The shares by layer, as text."""
-    rows = [
-        [name, str(h), f"{one['factors'][h]:.3f}" if one["factors"] else "1", *(f"{100 * share:.1f}" for share in row)]
-        for name, one in data["sets"].items()
-        for h, row in zip(one["layers"], one["shares"], strict=True)
-    ]
+    rows = []
+    for name, one in data["sets"].items():
+        for h, shares in zip(one["layers"], one["shares"], strict=True):
+            factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
+            rows.append([name, str(h), factor, *(f"{100 * share:.1f}" for share in shares)])
     return (
         f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up to "
         f"{data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads\n"

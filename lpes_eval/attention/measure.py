@@ -1,34 +1,114 @@
-"""The attention of answers under several sets of factors, averaged over prompts.
+"""Prompts by position with their reference answers, and the attention of these under several sets of factors.
 
-A prompt is read with the attention that the model was loaded with, and the answer then token by token from the cache
-with the eager one, which hands its weights out. So they are exactly those of these queries, and nothing of the size of
-the prompt squared is ever made: 32k tokens fit.
+A prompt is read with the attention that the model was loaded with, the answer token by token from the cache with the
+eager one, which hands its weights out. Nothing of the size of the prompt squared is made: 32k tokens fit.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lpes_eval import rope
-from lpes_eval.attention.prompts import Prompt
 from lpes_eval.decoder import device_of, find_decoder
-from lpes_eval.errors import UnsupportedModel
+from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
+from lpes_eval.harness.budget import require_chat_template
+from lpes_eval.harness.segments import Segment, join
+
+if TYPE_CHECKING:
+    from lpes_eval.harness.task import PositionTask
+
+REGIONS = ("beginning", "middle", "end", "gold")
+"""The thirds of the tokens of the documents or records, and those of the gold one."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a prompt and its answer, how many are the answer's, and the numbers of each region's tokens.
+
+    ``position`` is the gold item's, in percent.
+    """
+
+    position: float
+    tokens: list[int]
+    answer: int
+    regions: list[list[int]]
+
+
+def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
+    """A task by position; ``UserError`` where there is none of this name."""
+    from lpes_eval.harness.plugin import own_tasks
+    from lpes_eval.harness.task import PositionTask
+
+    expected = "expected one by position, such as kv_retrieval or mdqa_pos"
+    manager = own_tasks(metadata)
+    if name not in manager.all_tasks:
+        raise UserError(f"--task {name}: no such task; {expected}")
+    tasks = list(manager.load([name])["tasks"].values())
+    if not isinstance(tasks[0], PositionTask):
+        raise UserError(f"--task {name}: is not by position; {expected}")
+    return tasks[0]
+
+
+def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator[Prompt]:
+    """The prompts of so many questions at every position that the task has.
+
+    Raises:
+        UserError: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
+    """
+    if chat:
+        require_chat_template(lm)
+    for doc in list(task.test_docs())[:questions]:
+        for position in task.positions:
+            answer = task.config.target_delimiter + task.written(doc, position)
+            prompt = _prompt(lm, position, task.segments(doc, position), answer, chat)
+            if len(prompt.tokens) > lm.max_length:
+                raise PromptTooLong(
+                    f"{task.config.task}: a prompt and its answer of {len(prompt.tokens)} tokens; the model's window "
+                    f"is {lm.max_length}. Take a shorter one (--metadata), or a longer window (--model_args "
+                    "max_length=)"
+                )
+            yield prompt
+
+
+def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat: bool) -> Prompt:
+    """The prompt of an instruction, items and a question, in this order."""
+    text = join(segments)
+    whole = lm.apply_chat_template([{"role": "user", "content": text}]) if chat else text
+    if not lm.tokenizer.is_fast:
+        raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
+    ids = lm.tok_encode(whole + answer, add_special_tokens=False if chat else None)
+    plain = lm.tokenizer(whole + answer, add_special_tokens=False, return_offsets_mapping=True)
+    added = len(ids) - len(plain["input_ids"])
+    if ids[added:] != plain["input_ids"]:
+        raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
+    starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
+    before, is_there, _ = whole.partition(text)
+    if not is_there:
+        raise UserError("the model's chat template changes the text of a prompt; leave --apply_chat_template out")
+    _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=len(before))  # of the items
+    items = [bisect_right(bounds, start) - 1 for start in starts]  # -1 before them, the last one after them
+    within = [k for k, item in enumerate(items) if 0 <= item < len(bounds) - 1]
+    ends = [len(within) * third // 3 for third in range(4)]
+    gold = next(i for i, item in enumerate(segments[1:]) if item.label == "gold")
+    regions = [within[ends[third] : ends[third + 1]] for third in range(3)]
+    regions.append([k for k in within if items[k] == gold])
+    return Prompt(position, ids, sum(start >= len(whole) for start in starts), regions)
 
 
 def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
-    """By layer, the share of its attention that goes to each of ``REGIONS``, a mean over heads and the answer's tokens.
-
-    The rest goes to the instruction, the question, the answer so far and, where a family has one, a sink.
-    """
+    """By layer, the share of its attention that goes to each of ``REGIONS``, a mean over heads and answer tokens."""
     total: dict[int, Tensor] = {}
     for of_token in weights(model, prompt.tokens, prompt.answer):
         for h, weight in of_token.items():
@@ -39,20 +119,20 @@ def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
 
 
 def measure(
-    lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], note: Callable[[int], None]
+    lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], advance: Callable[[], None]
 ) -> dict[str, Any]:
     """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data.
 
-    ``note`` is called with how many prompts have been read, over all sets.
+    ``advance`` is called after each prompt.
     """
     measured: dict[str, Any] = {}
-    for number, (name, factors) in enumerate(sets.items()):
+    for name, factors in sets.items():
         lm.set_factors(factors)
         sums: dict[int, Tensor] = {}
-        for k, prompt in enumerate(prompts, 1):
+        for prompt in prompts:
             for h, share in shares(lm.model, prompt).items():
                 sums[h] = sums.get(h, 0) + share / len(prompts)
-            note(number * len(prompts) + k)
+            advance()
         rounded = [share.cpu().double().round(decimals=5).tolist() for share in sums.values()]
         measured[name] = {"factors": lm.layer_factors, "layers": list(sums), "shares": rounded}
     lm.set_factors(None)
@@ -61,17 +141,11 @@ def measure(
 
 @torch.no_grad()
 def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int, Tensor]]:
-    """The attention with which each token of an answer is chosen.
-
-    Args:
-        model: a transformers causal language model, with or without factors.
-        tokens: the prompt's and the answer's.
-        answer: how many of them are the answer's.
+    """The attention with which each token of an answer is chosen; the last ``answer`` tokens are the answer's.
 
     Yields:
-        For each token of the answer, by layer, what the token before it, from which it is predicted, pays to each token
-        up to itself, (heads, keys); layers without attention are not there. A layer whose window is shorter pays 0 to
-        what lies before it.
+        For each of them, by layer that has attention, what the token before it, from which it is predicted, pays to
+        each token up to itself, (heads, keys), 0 beyond a layer's window.
 
     Raises:
         UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
@@ -85,16 +159,13 @@ def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int
             given = {"use_cache": True, "output_attentions": True, **rope.with_cache(model, cache)}
             output = model(input_ids=ids[:, last : last + 1], **given)
         cache = rope.cache_of(output)
-        if not seen:
+        found = {h: torch.cat(parts, dim=1)[0, :, 0] for h, parts in seen.items()}
+        if not found:
             raise UnsupportedModel(f"{model.config.model_type}: it does not hand out its attention weights")
-        by_layer = {}
-        for h, parts in seen.items():
-            weight = torch.cat(parts, dim=1)[0, :, 0]
-            if weight.shape[-1] > last + 1:
-                reason = f"the keys of layer {h} are not those of single tokens"
-                raise UnsupportedModel(f"{model.config.model_type}: {reason}")
-            by_layer[h] = nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0))
-        yield by_layer
+        if compressed := [h for h, weight in found.items() if weight.shape[-1] > last + 1]:
+            reason = f"the keys of layer {compressed[0]} are not those of single tokens"
+            raise UnsupportedModel(f"{model.config.model_type}: {reason}")
+        yield {h: nn.functional.pad(weight, (last + 1 - weight.shape[-1], 0)) for h, weight in found.items()}
 
 
 @contextmanager
@@ -108,11 +179,10 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
             if is_weight and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
                 seen.setdefault(h, []).append(x)
 
-    attentions = re.compile("Attention|MLA")
     with ExitStack() as hooks:
         for h, layer in enumerate(layers):
             for module in layer.modules():
-                if attentions.search(type(module).__name__):
+                if re.search("Attention|MLA", type(module).__name__):
                     hooks.enter_context(module.register_forward_hook(partial(note, h)))
         yield seen
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
@@ -60,33 +59,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
     """Lay out a comparison: a table for each metric of each task."""
-    sides = {letter: run.side for letter, run in comparison.runs.items()}
-    several = len(sides) > 2
+    from lpes_eval.compare import flips
+
+    runs, several = comparison.runs, len(comparison.runs) > 2
     interval = f"{comparison.confidence * 100:g} % interval"
-    sections, data = [], []
+    shown, changed = [], []
     for section in comparison.sections:
-        letter = section.runs[1]
+        letter = section.letter
         header = ("", "A", letter, f"{letter} − A", interval, "p", "p (Holm)")
         title = f"{section.task}, {section.metric}, {section.questions} questions"
-        sections.append(tables.Table(title, header, tuple(row.cells for row in section.rows)))
         facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
-        facts |= {"rows": [*map(_facts, section.rows)]}
-        data.append(facts | ({"sides": section.runs} if several else {}))
-    facts = {"confidence": comparison.confidence, "comparisons": data}
-    flips = [*_flips(comparison, several)] if with_flips else []
-    return tables.Page(COMMAND, sides, sections, comparison.notes, facts, flips=flips)
+        facts |= {"rows": [*map(_facts, section.rows)], **({"sides": ["A", letter]} if several else {})}
+        shown.append(tables.Table(title, header, [row.cells for row in section.rows], data=facts))
+    for (letter, task), metric in comparison.first_metrics().items() if with_flips else ():
+        title = f"{letter} − A, {metric}" if several else metric
+        changed.append(flips.table([*flips.flipped(runs["A"], runs[letter], task, metric)], task, title))
+    sides = {letter: run.side for letter, run in runs.items()}
+    data = {"confidence": comparison.confidence}
+    return tables.Page(COMMAND, sides, shown, comparison.notes, flips=changed, data=data)
 
 
 def _facts(row: Row) -> dict[str, Any]:
     d = row.difference
     numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
     return {"row": row.label, "interval": [d.low, d.high], "p_holm": row.p_holm, **numbers}
-
-
-def _flips(comparison: Comparison, several: bool) -> Iterator[tuple[tables.Table, dict[str, Any]]]:
-    from lpes_eval.compare import flips
-
-    a, runs = comparison.runs["A"], comparison.runs
-    for (letter, task), metric in comparison.first_metrics().items():
-        changed = [*flips.flipped(a, runs[letter], task, metric)]
-        yield flips.table(changed, task, f"{letter} − A, {metric}" if several else metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ FEW_QUESTIONS = 50
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity of a metric in two runs: its label (``"50 %"``, ``"mean"``, ``"worst"``, ``"spread"``, or ``"all"``
-    where there are no positions), the paired difference, and its p-value adjusted over the rows of a comparison.
+    """A paired difference, its label (``"50 %"``, ``"mean"``, ``"worst"``, ``"spread"``; ``"all"`` without positions),
+    and its p-value adjusted over the rows of a comparison.
     """
 
     label: str
@@ -40,11 +40,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One metric of one task in two runs, which ``runs`` names by their letters."""
+    """One metric of one task in A and in another run, which its letter names."""
 
     task: str
     metric: str
-    runs: tuple[str, str]
+    letter: str
     questions: int
     rows: tuple[Row, ...]
 
@@ -58,16 +58,11 @@ class Comparison:
     notes: tuple[str, ...]
     confidence: float
 
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all sections."""
-        return [row for section in self.sections for row in section.rows]
-
     def first_metrics(self) -> dict[tuple[str, str], str]:
         """Of each run (by its letter) and each task, the first metric."""
         first: dict[tuple[str, str], str] = {}
         for section in self.sections:
-            first.setdefault((section.runs[1], section.task), section.metric)
+            first.setdefault((section.letter, section.task), section.metric)
         return first
 
 
@@ -89,46 +84,51 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     from lpes_eval.compare.statistics import holm
 
     notes: list[str] = []
-    sections: list[Section] = []
+    found: list[Section] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
         of_pair: list[str] = []
-        sections += _sections(a, letter, b, confidence, prompts_may_differ, of_pair)
+        sections = list(_sections(a, letter, b, confidence, _common(a, b, prompts_may_differ), of_pair))
+        if not sections:
+            reason = "the tasks in common have no score in common that is an average over single samples"
+            raise UserError(f"{a.path} and {b.path}: {reason}")
+        found += sections
         notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
-    if few := sorted({section.questions for section in sections if section.questions < FEW_QUESTIONS}):
+    if few := sorted({section.questions for section in found if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
             "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
         )
-    adjusted = iter(holm([row.difference.p for section in sections for row in section.rows]))
-    sections = [
-        replace(section, rows=tuple(replace(row, p_holm=next(adjusted)) for row in section.rows))
-        for section in sections
-    ]
-    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(sections), tuple(notes), confidence)
+    adjusted = iter(holm([row.difference.p for section in found for row in section.rows]))
+    for k, section in enumerate(found):
+        found[k] = replace(section, rows=tuple(replace(row, p_holm=next(adjusted)) for row in section.rows))
+    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(found), tuple(notes), confidence)
+
+
+def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
+    """The tasks that both runs have, which must be comparable."""
+    common = [name for name in a.tasks if name in b.tasks]
+    if not common:
+        names = f"{tables.some([*a.tasks])}; {tables.some([*b.tasks])}"
+        raise UserError(f"{a.path} and {b.path} have no task in common ({names}); give runs of the same tasks")
+    for name in common:
+        for unlogged in (run for run in (a, b) if run.tasks[name].documents is None):
+            way_out = "run lm_eval with --log_samples and --output_path, and keep the files together"
+            raise UserError(f"{unlogged.path}: no samples of {name} beside it; {way_out}")
+        if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
+            raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
+    return common
 
 
 def _sections(
-    a: Results, letter: str, b: Results, confidence: float, prompts_may_differ: bool, notes: list[str]
+    a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
 ) -> Iterator[Section]:
     """A section for each metric that two runs have, p-values not adjusted yet."""
     from lpes_eval.compare.statistics import compare_paired, smallest_effect
 
-    common = [name for name in a.tasks if name in b.tasks]
-    if not common:
-        raise UserError(
-            f"{a.path} and {b.path} have no task in common ({tables.some([*a.tasks])}; {tables.some([*b.tasks])}); "
-            "give runs of the same tasks"
-        )
-    notes += _only_in_one({"A": a, letter: b}, common)
-    compared = False
+    in_a, in_b = ({*_names(run, common)} for run in (a, b))
+    for one, alone in (("A", in_a - in_b), (letter, in_b - in_a)):
+        notes += [f"Only in {one}, not compared: {tables.some(sorted(alone))}."] if alone else []
     for name in common:
-        for unlogged in (run for run in (a, b) if run.tasks[name].documents is None):
-            raise UserError(
-                f"{unlogged.path}: no samples of {name} beside it; run lm_eval with --log_samples and --output_path, "
-                "and keep the files together"
-            )
-        if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
-            raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
         if members := a.tasks[name].members:
             notes.append(f"{name}: all samples of its {len(members)} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
@@ -142,33 +142,22 @@ def _sections(
             scores = metric.matrix(labels), other.matrix(labels)
             # Of fewer than six questions no difference of means has p < 0.05.
             if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
-                notes.append(
-                    f"{name}, {shown}: a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5."
-                )
+                effect = f"a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5"
+                notes.append(f"{name}, {shown}: {effect}.")
             up = metric.higher_is_better is not False
             paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
-            compared = True
             rows = tuple(Row(label, difference, difference.p) for label, difference in differences.items())
-            yield Section(name, shown, ("A", letter), paired.questions, rows)
-    if not compared:
-        raise UserError(
-            f"{a.path} and {b.path}: the tasks in common have no score in common that is an average over single samples"
-        )
+            yield Section(name, shown, letter, paired.questions, rows)
 
 
-def _only_in_one(pair: Mapping[str, Results], common: Collection[str]) -> list[str]:
-    places: dict[str, set[str]] = {}
-    for letter, run in pair.items():
-        names = {name for name in run.tasks if name not in common}
-        for name in common:
-            for key, metric in run.tasks[name].metrics.items():
-                scores = [label for label, value in metric.values.items() if not math.isnan(value)]
-                shown = f"{name}, {key.removesuffix(',none')}"
-                names |= {shown if label == "all" else f"{name} at {label}" for label in scores}
-        places[letter] = names
-    both = set.intersection(*places.values())
-    alone = {letter: sorted(names - both) for letter, names in places.items()}
-    return [f"Only in {letter}, not compared: {tables.some(names)}." for letter, names in alone.items() if names]
+def _names(run: Results, common: Sequence[str]) -> Iterator[str]:
+    """A run's tasks that are not in common, and of the others each score that is a number."""
+    yield from (name for name in run.tasks if name not in common)
+    for name in common:
+        for key, metric in run.tasks[name].metrics.items():
+            for label, value in metric.values.items():
+                if not math.isnan(value):
+                    yield f"{name}, {key.removesuffix(',none')}" if label == "all" else f"{name} at {label}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lpes_eval.compare import tables
-from lpes_eval.compare.results import Results, Sample, Task, label_of, position_of
+from lpes_eval.compare.results import Results, Sample, label_of, position_of
+from lpes_eval.compare.tables import Table
 from lpes_eval.data import documents, kv
 from lpes_eval.harness.segments import Segment, join
 
@@ -21,8 +21,7 @@ HEADER = ("flip", "position", "question", "expected", "before", "after")
 class Flip:
     """A sample whose score differs between two runs, at a position (empty where there are none).
 
-    ``scores`` and ``answers`` are those before and after; the answer before is empty where the first run is a baseline,
-    which has no answers. ``segments`` are the prompt.
+    ``scores`` and ``answers`` are those before and after (a baseline has no answers), ``segments`` the prompt.
     """
 
     better: bool
@@ -45,93 +44,69 @@ def flipped(a: Results, b: Results, task: str, key: str) -> Iterator[Flip]:
     samples_b = task_b.samples[filter_name]
     samples_a: Sequence[Sample | None] = task_a.samples.get(filter_name) or [None] * len(samples_b)
     for label in (label for label in before.values if label in after.values):
+        place = None if label == "all" else [*map(label_of, task_b.positions)].index(label)
         scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:
-            if was != is_now:
-                better = (is_now > was) == (before.higher_is_better is not False)
-                yield _flip(task_b, label, metric, better, (was, is_now), (sample_a, sample_b))
+            if was == is_now:
+                continue
+            question, expected, segments = _read(sample_b, label, place)
+            answers = ["" if each is None else _answer(each, place, metric) for each in (sample_a, sample_b)]
+            yield Flip(
+                (is_now > was) == (before.higher_is_better is not False),
+                (was, is_now),
+                "" if label == "all" else label,
+                question,
+                expected,
+                (answers[0], answers[1]),
+                segments,
+            )
 
 
-def table(flips: Sequence[Flip], task: str, title: str) -> tuple[tables.Table, dict[str, Any]]:
-    """The flips of one score as a table, the worse ones first, ``SHOWN`` at most; and the same as data."""
+def table(flips: Sequence[Flip], task: str, title: str) -> Table:
+    """The flips of one score as a table, the worse ones first, ``SHOWN`` at most."""
     better = sum(flip.better for flip in flips)
     rest = f", the first {SHOWN} of them" if len(flips) > SHOWN else ""
     title = f"{title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
     shown = sorted(flips, key=lambda flip: flip.better)[:SHOWN]
-    rows = tuple(
-        (
-            "better" if flip.better else "worse",
-            flip.position,
-            *map(_cell, (flip.question[-CELL:], flip.expected, *flip.answers)),
-        )
-        for flip in shown
-    )
+    rows = []
+    for flip in shown:
+        texts = (" ".join(text.split()) for text in (flip.question[-CELL:], flip.expected, *flip.answers))
+        cells = (text if len(text) <= CELL else f"{text[:CELL]}…" for text in texts)
+        rows.append(("better" if flip.better else "worse", flip.position, *cells))
     names = ("better", "position", "scores", "question", "expected", "answers")
     facts = [{name: getattr(flip, name) for name in names} for flip in shown]
-    return tables.Table(f"{task}, {title}", HEADER, rows, len(HEADER)), {"task": task, "metric": title, "rows": facts}
+    return Table(f"{task}, {title}", HEADER, rows, len(HEADER), {"task": task, "metric": title, "rows": facts})
 
 
-def _cell(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= CELL else f"{line[:CELL]}…"
-
-
-def _flip(
-    task: Task,
-    label: str,
-    metric: str,
-    better: bool,
-    scores: tuple[float, float],
-    samples: tuple[Sample | None, Sample],
-) -> Flip:
-    """What a person reads of a sample: the question, what is expected, both answers, and the prompt."""
-    sample, at = samples[1], _place(task, label)
-    prompt = "\n\n".join(dict.fromkeys(text for text, _ in _of_place(sample.requests, at)))
-    segments, expected = _labelled(sample.doc, label) or ([Segment("prompt", prompt)], sample.target)
-    text = join(segments)
-    before, ours, after = prompt.partition(text) if text else ("", "", prompt)
-    if not ours:  # one of our prompts, but with another text
-        segments, before, after = [Segment("prompt", prompt)], "", ""
-    question = next((segment.text for segment in segments if segment.label == "question"), prompt[-300:])
+def _read(sample: Sample, label: str, place: int | None) -> tuple[str, str, list[Segment]]:
+    """The question, what is expected, and the prompt of a sample at a label."""
+    prompt = "\n\n".join(dict.fromkeys(text for text, _ in _of_place(sample.requests, place)))
+    labelled, expected = _labelled(sample.doc, label) or ([], sample.target)
+    segments, question, text = [Segment("prompt", prompt)], prompt[-300:], join(labelled)
+    if text and text in prompt:  # a chat template or examples may stand around it
+        before, after = prompt.split(text, 1)
+        segments = [Segment("prompt", before), *labelled, Segment("prompt", after)]
+        question = next((segment.text for segment in labelled if segment.label == "question"), question)
     choices = {str(i): ending for i, (_, ending) in enumerate(sample.requests)} if _likelihoods(sample) else {}
-    answers = ["" if each is None else _answer(each, at, metric) for each in samples]
-    return Flip(
-        better,
-        scores,
-        "" if label == "all" else label,
-        " ".join(question.split()),
-        _short(choices.get(str(expected), expected)),
-        (answers[0], answers[1]),
-        [Segment("prompt", before), *segments, Segment("prompt", after)],  # a chat template, examples
-    )
+    return " ".join(question.split()), _short(choices.get(str(expected), expected)), segments
 
 
 def _labelled(doc: Any, label: str) -> tuple[list[Segment], str | list[str]] | None:
     """The prompt's segments and the reference of this package's benchmarks by position; None for any other."""
-    if not isinstance(doc, dict) or label == "all":
-        return None
-    position = position_of(label)
     makers: dict[Any, Any] = {kv.Question: kv.Question, documents.Example: documents.Example.of}
-    for kind, make in makers.items():
+    for kind, make in makers.items() if isinstance(doc, dict) and label != "all" else ():
         if doc.keys() == kind.__dataclass_fields__.keys():
             try:
                 example = make(**doc)
-                return example.segments(position), example.target(position)
+                return example.segments(position_of(label)), example.target(position_of(label))
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not as a benchmark has it
                 return None
     return None
 
 
-def _place(task: Task, label: str) -> int | None:
-    """Which of a sample's requests belongs to a label; None for all of them."""
-    labels = [label_of(position) for position in task.positions]
-    return labels.index(label) if label in labels else None
-
-
 def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:
-    if place is None:
-        return items
-    return items[place : place + 1] or items[-1:]  # one request may be scored under several names
+    """The item at a position, all where there are none; one request may be scored under several names."""
+    return items if place is None else items[place : place + 1] or items[-1:]
 
 
 def _likelihoods(sample: Sample) -> list[float]:
@@ -150,13 +125,13 @@ def _likelihoods(sample: Sample) -> list[float]:
 
 
 def _answer(sample: Sample, place: int | None, metric: str) -> str:
-    likelihoods, choices = _likelihoods(sample), [str(ending) for _, ending in sample.requests]
-    if likelihoods:
+    if likelihoods := _likelihoods(sample):
+        choices = [str(ending) for _, ending in sample.requests]
         if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
         return _short(choices[likelihoods.index(max(likelihoods))])
     answers = _of_place(sample.answers, place)
-    return _short(list(answers) if place is None else answers[0])
+    return _short(answers if place is None else answers[0])
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,4 @@
-"""The regression gate as data: every score of a baseline, each with one outcome in a new run.
-
-``docs/regress.md`` says what the gate promises.
-"""
+"""The regression gate as data: every score of a baseline, each with one outcome in a new run (``docs/regress.md``)."""
 
 from __future__ import annotations
 
@@ -28,6 +25,9 @@ class NotComparable(UserError):
 
     exit_status = 4
 
+    def __init__(self, baseline: Results, now: Results, reason: str) -> None:
+        super().__init__(f"{now.path} against {baseline.path}: {reason}")
+
 
 class Outcome(StrEnum):
     """What became of a score of the baseline."""
@@ -44,9 +44,8 @@ class Options:
     """What decides about a change.
 
     ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
-    fails. A mean over positions, or the score of a task without positions, that gets worse by more than ``max_drop``
-    fails whatever chance says: for deterministic reruns, without a false-alarm rate. ``strict`` fails where a score
-    cannot be tested, too. ``other_model`` and ``other_prompts`` allow these to differ from the baseline's.
+    fails. A mean over positions, or a score without positions, that gets worse by more than ``max_drop`` fails also if
+    chance explains it. ``strict`` fails what cannot be tested. ``other_model`` and ``other_prompts`` allow these.
     """
 
     alpha: float = ALPHA
@@ -61,18 +60,10 @@ class Options:
 class Row:
     """One score of the baseline and what became of it.
 
-    Attributes:
-        task: the task or group.
-        metric: as in lm-eval's results, ``METRIC,FILTER``.
-        label: a position (``"50 %"``), ``"mean"``, ``"worst"`` or ``"spread"`` over them, or ``"all"``.
-        questions: how many were tested; 0 where nothing was.
-        change: both scores, the worsening, and the test at ``level``; its p is NaN where nothing was tested.
-        level: the level of the test.
-        allowed: the largest change for the worse that passes, negative where that is a fall.
-        outcome: what became of it.
-        by_size: whether the outcome comes from ``max_drop`` and not from the test.
-        fails: whether the gate fails for it.
-        why: why it is missing or not testable.
+    ``metric`` is ``METRIC,FILTER``; ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"``, or
+    ``"all"``. ``questions`` were tested at ``level``; where none were, they are 0 and p is NaN. ``allowed`` is the
+    largest change for the worse that passes, negative where that is a fall. ``by_size`` says that ``max_drop`` decided
+    and not the test, ``why`` what made it missing or not testable.
     """
 
     task: str
@@ -83,9 +74,9 @@ class Row:
     level: float
     allowed: float
     outcome: Outcome
-    by_size: bool = False
-    fails: bool = False
-    why: str = ""
+    by_size: bool
+    fails: bool
+    why: str
 
 
 @dataclass(frozen=True)
@@ -110,16 +101,16 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The answer in one line."""
-        options, untested = self.options, self.count(Outcome.NOT_TESTABLE)
-        worse, missing = self.count(Outcome.WORSE), self.count(Outcome.MISSING)
+        worse, missing, untested = map(self.count, (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
         if untested:
             fails = any(row.fails and row.outcome == Outcome.NOT_TESTABLE for row in self.rows)
             parts.append(f"{untested} could not be tested" + (", which fails under --strict" if fails else ""))
         tested = sum(not math.isnan(row.change.p) for row in self.rows)
-        besides = "" if options.max_drop is None else f", or wherever a mean drops by more than {options.max_drop:g}"
-        rate = f"a mere rerun fails at most once in {1 / options.alpha:.0f}{besides}"
+        drop = self.options.max_drop
+        besides = "" if drop is None else f", or wherever a mean drops by more than {drop:g}"
+        rate = f"a mere rerun fails at most once in {1 / self.options.alpha:.0f}{besides}"
         return f"{'; '.join(parts)} ({tested} tested; {rate})"
 
 
@@ -134,27 +125,24 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
             could be tested.
     """
     if not (options.other_model or baseline.model.is_same(now.model)):
-        raise NotComparable(
-            f"another model: the baseline is of {baseline.model}, the run of {now.model}; "
-            "--other-model compares them on purpose, --update starts anew"
-        )
+        models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
+        way_out = "--other-model compares them on purpose, --update starts anew"
+        raise NotComparable(baseline, now, f"{models}; {way_out}")
     scores = list(_scores(baseline, now, options))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
-    testable = {score.task for score in scores if score.is_testable(level)}
-    for task in baseline.every_task:
-        members = baseline.every_task[task].members
-        if members and testable.issuperset(members):
-            testable.add(task)
+    testable = {score.task for score in scores if score.questions >= fewest_lost(score.one_sided(level))}
+    testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
     rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
-        raise NotComparable(
-            f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
-            f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
-            f"{fewest_lost(level)}"
-            if tests
-            else "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
-        )
+        reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
+        if tests:
+            reason = (
+                f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
+                f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
+                f"{fewest_lost(level)}"
+            )
+        raise NotComparable(baseline, now, reason)
     return Verdict(baseline, now, options, tuple(rows), (*_notes(rows, tests, level), *_differences(baseline, now)))
 
 
@@ -188,75 +176,65 @@ class _Score:
             return 0
         return self.old.questions if self.old.by_question.keys() == self.new.by_question.keys() else 0
 
-    @property
-    def is_no_average(self) -> bool:
-        """Whether neither run has it as an average over its samples."""
-        return self.logged and not (self.old.by_question or (self.new and self.new.by_question))
-
-    def is_testable(self, level: float) -> bool:
-        """Whether the loss of all answers could be told from chance."""
-        return bool(self.questions) and self.questions >= fewest_lost(self._one_sided(level))
-
-    def _one_sided(self, level: float) -> float:
+    def one_sided(self, level: float) -> float:
         """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
         return level / 2 if self.old.higher_is_better is None else level
 
-    def _changes(self, level: float) -> list[Change]:
+    def changes(self, level: float) -> Sequence[Change]:
         """What moved, by label, tested or not."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
         up = self.old.higher_is_better is not False
-        if self.new and self.is_testable(level):
+        if self.new and self.questions >= fewest_lost(self.one_sided(level)):
             old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
-            return [*rerun_changes(old, new, self._one_sided(level), higher_is_better=up)]
-        new_values = self.new.values if self.new else {}
+            return rerun_changes(old, new, self.one_sided(level), higher_is_better=up)
+        there = self.new.values if self.new else {}
         was = _with_summaries([*self.old.values.values()], up)
-        is_now = _with_summaries([new_values.get(label, math.nan) for label in self.old.values], up)
+        now = _with_summaries([there.get(label, math.nan) for label in self.old.values], up)
         signs = [-1 if up and label != "spread" else 1 for label in self.labels]
-        moved = zip(was, is_now, signs, strict=False)
+        moved = zip(was, now, signs, strict=False)
         return [Change(old, new, (new - old) * sign, math.inf, math.nan, math.nan) for old, new, sign in moved]
 
     def rows(self, level: float, options: Options, others_are_tested: bool) -> Iterator[Row]:
         """A row for each label; ``others_are_tested`` where other metrics are tested on the same samples."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
-        for label, change in zip(self.labels, self._changes(level), strict=True):
+        for label, change in zip(self.labels, self.changes(level), strict=True):
             if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
                 p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
                 change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
             max_drop = options.max_drop if label == of_all else None
-            allowed = max(options.tolerance, change.allowed if max_drop is None else min(change.allowed, max_drop))
+            allowed = change.allowed if max_drop is None else min(change.allowed, max_drop)
+            allowed = max(options.tolerance, allowed)
             if label != "spread" and self.old.higher_is_better is not False:
                 allowed = -allowed
-            row = Row(self.task, self.key, label, self.questions, change, level, allowed, Outcome.OK)
-            yield self._judged(row, options, max_drop, others_are_tested)
+            outcome, by_size, why = self._judged(change, level, options.tolerance, max_drop)
+            fails = outcome in (Outcome.WORSE, Outcome.MISSING)
+            if outcome == Outcome.NOT_TESTABLE and options.strict:
+                is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
+                is_harmless = is_no_average and others_are_tested and change.worsening <= options.tolerance
+                fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
+            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, by_size, fails, why)
 
-    def _judged(self, row: Row, options: Options, max_drop: float | None, others_are_tested: bool) -> Row:
-        change = row.change
+    def _judged(
+        self, change: Change, level: float, tolerance: float, max_drop: float | None
+    ) -> tuple[Outcome, bool, str]:
+        """The outcome, whether the size of the drop decided it, and why it is missing or not testable."""
         if math.isnan(change.old):
-            why = "no number in the baseline"
-            return replace(row, outcome=Outcome.NOT_TESTABLE, fails=options.strict, why=why)
+            return Outcome.NOT_TESTABLE, False, "no number in the baseline"
         if math.isnan(change.new):
-            return replace(row, outcome=Outcome.MISSING, fails=True, why="the run has no number for it")
+            return Outcome.MISSING, False, "the run has no number for it"
         # averages of the same drop differ in their last bits
-        if max_drop is not None and change.worsening > max(max_drop, options.tolerance) + 1e-9:
-            return replace(row, outcome=Outcome.WORSE, fails=True, by_size=True)
-        if not math.isnan(change.p):
-            if change.p <= row.level and change.worsening > options.tolerance:
-                return replace(row, outcome=Outcome.WORSE, fails=True)
-            is_better = change.p_better <= row.level and -change.worsening > options.tolerance
-            return replace(row, outcome=Outcome.BETTER) if is_better else row
-        if max_drop is not None:
-            return replace(row, by_size=True)
-        is_excused = options.max_drop is not None or (
-            self.is_no_average and others_are_tested and change.worsening <= options.tolerance
-        )
-        fails = options.strict and not is_excused
-        return replace(row, outcome=Outcome.NOT_TESTABLE, fails=fails, why=self._why_not(row.level))
-
-    def _why_not(self, level: float) -> str:
-        if self.questions:
-            return f"fewer than {fewest_lost(self._one_sided(level))} questions"
-        return "not an average over its samples" if self.logged else "no samples in one of the runs"
+        if max_drop is not None and change.worsening > max(max_drop, tolerance) + 1e-9:
+            return Outcome.WORSE, True, ""
+        if change.p <= level and change.worsening > tolerance:
+            return Outcome.WORSE, False, ""
+        if change.p_better <= level and -change.worsening > tolerance:
+            return Outcome.BETTER, False, ""
+        if max_drop is not None or not math.isnan(change.p):
+            return Outcome.OK, math.isnan(change.p), ""
+        why = "not an average over its samples" if self.logged else "no samples in one of the runs"
+        few = f"fewer than {fewest_lost(self.one_sided(level))} questions"
+        return Outcome.NOT_TESTABLE, False, few if self.questions else why
 
 
 def _with_summaries(values: list[float], up: bool) -> list[float]:
@@ -270,12 +248,12 @@ def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Scor
     """Every metric of every task and group of the baseline, with that of the run."""
     there = now.every_task
     if not baseline.every_task.keys() & there.keys():
-        names = some([*baseline.every_task])
-        raise NotComparable(f"the baseline has {names}, the run has not; run the same tasks, or --update")
+        reason = f"the baseline has {some([*baseline.every_task])}, the run has not; run the same tasks, or --update"
+        raise NotComparable(baseline, now, reason)
     for name, task in baseline.every_task.items():
         again = there.get(name) if there.keys() >= {*task.members} else None
-        if again and (reason := mismatch(task, again, prompts_may_differ=options.other_prompts)):
-            raise NotComparable(f"{name}, baseline and run: {reason}; --update starts anew")
+        if again and (differs := mismatch(task, again, prompts_may_differ=options.other_prompts)):
+            raise NotComparable(baseline, now, f"{name}, baseline and run: {differs}; --update starts anew")
         logged = bool(again and task.documents and again.documents)
         for key, metric in task.metrics.items():
             yield _Score(name, key, metric, again.metrics.get(key) if again else None, logged)
@@ -283,15 +261,13 @@ def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Scor
 
 def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
     if tests:
-        yield (
-            f"{tests} tests at {level:.2g} each: of n questions, a loss of fewer than {fewest_lost(level)} cannot be "
-            "told from chance."
-        )
+        least = fewest_lost(level)
+        loss = f"a loss of fewer than {least} cannot be told from chance"
+        yield f"{tests} tests at {level:.2g} each: of n questions, {loss}."
     reasons: dict[tuple[Outcome, str], dict[str, None]] = {}
     for row in rows:
         if row.why:
-            name = f"{row.task}, {row.metric.removesuffix(',none')}"
-            reasons.setdefault((row.outcome, row.why), {})[name] = None
+            reasons.setdefault((row.outcome, row.why), {})[f"{row.task}, {row.metric.removesuffix(',none')}"] = None
     for (outcome, why), names in reasons.items():
         yield f"{some([*names])}: {outcome}, {why}."
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from lpes_eval.compare import baseline as baseline_file
 from lpes_eval.compare import gate, results, tables
-from lpes_eval.compare.gate import NotComparable, Options, Outcome, Row, Verdict
+from lpes_eval.compare.gate import Options, Outcome, Row, Verdict
 from lpes_eval.compare.results import Results
 from lpes_eval.errors import UserError
 from lpes_eval.files import check_output
@@ -72,24 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
         if not path.exists():
             raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
         committed = baseline_file.load(path)
-        try:
-            verdict = gate.regress(committed, now, options)
-        except NotComparable as error:
-            raise NotComparable(f"{now.path} against {path}: {error}") from None
+        verdict = gate.regress(committed, now, options)
     except UserError as error:
-        failure = tables.Case("lpes-eval.regress", "comparable", "error", str(error))
-        page = tables.Page(COMMAND, {}, (), (str(error),), {"comparisons": []}, "could not compare", (failure,))
-        tables.publish(page, arguments, text=False)
+        tables.publish(tables.Page(COMMAND, {}, (), (str(error),), "could not compare"), arguments, text=False)
         raise
     tables.publish(page_of(verdict, arguments.flips), arguments)
     return 1 if verdict.failed else 0
 
 
 def _update(now: Results, path: Path, options: Options) -> int:
-    try:
-        verdict = gate.regress(now, now, options)
-    except NotComparable as error:
-        raise NotComparable(f"{now.path}: no run could be held against this as a baseline: {error}") from None
+    verdict = gate.regress(now, now, options)  # refuses what no run could be held against
     baseline_file.save(now, path)
     untested = verdict.count(Outcome.NOT_TESTABLE)
     why = "not testable (too few questions, no number, no average over samples, or no --log_samples)"
@@ -99,32 +90,30 @@ def _update(now: Results, path: Path, options: Options) -> int:
 
 
 def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
-    """Lay out what the gate says: a table for each metric of each task, a test case for each row."""
-    sections, data, cases = [], [], []
+    """Lay out what the gate says: a table for each metric of each task."""
+    from lpes_eval.compare import flips
+
+    baseline, now = verdict.baseline, verdict.now
+    shown, changed = [], []
     for (task, key), group in groupby(verdict.rows, lambda row: (row.task, row.metric)):
         rows, metric = [*group], key.removesuffix(",none")
         questions = rows[0].questions
         title = f"{task}, {metric}" + (f", {questions} questions" if questions else "")
-        sections.append(tables.Table(title, HEADER, tuple(_cells(row) for row in rows)))
-        data.append({"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]})
-        cases += [_case(row, f"{task}.{metric}") for row in rows]
-    baseline = str(verdict.baseline.model), str(verdict.baseline.path)
-    return tables.Page(
-        COMMAND,
-        {"baseline": baseline, "now": verdict.now.side},
-        sections,
-        verdict.notes,
-        {"comparisons": data},
-        verdict.headline,
-        cases,
-        [*_flips(verdict)] if with_flips else [],
-    )
+        facts = {"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]}
+        shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows], data=facts))
+        fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
+        labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
+        if with_flips and labels and not now.every_task[task].members:  # its tasks have the same flips
+            found = [flip for flip in flips.flipped(baseline, now, task, key) if flip.position in labels]
+            changed.append(flips.table(found, task, metric))
+    sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
+    return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline, changed)
 
 
 def _facts(row: Row) -> dict[str, Any]:
     change = row.change
     numbers = {"baseline": change.old, "now": change.new, "change": change.new - change.old, "p": change.p}
-    names = ("allowed", "level", "outcome", "by_size", "fails")
+    names = ("allowed", "level", "outcome", "by_size", "fails", "why")
     return {"row": row.label, **numbers, **{name: getattr(row, name) for name in names}}
 
 
@@ -139,23 +128,3 @@ def _cells(row: Row) -> tuple[str, ...]:
         tables.p_value(change.p),
         f"{outcome} by size" if row.by_size else outcome,
     )
-
-
-def _case(row: Row, suite: str) -> tables.Case:
-    label, old, new, moved, allowed, p, outcome = _cells(row)
-    message = f"{old} in the baseline, {new} now: {moved}, allowed {allowed} (p = {p}): {outcome}"
-    kind = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
-    return tables.Case(suite, label, kind, f"{message}, {row.why}" if row.why else message)
-
-
-def _flips(verdict: Verdict) -> Iterator[tuple[tables.Table, dict[str, Any]]]:
-    """Of each metric of which a score fell, the samples whose score changed, at the labels that fell."""
-    from lpes_eval.compare import flips
-
-    baseline, now = verdict.baseline, verdict.now
-    for (task, key), rows in groupby(verdict.rows, lambda row: (row.task, row.metric)):
-        fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
-        labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
-        if labels and not now.every_task[task].members:  # its tasks have the same flips
-            changed = [flip for flip in flips.flipped(baseline, now, task, key) if flip.position in labels]
-            yield flips.table(changed, task, key.removesuffix(",none"))

@@ -1,7 +1,7 @@
 """One run of lm-eval, reduced to what is compared, and how it is read from what lm-eval wrote.
 
 lm-eval writes ``results_DATE.json`` and, with ``--log_samples``, ``samples_TASK_DATE.jsonl`` into a folder named after
-the model. What is read becomes the objects below, once; nothing after them can meet a value of the wrong type.
+the model. Both are read once, into the objects below.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval import files, reference
-from lpes_eval.compare import provenance
 from lpes_eval.errors import DataError, UserError
 from lpes_eval.files import entry
 
@@ -36,9 +36,7 @@ SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 @dataclass(frozen=True)
 class Model:
-    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of the local path (empty where the
-    type decides), and the number of parameters where lm-eval counted them.
-    """
+    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
 
     kind: str
     name: str
@@ -59,16 +57,16 @@ class Model:
 class Sample:
     """The answers to one question, as lm-eval logs them under one filter.
 
-    ``requests`` are its prompts, each with what else was sent (an ending, or options); ``answers`` are filtered and in
-    the same order, ``scores`` by the metric's name. ``document`` hashes the document and the expected answer,
-    ``prompt`` the first prompt.
+    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``answers`` what came back,
+    filtered, ``scores`` by the metric's name. ``document`` hashes the document and the expected answer, ``prompt`` the
+    first prompt.
     """
 
     doc: Any
     target: Any
-    requests: tuple[tuple[str, Any], ...]
-    answers: tuple[Any, ...]
-    scores: Mapping[str, float]
+    requests: list[tuple[str, Any]]
+    answers: list[Any]
+    scores: dict[str, float]
     document: str
     prompt: str
 
@@ -77,23 +75,23 @@ class Sample:
 class Metric:
     """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    ``higher_is_better`` is None where lm-eval does not say. ``values`` has the score at each label as reported, NaN
-    where there is no number; ``by_question`` one score a question, at every label in the same order. It is None where
-    no samples were logged, or where the score is not their average (perplexity, a geometric mean of means).
+    ``values`` has the score at each label as reported, NaN where there is none; ``by_question`` one score a question,
+    in the same order at every label, or None where no samples were logged or the score is not their average
+    (perplexity). ``higher_is_better`` is None where lm-eval does not say.
     """
 
     higher_is_better: bool | None
-    values: Mapping[str, float]
-    by_question: Mapping[str, tuple[float, ...]] | None
+    values: dict[str, float]
+    by_question: dict[str, list[float]] | None
 
     @property
     def questions(self) -> int:
         """How many there are; 0 where their scores are not known."""
         return max(map(len, (self.by_question or {}).values()), default=0)
 
-    def scores(self, label: str) -> tuple[float, ...]:
+    def scores(self, label: str) -> list[float]:
         """The questions' scores at a label; none where they are not known."""
-        return (self.by_question or {}).get(label, ())
+        return (self.by_question or {}).get(label, [])
 
     def matrix(self, labels: Iterable[str]) -> NDArray[np.float64]:
         """The questions' scores, shape (questions, labels)."""
@@ -106,29 +104,27 @@ class Metric:
 class Task:
     """One task of a run, or a group of tasks: its questions, and what it scored.
 
-    ``data`` is what the metadata says of the data, such as source and split. ``documents`` is a digest of lm-eval's
-    hashes of all documents and expected answers, ``prompts`` one of all prompts, chat template included; both are None
-    where no samples were logged. ``metrics`` are keyed as in lm-eval's results, ``METRIC,FILTER``. ``members`` are the
-    names of a group's tasks, ``positions`` those of the gold item in percent, in the order of a sample's requests, and
-    ``samples`` the questions in order, by filter.
+    ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
+    and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
+    keyed ``METRIC,FILTER``, ``samples`` by filter. ``members`` are a group's tasks, ``positions`` those of the gold
+    item in percent, in the order of a sample's requests.
     """
 
     version: str
-    data: Mapping[str, Any]
+    data: dict[str, Any]
     examples: int | None
     documents: str | None
     prompts: str | None
-    metrics: Mapping[str, Metric]
-    members: tuple[str, ...] = ()
-    positions: tuple[float, ...] = field(default=(), compare=False)
-    samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict, repr=False, compare=False)
+    metrics: dict[str, Metric]
+    members: list[str] = field(default_factory=list)
+    positions: list[float] = field(default_factory=list, compare=False)
+    samples: dict[str, list[Sample]] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval: its file, the model, the factors as given (None where that is not known), where the scores
-    came from (date, packages, dtype, hashes), the tasks by name, one factor a layer (none where the model has none, or
-    does not say), and the seconds that it took.
+    """One run of lm-eval: its file, the model, the factors as given, where the scores came from (date, packages, dtype,
+    hashes), the tasks, one factor a layer where the model says, and the seconds that it took.
 
     In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
     these tasks, and the groups whose scores are no such averages.
@@ -155,10 +151,9 @@ class Results:
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
-    """Say why the scores of two runs of a task may not be held against each other; None where they may.
+    """Say why the scores of two runs of a task may not be compared; None where they may.
 
-    Where both runs logged samples, the hashes of documents and prompts decide; where one did not, what the metadata
-    says of the data and the number of examples.
+    The hashes of documents and prompts decide; where a run logged no samples, the metadata and the number of examples.
     """
     if a.version != b.version:
         return f"task version {a.version} and {b.version}"
@@ -172,10 +167,8 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
     if a.documents != b.documents:
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
-        return (
-            f"the same examples in other prompts{because or ' (a chat template, or text cut to another length)'}; "
-            "--other-prompts compares them all the same"
-        )
+        why = because or " (a chat template, or text cut to another length)"
+        return f"the same examples in other prompts{why}; --other-prompts compares them all the same"
     return None
 
 
@@ -219,31 +212,19 @@ def read(path: str | Path) -> Results:
         raw = files.parse(path.read_bytes(), str(path), finite=False)
         children = {group: [*map(str, names)] for group, names in entry(raw, "group_subtasks").items() if names}
         names = [name for name in entry(raw, "results") if name not in children]
-        tasks = {name: _task(raw, name, read_samples(path, name)) for name in names}
+        tasks = {name: _task(raw, name, _samples(path, name)) for name in names}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
-        factors = provenance.factors(raw)
-        given, seconds = factors.get("given"), raw.get("total_evaluation_time_seconds")
-        return Results(
-            path,
-            _model(raw),
-            None if given is None else str(given),
-            provenance.of(raw),
-            shown,
-            behind,
-            tuple(map(float, factors.get("per_layer") or ())),
-            None if seconds is None else float(seconds),
-        )
+        given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
+        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
+        per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
+        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
 
 
 @contextmanager
 def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
-    """Within it, what Python says of a file that is missing or of data in another form names the file and the way out.
-
-    Raises:
-        DataError: in place of Python's own errors.
-    """
+    """Within it, any error in a file that is missing or in another form becomes a ``DataError`` that names the file."""
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder; {way_out}")
     try:
@@ -256,37 +237,33 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
         raise DataError(f"{path}: {what} ({kind}{reason}); {way_out}") from None
 
 
-def _task(raw: Mapping[str, Any], name: str, samples: Mapping[str, Sequence[Sample]], **fields: Any) -> Task:
-    """A task or a group of tasks, of its samples by filter; the fields are those that a group has from its tasks."""
+def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
-    lines = next(iter(samples.values()), ())  # every filter reads the same answers to the same prompts
+    lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
     positions = metadata.get("positions")
-    positions = tuple(map(float, positions)) if isinstance(positions, list) else ()
+    positions = [*map(float, positions)] if isinstance(positions, list) else []
     examples = entry(raw, "n-samples", name).get("effective")
-    ours: dict[str, Any] = {
+    return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
-        "version": str(metadata.get("version", entry(raw, "versions").get(name))),
-        "data": _data(metadata, NOT_THE_DATA | provenance.model_arguments(raw).keys()),
-        "examples": None if examples is None else int(examples),
-        "documents": _digest(sample.document for sample in lines) if lines else None,
-        "prompts": _digest(sample.prompt for sample in lines) if lines else None,
-        "metrics": _metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
-        "positions": positions,
-        "samples": samples,
-    }
-    return Task(**ours | fields)
+        version=str(metadata.get("version", entry(raw, "versions").get(name))),
+        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
+        examples=None if examples is None else int(examples),
+        documents=_digest(sample.document for sample in lines) if lines else None,
+        prompts=_digest(sample.prompt for sample in lines) if lines else None,
+        metrics=_metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
+        positions=positions,
+        samples=samples,
+    )
 
 
 def _reported(row: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
-    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others.
-
-    What the samples have a score for is no standard error, whatever it is called.
-    """
+    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others."""
     scores = {}
     for key, value in row.items():
         name, comma, filter_name = key.partition(",")
-        is_error = name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in row
-        if comma and not (is_error and not any(name in sample.scores for sample in samples.get(filter_name, ()))):
+        of = f"{name.removesuffix('_stderr')},{filter_name}"
+        is_metric = any(name in sample.scores for sample in samples.get(filter_name, ()))  # whatever it is called
+        if comma and (of == key or of not in row or is_metric):
             scores[key] = number(value)
     return scores
 
@@ -301,15 +278,15 @@ def _metrics(
     scores, metrics = _reported(row, samples), dict[str, Metric]()
 
     def add(key: str, keys: Mapping[str, str]) -> None:
-        lines = samples.get(key.partition(",")[2], ())
+        name, _, filter_name = key.partition(",")
+        lines = samples.get(filter_name, ())
         columns = {
-            label: tuple(sample.scores.get(of.partition(",")[0], math.nan) for sample in lines)
-            for label, of in keys.items()
+            label: [sample.scores.get(of.partition(",")[0], math.nan) for sample in lines] for label, of in keys.items()
         }
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
+        direction = directions.get(name)
         values = {label: scores[of] for label, of in keys.items()}
-        direction = _direction(directions.get(key.partition(",")[0]))
-        metrics[key] = Metric(direction, values, columns if averaged else None)
+        metrics[key] = Metric(direction if isinstance(direction, bool) else None, values, columns if averaged else None)
 
     left = dict(scores)
     for key, mean in scores.items():
@@ -338,10 +315,6 @@ def _is_mean(values: Sequence[float], value: float) -> bool:
     return bool(values) and math.isclose(fmean(values), value, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _direction(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 def _with_groups(
     raw: Mapping[str, Any], tasks: dict[str, Task], children: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Task], dict[str, Task]]:
@@ -358,7 +331,7 @@ def _with_groups(
         samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
         examples = sum(part.examples or 0 for part in parts.values()) or None
         data = {name: part.data for name, part in parts.items()}
-        task = _task(raw, group, samples, data=data, examples=examples, members=tuple(parts))
+        task = replace(_task(raw, group, samples), data=data, examples=examples, members=[*parts])
         is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
         if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
             behind |= {name: shown.pop(name) for name in parts if name in shown}
@@ -374,15 +347,8 @@ def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, A
     return {key: _data(value, NOT_THE_DATA) if isinstance(value, dict) else value for key, value in shown.items()}
 
 
-def read_samples(results: Path, task: str) -> dict[str, list[Sample]]:
-    """The samples of a task that were logged with a results JSON.
-
-    Returns:
-        Filter -> the samples in the order of their questions; empty where none were logged.
-
-    Raises:
-        DataError: samples in another form; a question twice; renamed results in a folder with samples of several runs.
-    """
+def _samples(results: Path, task: str) -> dict[str, list[Sample]]:
+    """The samples of a task that were logged with a results JSON, by filter, in the order of their questions."""
     dated = DATE.search(results.stem)
     logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
     of_this_run = [path for path in logged if not dated or path.stem.endswith(dated[0])]
@@ -391,14 +357,13 @@ def read_samples(results: Path, task: str) -> dict[str, list[Sample]]:
             f"{results}: {len(of_this_run)} sample files of {task} beside it, and its name has no date to tell which "
             "is its own; keep the name that lm_eval gave it"
         )
-    by_filter: dict[str, list[Sample]] = {}
+    by_filter: dict[str, list[dict[str, Any]]] = {}
     for path in of_this_run:
         with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
-            lines: dict[str, list[dict[str, Any]]] = {}
             for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
-                lines.setdefault(str(line.get("filter", "none")), []).append(line)
-            by_filter = {name: _in_order(path, of_filter) for name, of_filter in lines.items()}
-    return by_filter
+                by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
+            return {name: _in_order(path, lines) for name, lines in by_filter.items()}
+    return {}
 
 
 def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[Sample]:
@@ -419,14 +384,14 @@ def _sample(line: Mapping[str, Any]) -> Sample:
     requests = [(request.get("arg_0", ""), request.get("arg_1")) for request in entry(line, "arguments").values()]
     answers = line.get("filtered_resps") or [""]
     return Sample(
-        line["doc"],
-        line.get("target"),
+        doc=line["doc"],
+        target=line.get("target"),
         # of an API of chats lm-eval logs a list with the prompt's text
-        tuple(("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in requests),
-        tuple(answers) if isinstance(answers, list) else (answers,),
-        {name: score for name, value in line.items() if not math.isnan(score := number(value))},
-        f"{line['doc_hash']} {line['target_hash']}",
-        f"{line['prompt_hash']}",
+        requests=[("".join(map(str, text)) if isinstance(text, list) else str(text), end) for text, end in requests],
+        answers=answers if isinstance(answers, list) else [answers],
+        scores={name: score for name, value in line.items() if not math.isnan(score := number(value))},
+        document=f"{line['doc_hash']} {line['target_hash']}",
+        prompt=str(line["prompt_hash"]),
     )
 
 
@@ -440,12 +405,51 @@ def number(value: Any) -> float:
     return float(value) if is_score else math.nan
 
 
+# --- where the scores came from ---------------------------------------------------------------------------------------
+
+
+def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """``--model_args``, which lm-eval may have kept as they were typed."""
+    arguments = entry(raw, "config").get("model_args")
+    if isinstance(arguments, str):
+        return dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
+    return dict(arguments or {})
+
+
+def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the model type said of its factors; nothing where it has none."""
+    factors = entry(raw, "config").get("factors")
+    return factors if isinstance(factors, dict) else {}
+
+
 def _model(raw: Mapping[str, Any]) -> Model:
     config = entry(raw, "config")
-    arguments, kind = provenance.model_arguments(raw), str(config.get("model", ""))
+    arguments, kind = _model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
-        origin = entry(provenance.factors(raw), "origin").get("model")
+        origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
+    name = str(name or "")
+    for path in (PurePosixPath(name), PureWindowsPath(name)):  # a folder is the machine's, and says nothing
+        name = path.name if path.is_absolute() else name
     parameters = config.get("model_num_parameters")
-    return Model(kind, str(provenance.without_folder(name or "")), None if parameters is None else int(parameters))
+    return Model(kind, name, None if parameters is None else int(parameters))
+
+
+def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Date, packages, the model's dtype and revision, and the hash of its factors."""
+    date, config = raw.get("date"), entry(raw, "config")
+    torch = re.search(r"PyTorch version: (\S+)", str(raw.get("pretty_env_info")))
+    said: dict[str, dict[str, Any]] = {
+        "packages": {
+            "lpes_eval": config.get("lpes_eval"),
+            "lm_eval": raw.get("lm_eval_version"),
+            "transformers": raw.get("transformers_version"),
+            "torch": torch and torch[1],
+        },
+        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
+        | {"factors": _factors(raw).get("sha256")},
+    }
+    texts = {kind: {key: value and str(value) for key, value in of_kind.items()} for kind, of_kind in said.items()}
+    day = datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None
+    return {"date": day, **texts}

@@ -1,8 +1,7 @@
-"""Scores by position, and what can be said about them: standard errors, intervals, tests.
+"""Standard errors, intervals and tests of scores by position; ``docs/statistics.md`` says the same in words.
 
-Every function takes scores of shape (questions, positions), one row a question. A question is asked at every position,
-so its scores are not independent: the question is the unit that was drawn at random, and every standard error, interval
-and test here treats a row as one cluster. ``docs/statistics.md`` says the same in words.
+Scores have the shape (questions, positions). A question is asked at every position, so its scores hang together: the
+question was drawn at random, and everything here treats a row as one cluster.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Quantity = Callable[..., Array]
+"""A function of position means, ``axis`` the positions': a mean, the worst of them, their spread."""
 
 SEED = 20260
-"""Seed of every resampling, so that the same scores always give the same numbers."""
+"""Seed of every resampling: the same scores always give the same numbers."""
 
 EXCHANGED_ALL = 14
-"""Up to so many questions that differ, all exchanges of two runs are counted, however few were to be drawn."""
+"""Up to so many questions that differ, all exchanges of two runs are counted."""
 
 
 # --- one model --------------------------------------------------------------------------------------------------------
@@ -38,8 +39,7 @@ class Estimate:
 def mean_over_positions(scores: ArrayLike) -> Estimate:
     """The average of the position means, with its standard error clustered by question.
 
-    That is the standard error of the questions' own averages over positions (Liang & Zeger, Biometrika 73, 1986, as
-    Miller recommends for language models, "Adding Error Bars to Evals", arXiv 2411.00640).
+    The error is that of the questions' own averages (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640).
     """
     averages = _checked(scores).mean(axis=1)
     error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
@@ -58,7 +58,7 @@ def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
     return _bootstrapped(np.ptp, scores, replicates)
 
 
-def _bootstrapped(quantity: Callable[..., Array], scores: ArrayLike, replicates: int) -> Estimate:
+def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = _checked(scores)
     value = float(quantity(values.mean(axis=0), axis=-1))
@@ -106,9 +106,8 @@ def interval(scores: Sequence[float]) -> tuple[float, float] | None:
 class Difference:
     """A paired difference ``b - a`` of one quantity of two models.
 
-    ``low`` and ``high`` are the ends of its confidence interval, ``p`` is the two-sided p-value of "no difference".
-    These are NaN where they come from resampling and there is one question only. ``method`` says where p comes from:
-    ``"mcnemar"``, ``"exchange"`` or ``"bootstrap"``.
+    ``low`` and ``high`` are the ends of its interval, ``p`` is two-sided; NaN where one question is to be resampled.
+    ``method`` says where p comes from: ``"mcnemar"``, ``"exchange"`` or ``"bootstrap"``.
     """
 
     a: float
@@ -154,14 +153,13 @@ def compare_paired(
         replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
 
     Returns:
-        For scores that are all 0 or 1, a position gets McNemar's exact test (Psychometrika 12, 1947) and the interval
-        of `paired_proportions_interval`. Everything else gets the symmetric interval of the paired bootstrap over
-        questions, ``d ± c`` with c the quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
+        A position of scores that are all 0 or 1 has McNemar's exact test (Psychometrika 12, 1947) and the interval of
+        `paired_proportions_interval`; all else the interval ``d ± c`` of the paired bootstrap over questions, c the
+        quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
 
-        p of the mean, and of a position with other scores, is the share of all exchanges of the models in some of the
-        questions whose difference reaches ``|d|``. Worst and spread are no sums over questions: their p is the share
-        of ``|d* − d|`` that reach ``|d|``, but never below ``2^-(k-1)``, the least that k questions that differ can
-        show in an exchange.
+        p of averages is the share of all exchanges of the models in some questions whose difference reaches ``|d|``;
+        that of worst and spread the share of ``|d* − d|``, but never below ``2^-(k-1)``, the least that k questions
+        can show in an exchange.
 
     Raises:
         ValueError: if the shapes differ, or a score is missing.
@@ -173,7 +171,7 @@ def compare_paired(
     changes = (second - first) / questions  # add up to the positions' differences
     least = min(1.0, 2.0 ** (1 - int(changes.any(axis=1).sum())))
 
-    def differ(quantity: Callable[..., Array], average: bool) -> Difference:
+    def differ(quantity: Quantity, average: bool) -> Difference:
         value_a, value_b = float(quantity(means_a, axis=-1)), float(quantity(means_b, axis=-1))
         d, method = value_b - value_a, "exchange" if average else "bootstrap"
         if questions < 2:
@@ -187,7 +185,7 @@ def compare_paired(
         return Difference(value_a, value_b, d, d - half, d + half, p, method)
 
     def differ_at(column: int) -> Difference:
-        if not np.isin([first[:, column], second[:, column]], (0, 1)).all():
+        if not _right_or_wrong(first[:, column], second[:, column]):
             return differ(partial(np.take, indices=column), average=True)
         from scipy.stats import binomtest
 
@@ -207,10 +205,9 @@ def compare_paired(
 
 
 def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
-    """The smallest true difference of two models' means that such questions would show in 4 of 5 comparisons.
+    """The smallest true difference of two means that such questions show (p < 0.05) in 4 of 5 comparisons.
 
-    "Show" is p < 0.05, two-sided: 2.80 standard errors of the paired difference, whose variance over questions is taken
-    from these scores (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). NaN of one question.
+    That is 2.80 standard errors of the paired difference (Miller, arXiv 2411.00640); NaN of one question.
     """
     first, second = _paired(a, b)
     return 2.80 * mean_over_positions(second - first).stderr
@@ -219,8 +216,7 @@ def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
 def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """The adjusted Wald interval for a difference of paired proportions, (gains − losses) / n.
 
-    One question is added to the losses and one to the gains: for few discordant pairs the plain Wald interval becomes a
-    point (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
+    One question is added to the losses and one to the gains (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
     """
     from scipy.stats import norm
 
@@ -247,9 +243,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 class Change:
     """How one quantity moved from a baseline to a new run.
 
-    ``worsening`` is how much worse the new run is, in the score's unit, and negative if it is better; ``allowed`` is
-    the largest worsening that the test would let pass. ``p`` is the one-sided p-value of "this is a rerun" against a
-    worse run, ``p_better`` that against a better one.
+    ``worsening``, negative if it is better, and ``allowed``, the most that the test lets pass, are in the score's unit.
+    ``p`` is the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` that against a better one.
     """
 
     old: float
@@ -263,17 +258,16 @@ class Change:
 def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
-    The test exchanges the two in some of the questions, all positions of a question together, and asks how often that
-    gives a change as bad as the one seen. ``p <= level`` is then a false alarm with a probability of at most ``level``,
-    at any sample size and for any kind of score. For right-or-wrong scores at one position this *is* McNemar's exact
-    test, one-sided. Elsewhere all exchanges are counted where there are few, and otherwise drawn at random, the one
-    seen among them (Phipson & Smyth, arXiv 1603.05766).
+    The two are exchanged in some questions, all positions together: how often is the change as bad as the one seen? In
+    a rerun ``p <= level`` has a probability of at most ``level``, at any size and for any score. Of right-or-wrong
+    scores at one position this is McNemar's exact test, one-sided; elsewhere all exchanges are counted where there are
+    few, or drawn at random, the one seen among them (Phipson & Smyth, arXiv 1603.05766).
 
     Returns:
         A change for each position and, for two positions or more, for their mean, the worst of them and their spread.
 
     Raises:
-        ValueError: if the shapes, (questions, positions), differ, or a score is missing.
+        ValueError: if the shapes differ, or a score is missing.
     """
     first, second = _paired(old, new)
     questions, columns = first.shape
@@ -286,7 +280,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, SEED) / (2 * questions)
         return middle - half, middle + half
 
-    def change_of(quantity: Callable[..., Array], sign: float) -> Change:
+    def change_of(quantity: Quantity, sign: float) -> Change:
         was, now = (float(quantity(scores.mean(axis=0), axis=-1)) for scores in (first, second))
         old_drawn, new_drawn = (quantity(drawn, axis=-1) for drawn in exchanged())
         null = sign * (new_drawn - old_drawn)
@@ -298,7 +292,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
 
     def change_at(column: int) -> Change:
         at_old, at_new = first[:, column], second[:, column]
-        if not np.isin([at_old, at_new], (0, 1)).all():
+        if not _right_or_wrong(at_old, at_new):
             return change_of(partial(np.take, indices=column), sign)
         from scipy.stats import binom
 
@@ -335,6 +329,10 @@ def _paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
     return first, second
 
 
+def _right_or_wrong(*scores: Array) -> bool:
+    return bool(np.isin(scores, (0, 1)).all())
+
+
 def _bessel(questions: int) -> float:
     # A bootstrap of n questions has the variance of the sample with 1/n, not 1/(n - 1).
     return math.sqrt(questions / (questions - 1))
@@ -344,8 +342,7 @@ def _resampled_means(scores: Array, replicates: int, seed: int) -> Array:
     """Draw as many questions as there are, with replacement; the position means of each draw, (draws, positions)."""
     questions = len(scores)
     rng = np.random.default_rng(seed)
-    # Questions with equal rows are interchangeable: drawing kinds of rows by their frequency is the same bootstrap, and
-    # right-or-wrong scores have few kinds.
+    # Equal rows are interchangeable: drawing kinds of rows by their frequency is the same bootstrap, with few kinds.
     kinds, frequency = np.unique(scores, axis=0, return_counts=True)
     chunk = max(1, 4_000_000 // len(kinds))  # keeps the draws below 32 MB
     parts = []
@@ -356,10 +353,9 @@ def _resampled_means(scores: Array, replicates: int, seed: int) -> Array:
 
 
 def _exchanges(changes: Array, draws: int, seed: int) -> Array:
-    """Exchange two runs in some questions, which turns the sign of their ``changes``, and sum over all questions.
+    """Turn the sign of some questions' ``changes``, (questions, ...), and sum over all questions, (exchanges, ...).
 
-    Of ``changes`` of shape (questions, ...) the result has the shape (exchanges, ...): all exchanges where there are
-    few, otherwise the one that was seen and ``draws`` at random.
+    Those are all exchanges where there are few, otherwise the one that was seen and ``draws`` at random.
     """
     changes = changes[changes != 0] if changes.ndim == 1 else changes[changes.any(axis=1)]
     changed = len(changes)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lpes_eval import files
@@ -22,48 +22,37 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first ``left`` columns are set to the left, the others to the right."""
+    """A table of texts, the first ``left`` columns to the left, the others to the right; ``data`` for a program."""
 
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Rows
     left: int = 1
-
-
-@dataclass(frozen=True)
-class Case:
-    """A test case of JUnit XML; its outcome is ``failure``, ``error`` or ``skipped``, or empty where it passed."""
-
-    suite: str
-    name: str
-    outcome: str
-    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Page:
     """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
 
-    ``data`` is the same in full for a program, ``cases`` for a service that shows tests. ``flips`` are the samples that
-    flipped, each score's as a table of texts and as data.
+    ``flips`` are tables of the samples that flipped, ``data`` is what the JSON has besides.
     """
 
     command: str
     sides: Mapping[str, tuple[str, str]]
     tables: Sequence[Table]
     notes: Sequence[str]
-    data: Mapping[str, Any]
     headline: str = ""
-    cases: Sequence[Case] = ()
-    flips: Sequence[tuple[Table, Mapping[str, Any]]] = ()
+    flips: Sequence[Table] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Lay it out for a terminal."""
         width = max(map(len, self.sides), default=0)
         sides = [terminal(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
         tables, flips = (
-            [f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}" for table in tables]
-            for tables in (self.tables, [table for table, _ in self.flips])
+            [f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}" for table in group]
+            for group in (self.tables, self.flips)
         )
         parts = ["\n".join(sides), *tables, "\n".join(map(terminal, self.notes)), *flips, self.headline]
         return "\n\n".join(filter(None, parts)) + "\n"
@@ -73,39 +62,43 @@ class Page:
         parts = [f"<!-- {files.marker(self.command)} -->"]
         parts += ["## " + ": ".join(filter(None, [self.command, self.headline]))]
         parts += ["\n".join(f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items())]
-        parts += [f"### {markdown(table.title)}\n\n{_markdown(table, 1)}" for table in self.tables]
-        parts.append("\n".join(f"* {markdown(note)}" for note in self.notes))
-        for table, _ in self.flips:
-            rows = _markdown(table, len(table.header))
-            parts.append(f"<details><summary>{markdown(table.title)}</summary>\n\n{rows}\n\n</details>")
+        parts += [f"### {markdown(table.title)}\n\n{_markdown(table)}" for table in self.tables]
+        parts += ["\n".join(f"* {markdown(note)}" for note in self.notes)]
+        for table in self.flips:
+            summary = f"<details><summary>{markdown(table.title)}</summary>"
+            parts.append(f"{summary}\n\n{_markdown(table)}\n\n</details>")
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def to_json(self) -> str:
         """Write it as JSON; what is not a finite number there is null."""
-        sides = {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        headline = {"headline": self.headline} if self.headline else {}
-        data: dict[str, Any] = {"file": files.marker(self.command), **headline, **sides}
-        data |= {**self.data, "notes": self.notes}
-        if self.flips:
-            data["flips"] = [flips for _, flips in self.flips]
+        data: dict[str, Any] = {"file": files.marker(self.command)}
+        data |= {"headline": self.headline} if self.headline else {}
+        data |= {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
+        data |= {**self.data, "comparisons": [table.data for table in self.tables], "notes": self.notes}
+        data |= {"flips": [table.data for table in self.flips]} if self.flips else {}
         return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
-        """Write it as JUnit XML."""
+        """Write it as JUnit XML, a test case a row; without tables the notes are an error."""
         from xml.etree import ElementTree
 
+        cases = [(self.command, "comparable", "error", note) for note in self.notes if not self.tables]
+        for table in self.tables:
+            suite_name = f"{table.data['task']}.{table.data['metric']}"
+            for cells, row in zip(table.rows, table.data["rows"], strict=True):
+                outcome = "failure" if row.get("fails") else "skipped" if row.get("outcome") == "not testable" else ""
+                said = [f"{name} {cell}".strip() for name, cell in zip(table.header[1:], cells[1:], strict=True)]
+                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row.get("why")]))))
+        outcomes = [outcome for _, _, outcome, _ in cases]
         root = ElementTree.Element("testsuites")
         root.append(ElementTree.Comment(files.marker(self.command)))
-        outcomes = [case.outcome for case in self.cases]
-        counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-        numbers = {"tests": len(outcomes)} | {name: outcomes.count(outcome) for name, outcome in counts.items()}
-        named = {"name": self.command} | {name: str(number) for name, number in numbers.items()}
-        suite = ElementTree.SubElement(root, "testsuite", named)
-        for case in self.cases:
-            named = {"classname": terminal(case.suite), "name": terminal(case.name)}
-            element = ElementTree.SubElement(suite, "testcase", named)
-            if case.outcome:
-                ElementTree.SubElement(element, case.outcome, {"message": terminal(case.message)})
+        suite = ElementTree.SubElement(root, "testsuite", name=self.command, tests=str(len(cases)))
+        for counter, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(counter, str(outcomes.count(outcome)))
+        for of, name, outcome, message in cases:
+            element = ElementTree.SubElement(suite, "testcase", classname=terminal(of), name=terminal(name))
+            if outcome:
+                ElementTree.SubElement(element, outcome, message=terminal(message))
         if self.notes:
             ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, self.notes))
         ElementTree.indent(root)
@@ -132,26 +125,17 @@ def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> 
     Raises:
         UserError: if a file cannot be written, or is not this command's to replace.
     """
+    printed = []
     for form in FORMS:
         if target := getattr(arguments, form, None):
             content = getattr(page, f"to_{form}")()
             if target == "-":
-                text = False
-                _print(content)
+                printed.append(content)
             else:
                 files.write_output(target, content, files.marker(page.command))
-    if text:
-        _print(page.to_text())
-
-
-def _print(text: str) -> None:
     with ignore_broken_pipe():
-        print(text, end="", flush=True)
-
-
-def _markdown(table: Table, texts: int) -> str:
-    """A table of which so many columns are texts, and the others numbers."""
-    return markdown_table(table.header, [[*map(markdown, row[:texts]), *row[texts:]] for row in table.rows])
+        for content in printed or ([page.to_text()] if text else []):
+            print(content, end="", flush=True)
 
 
 def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
@@ -163,6 +147,11 @@ def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
         [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(row)] for row in lines
     )
     return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+def _markdown(table: Table) -> str:
+    left = table.left
+    return markdown_table(table.header, [[*map(markdown, row[:left]), *row[left:]] for row in table.rows])
 
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:

@@ -28,25 +28,24 @@ MARKERS = ("s", "o", "^", "D", "v", "P")
 INK = "#1a1a1b"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
     "axes.titlesize": 9,
-    "legend.frameon": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 5,
-    "text.parse_math": False,
     "svg.hashsalt": "lpes-eval",
 }
-Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
-"""The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 MANY = 2_000
 """Marks beyond which they are drawn as pixels, so that no file has an element for each."""
+Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
+"""The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,13 @@ class Drawing:
         for axes, y in zip(self.panels, ys, strict=True):
             axes.set_ylabel(y)
 
-    def marks(self, name: str, xs: Any, ys: Any, place: int, **how: Any) -> None:
-        """Draw marks of one kind, if there are any, in the colour and shape of its place; ``panel`` says where."""
-        if not len(xs):
-            return
-        axes, color = self.panels[how.pop("panel", 0)], COLORS[place % 6]
-        face = "none" if how.pop("hollow", False) else color
-        how |= {"marker": MARKERS[place % 6], "markerfacecolor": face, "rasterized": len(xs) > MANY}
+    def marks(self, name: str, xs: Any, ys: Any, place: int, panel: int = 0, hollow: bool = False, **how: Any) -> None:
+        """Draw marks of one kind, if there are any, in the colour and shape of its place."""
+        color = COLORS[place % 6]
+        how |= {"marker": MARKERS[place % 6], "color": color, "markerfacecolor": "none" if hollow else color}
         with _style():
-            axes.plot(xs, ys, color=color, label=name, **how)
+            if len(xs):
+                self.panels[panel].plot(xs, ys, label=name, rasterized=len(xs) > MANY, **how)
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
         """The figure with its title, and a legend of what has a name."""
@@ -140,25 +137,23 @@ def positions(title: str, lines: Sequence[tuple[str, int, Metric]]) -> Picture:
 
 def differences(pair: Pair) -> Picture:
     """Paired differences, a row for each score."""
-    rows: list[Mapping[str, Any]] = []
-    names: list[str] = []
-    for section in pair.report.sections:
-        several = sum(section.task == other.task for other in pair.report.sections) > 1
+    sections = pair.report.sections
+    tasks, names = [section.task for section in sections], list[str]()
+    rows = [row.difference for section in sections for row in section.rows]
+    for section in sections:
+        several = tasks.count(section.task) > 1
         named = short(f"{section.task}, {section.metric}" if several else section.task)
         of = {"all": named, "spread": f"{named}, spread (less is better)"}
-        for row in section.rows:
-            rows.append(vars(row.difference) | {"interval": (row.difference.low, row.difference.high)})
-            names.append(of.get(row.label, f"{named}, {row.label}"))
+        names += [of.get(row.label, f"{named}, {row.label}") for row in section.rows]
     drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
-    for y, facts in enumerate(rows):
-        drawing.axes.plot(facts["interval"], [y, y], color=COLORS[1], alpha=0.6)
-    drawing.marks("", [facts["difference"] for facts in rows], range(len(rows)), 1, linestyle="")
+    for y, row in enumerate(rows):
+        drawing.axes.plot((row.low, row.high), [y, y], color=COLORS[1], alpha=0.6)
+    drawing.marks("", [row.difference for row in rows], range(len(rows)), 1, linestyle="")
     drawing.axes.axvline(0, color=INK, linewidth=0.8)
     drawing.axes.set_yticks(range(len(rows)), names)
     drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
-    n = _listed({section.questions or 0 for section in pair.report.sections})
+    title = f"n = {_listed({section.questions for section in sections})} questions; bars: 95 % intervals, paired"
     caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
-    title = f"n = {n} questions; bars: 95 % intervals, paired"
     return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
 
 
@@ -183,14 +178,13 @@ def progress(search: Search) -> Picture | None:
     if not (individuals := search.individuals):
         return None
     drawing = Drawing("prompts answered so far", "fitness on the search examples")
-    fitness = [entry.fitness for entry in individuals]
     ends = list(accumulate(entry.prompts for entry in individuals))
     alike: dict[int, list[int]] = {0: []}  # numbers of the individuals, by their prompts; 0 for what was given up
     for number, entry in enumerate(individuals):
         if entry.measure == "score":
             alike.setdefault(0 if entry.stopped_after else entry.prompts, []).append(number)
     for place, (prompts, numbers) in enumerate(sorted(alike.items())):
-        xs, ys, color = [ends[i] for i in numbers], [fitness[i] for i in numbers], COLORS[place % 6]
+        xs, ys, color = [ends[i] for i in numbers], [individuals[i].fitness for i in numbers], COLORS[place % 6]
         begun = [ends[i] - individuals[i].prompts for i in numbers]
         drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6, rasterized=len(xs) > MANY)
         name = f"measured on {prompts} prompts" if prompts else "given up early"
@@ -208,21 +202,20 @@ def progress(search: Search) -> Picture | None:
 
 def tradeoff(search: Search) -> Picture | None:
     """Mean against worst position of the individuals measured on most questions, and what none other beats."""
-    most = max((entry.prompts for entry in search.full), default=0)
-    full = [entry for entry in search.full if entry.prompts == most and len(entry.scores) > 1]
+    full, plain = [entry for entry in search.full if len(entry.scores) > 1], search.plain
     if len(full) < 2 or search.lower:  # no common direction
         return None
     by_kind: dict[str, list[tuple[float, float]]] = {"plain model": [], "worsens a guard": [], "individual": []}
-    key = search.plain.key if search.plain else None
-    if search.plain and search.plain.prompts == most:
-        full = [search.plain, *(entry for entry in full if entry.key != key)]
+    key, prompts = plain.key if plain else None, full[0].prompts
+    if plain and plain.prompts == prompts:
+        full = [plain, *(entry for entry in full if entry.key != key)]
     for entry in full:
         harmful = any(guard.over for guard in entry.guards.values())
         kind = "plain model" if entry.key == key else "worsens a guard" if harmful else "individual"
         by_kind[kind].append((fmean(entry.scores.values()), min(entry.scores.values())))
     drawing = Drawing("mean over tasks and positions", "worst of them")
-    for place, kind in ((0, "plain model"), (2, "worsens a guard"), (1, "individual")):
-        xs, ys = [x for x, _ in by_kind[kind]], [y for _, y in by_kind[kind]]
+    for (kind, points), place in zip(by_kind.items(), (0, 2, 1), strict=True):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
         drawing.marks(kind, xs, ys, place, linestyle="", hollow=place == 2)
     front: list[tuple[float, float]] = []
     for point in sorted(by_kind["individual"], reverse=True):
@@ -231,18 +224,17 @@ def tradeoff(search: Search) -> Picture | None:
     if front:
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
-    return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {most} search prompts")
+    return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {prompts} search prompts")
 
 
 def attention(name: str, data: Mapping[str, Any]) -> Picture:
     """A layer's factor, and below it the share of its attention that goes to each region, a mean over heads."""
-    regions = data["regions"]
-    drawing = Drawing("layer", "factor", *(f"{region} (%)" for region in regions), height=7.0)
+    drawing = Drawing("layer", "factor", *(f"{region} (%)" for region in data["regions"]), height=7.0)
     for place, (label, one) in enumerate(data["sets"].items()):
         layers = one["layers"]
         drawing.marks(short(label), layers, [one["factors"][h] if one["factors"] else 1.0 for h in layers], place)
         for panel, column in enumerate(zip(*one["shares"], strict=True), 1):
-            drawing.marks("", layers, [100 * share for share in column], place, panel=panel, markersize=4)
+            drawing.marks("", layers, [100 * share for share in column], place, panel, markersize=4)
     drawing.axes.xaxis.get_major_locator().set_params(integer=True)
     title = f"{short(data['model'])}, {data['task']}: {data['questions']} questions, up to {data['tokens']:,} tokens"
     caption = f"{name}: factor of each layer, and the attention that its answers pay to regions of the context"
@@ -276,9 +268,3 @@ def short(name: str, most: int = 60) -> str:
 
 def _listed(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
-
-
-def _style() -> Any:
-    from matplotlib import rc_context
-
-    return rc_context(STYLE)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
-from lpes_eval.compare.results import position_of
 from lpes_eval.files import check_output, marker, write_output
 
 if TYPE_CHECKING:
     from lpes_eval.report.figures import Picture
-    from lpes_eval.report.sources import Attention, Pair, Panel, Run, Search
+    from lpes_eval.report.sources import Pair, Panel, Run, Search
 
-CONTEXT_ROOM, ROOM = 4_000_000, 6_000_000
-"""So many characters of context, and of prompts in all, are put into a page; a prompt beyond that is left out."""
+ROOM = 6_000_000
+"""So many characters of prompts are put into a page; a prompt beyond that is left out."""
 
 COMMAND = "lpes-eval report"
 KINDS = ("instruction", "context", "gold", "question", "prompt")
@@ -83,7 +81,7 @@ def write(
         runs=runs,
         searches=searches,
         pictures=pictures,
-        scores=_scores(panels, runs),
+        panels=panels,
         pairs=pairs,
         notes=notes + ([f"{left_out} prompts were left out to keep the page small."] if left_out else []),
         flips=tables.finite(flips),
@@ -97,7 +95,7 @@ def _pictures(
     panels: Sequence[Panel],
     pairs: Sequence[Pair],
     searches: Sequence[Search],
-    attentions: Sequence[Attention],
+    attentions: Mapping[str, Any],
 ) -> dict[str, list[Picture]]:
     """All figures that these have something to show in, by section of the page; those of one name are numbered."""
     from lpes_eval import factors
@@ -115,7 +113,7 @@ def _pictures(
         "differences": [figures.differences(pair) for pair in pairs],
         "factors": [figures.factors(lines)] if lines else [],
         "searches": [picture for picture in of_searches if picture],
-        "attention": [figures.attention(one.name, one.data) for one in attentions],
+        "attention": [figures.attention(name, data) for name, data in attentions.items()],
     }
     names = iter(sources.numbered([picture.name for pictures in drawn.values() for picture in pictures], "-{}"))
     return {
@@ -139,18 +137,16 @@ def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
     )
     samples: list[dict[str, Any]] = []
     known: dict[str, int] = {}  # text -> its number
-    context_spent = spent = left_out = 0
+    spent = left_out = 0
     for sample in flips:
         segments = [segment for segment in sample.pop("segments") if segment.text]
         spans: list[list[int]] = []
         samples.append({**sample, "prompt": spans})
-        new = [segment for segment in segments if segment.text not in known]
-        size = sum(len(one.text) for one in new)
-        context = size - sum(len(one.text) for one in new if one.label in ("instruction", "gold", "question"))
-        if spent + size > ROOM or context_spent + context > CONTEXT_ROOM:
+        size = sum(len(segment.text) for segment in segments if segment.text not in known)
+        if spent + size > ROOM:
             left_out += 1
             continue
-        spent, context_spent = spent + size, context_spent + context
+        spent += size
         for segment in segments:
             kind = KINDS.index(segment.label if segment.label in KINDS else "context")
             at = known.setdefault(segment.text, len(known))
@@ -159,35 +155,3 @@ def _packed(pairs: Iterable[Pair]) -> tuple[dict[str, Any], int]:
             else:
                 spans.append([kind, at, 1])
     return {"samples": samples, "texts": [*known], "kinds": KINDS}, left_out
-
-
-def _scores(panels: Sequence[Panel], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Tables: of each panel by position a row for each run, and of all others together a row for each score."""
-    tables, others = [], []
-    for panel in panels:
-        if not panel.by_position:
-            having = [panel.runs.get(one) for one in runs]
-            cells = [_cell(m.values["all"], m.scores("all")) if m else _cell() for m in having]
-            asked = {m.questions for m in panel.runs.values()}
-            others.append({"run": None, "name": panel.title, "cells": cells, "questions": asked})
-            continue
-        labels = sorted({label for m in panel.runs.values() for label in m.values}, key=position_of)
-        rows = []
-        for one, metric in panel.runs.items():
-            cells = [_cell(metric.values.get(label), metric.scores(label)) for label in labels]
-            averages = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else ()
-            whole = len(metric.values) == len(labels)  # else a mean over other positions would stand beside the others'
-            cells.append(_cell(fmean(metric.values.values()), averages) if whole else _cell())
-            rows.append({"run": one, "cells": cells, "questions": {metric.questions}})
-        tables.append({"title": panel.title, "labels": [*labels, "mean"], "rows": rows})
-    if others:
-        tables.append({"title": "Scores without positions", "labels": [one.name for one in runs], "rows": others})
-    return tables
-
-
-def _cell(value: float | None = None, scores: Sequence[float] = ()) -> dict[str, str]:
-    from lpes_eval.compare.statistics import interval
-
-    ends = interval(scores)
-    shown = f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""
-    return {"value": "" if value is None else f"{value:.3f}", "interval": shown}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import SEEK_CUR
 from pathlib import Path
-from typing import Any, BinaryIO
+from statistics import fmean
+from typing import Any
 
 from lpes_eval import entries
 from lpes_eval.compare import results
 from lpes_eval.compare.comparison import Comparison, compare
-from lpes_eval.compare.results import Metric, Results, mismatch, well_formed
-from lpes_eval.entries import Entry, typed
+from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_of, well_formed
+from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
-from lpes_eval.files import parse
 
 ATTENTION = "lpes-eval attention by region"
 """The format of ``attention.json``."""
@@ -29,22 +28,6 @@ class Run:
     name: str
     results: Results
     place: int
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Where its scores came from, and what they cost."""
-        known = {"packages": {}, "model": {}, **self.results.provenance}
-        seconds = self.results.seconds
-        return {
-            "model": str(self.results.model),
-            "factors": self.results.factors,
-            "results": self.results.path,
-            "date": known.get("date"),
-            "time": seconds and f"{seconds:,.0f} s",
-            "questions": ", ".join(f"{name} {task.examples}" for name, task in self.results.tasks.items()),
-            "dtype": known["model"].get("dtype"),
-            "packages": ", ".join(f"{name} {version}" for name, version in known["packages"].items() if version),
-        }
 
 
 @dataclass(frozen=True)
@@ -60,9 +43,29 @@ class Panel:
         return "all" not in next(iter(self.runs.values())).values
 
     @property
+    def labels(self) -> list[str]:
+        """The positions that any run has, in order."""
+        return sorted({label for metric in self.runs.values() for label in metric.values}, key=position_of)
+
+    @property
     def lines(self) -> list[tuple[str, int, Metric]]:
         """Each run's name, place and metric."""
         return [(run.name, run.place, metric) for run, metric in self.runs.items()]
+
+    def cell(self, run: Run, label: str) -> tuple[str, str]:
+        """A run's score at a label, or its ``mean`` over all, and the 95 % interval; empty where there is none."""
+        from lpes_eval.compare.statistics import interval
+
+        metric = self.runs.get(run)
+        if metric and label in metric.values:
+            value, scores = metric.values[label], metric.scores(label)
+        elif metric and label == "mean" and metric.values.keys() >= {*self.labels}:
+            value = fmean(metric.values.values())
+            scores = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else []
+        else:
+            return "", ""
+        ends = interval(scores)
+        return f"{value:.3f}", f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not.
+    """A search, finished or not: its flags, the plain model's entry, and those of individuals that were measured.
 
-    Attributes:
-        settings: its flags.
-        plain: the journal's first entry, the plain model's.
-        individuals: the entries that an optimiser asked for, in their order; without those whose workers died.
-        factors: the file with the best so far, if there is one.
-        lower: whether lower is better for one of its tasks.
+    ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
     """
 
     name: str
@@ -98,55 +96,31 @@ class Search:
     individuals: Sequence[Entry]
     factors: Path | None
     finished: bool
-    lower: bool = False
+    lower: bool
 
     @property
     def full(self) -> list[Entry]:
-        """The individuals whose score was measured and that were not given up early."""
-        return [entry for entry in self.individuals if not entry.stopped_after and entry.measure == "score"]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it is, what it cost so far, and the fittest of the individuals that were asked most."""
-        individuals, full = self.individuals, self.full
-        early = sum(bool(entry.stopped_after) for entry in individuals)
-        most = max((entry.prompts for entry in full), default=0)
-        best = max((entry.fitness for entry in full if entry.prompts == most), default=0.0)
-        prompts, seconds = sum(entry.prompts for entry in individuals), sum(entry.seconds for entry in individuals)
-        return {
-            "folder": self.folder,
-            "optimiser": self.settings.get("optimizer"),
-            "curve": self.settings.get("curve"),
-            "individuals": f"{len(individuals)}, of which {early} given up early",
-            "cost": f"{prompts:,} prompts, {seconds:,.0f} s",
-            "fittest": full and f"{best:.4f} on {most} prompts",
-            "factors": self.factors,
-        }
+        """The individuals whose score was measured to the end, on the most prompts."""
+        scored = [entry for entry in self.individuals if not entry.stopped_after and entry.measure == "score"]
+        most = max((entry.prompts for entry in scored), default=0)
+        return [entry for entry in scored if entry.prompts == most]
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What `lpes-eval attention` measured, as its JSON has it."""
-
-    name: str
-    data: Mapping[str, Any]
-
-
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], list[Attention]]:
-    """Read each path: the folder of a search, or of `attention`; results of lm-eval.
+def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], dict[str, Any]]:
+    """Read each path: results of lm-eval, the folder of a search, or of `attention`, whose data come by their names.
 
     Raises:
         DataError: none of these.
     """
     runs: list[Run] = []
     searches: list[Search] = []
-    attentions: list[Attention] = []
+    attentions: dict[str, Any] = {}
     given = [Path(path) for path in paths]
     for name, path in zip(numbered([name_of(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
-            attentions.append(_attention(name, file))
+            attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
     return runs, searches, attentions
@@ -168,23 +142,22 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
 
-    def anywhere(task: results.Task) -> results.Task:
-        return replace(task, data={key: value for key, value in task.data.items() if key != "positions"})
+    def differ(a: Task, b: Task) -> bool:
+        a, b = (replace(task, data=task.data | {"positions": None}) for task in (a, b))
+        return mismatch(a, b, prompts_may_differ=True) is not None
 
-    groups: list[tuple[str, list[Run]]] = []
+    groups: list[tuple[str, dict[Run, Task]]] = []
     for run in runs:
         for name, task in run.results.tasks.items():
-            for known, members in groups:
-                others = [anywhere(one.results.tasks[known]) for one in members if known == name]
-                if others and not any(mismatch(one, anywhere(task), prompts_may_differ=True) for one in others):
-                    members.append(run)
+            for known, tasks in groups:
+                if known == name and not any(differ(one, task) for one in tasks.values()):
+                    tasks[run] = task
                     break
             else:
-                groups.append((name, [run]))
+                groups.append((name, {run: task}))
     made = []
-    for name, members in groups:
-        tasks = {run: run.results.tasks[name] for run in members}
-        data = tasks[members[0]].data
+    for name, tasks in groups:
+        data = next(iter(tasks.values())).data
         size = [f"{data[key]} {key.removeprefix('num_')}" for key in sorted(data) if key.startswith("num_")]
         for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
             title = ", ".join([name, *size, key.removesuffix(",none")])
@@ -199,56 +172,46 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
     """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
     made: list[Pair] = []
     notes: list[str] = []
-    for i, b in enumerate(runs[1:], 1):
+    for i, b in enumerate(runs):
         left = dict(b.results.tasks)
         alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
             same = {}
-            for name in (name for name in a.results.tasks if name in left):
-                tasks = a.results.tasks[name], left[name]
-                reason = mismatch(*tasks, prompts_may_differ=prompts_may_differ)
-                if None in [task.documents for task in tasks]:
+            for name, task in a.results.tasks.items():
+                if name not in left:
+                    continue
+                reason = mismatch(task, left[name], prompts_may_differ=prompts_may_differ)
+                if task.documents is None or left[name].documents is None:
                     reason = "no samples were logged (lm_eval --log_samples)"
                 if reason:
                     notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
                 else:
-                    same[name] = tasks[0]
+                    same[name] = task
             if same:
-                own = replace(a.results, tasks=same)
-                theirs = replace(b.results, tasks={name: left[name] for name in left if name in {*same, *alone}})
+                theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
+                both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
                 try:
-                    made.append(Pair(a, b, compare(own, theirs, prompts_may_differ=prompts_may_differ)))
+                    made.append(Pair(a, b, compare(*both, prompts_may_differ=prompts_may_differ)))
                 except UserError as error:
                     notes.append(f"{a.name} and {b.name}: {error}.")
                 else:
-                    left = {name: task for name, task in left.items() if name not in theirs.tasks}
+                    left = {name: task for name, task in left.items() if name not in theirs}
     return made, notes
 
 
 def search(name: str, folder: Path) -> Search:
     """A search, read from its folder as far as it went; ``DataError`` where it is none."""
-    flags, lower = settings(folder)
-    measured = [entry for entry in entries.read(folder / "journal.jsonl").entries.values() if not entry.failed]
-    files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
-    return Search(
-        name,
-        folder,
-        flags,
-        measured[0] if measured else None,
-        [entry for entry in measured if entry.generation is not None],
-        files[0] if files else None,
-        finished(folder),
-        lower,
-    )
-
-
-def settings(folder: Path) -> tuple[dict[str, Any], bool]:
-    """A search's flags, and whether lower is better for one of its tasks."""
     journal = folder / "journal.jsonl"
-    with well_formed(journal, *NO_SEARCH), journal.open("rb") as file:
-        data = parse(file.readline(), "the first line")["settings"]
-        lower = any("lower_is_better" in task for task in data.get("fitness", {}).get("tasks", ()))
-        return dict(data["search"]), lower
+    with well_formed(journal, *NO_SEARCH):
+        reading = entries.read(journal)
+        settings: Any = reading.settings
+        lower = any("lower_is_better" in task for task in settings.get("fitness", {}).get("tasks", ()))
+        flags = dict(settings["search"])
+    measured = [entry for entry in reading.entries.values() if not entry.failed]
+    files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
+    individuals = [entry for entry in measured if entry.generation is not None]
+    plain = measured[0] if measured else None
+    return Search(name, folder, flags, plain, individuals, files[0] if files else None, finished(folder), lower)
 
 
 def finished(folder: Path) -> bool:
@@ -260,20 +223,7 @@ def finished(folder: Path) -> bool:
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
 
 
-def new_entries(file: BinaryIO) -> Iterator[Entry]:
-    """The entries of a journal that were not read yet; a line that is not whole yet stays for the next time.
-
-    Raises:
-        ValueError: a line that no search wrote.
-    """
-    if file.tell() == 0:
-        file.readline()  # the settings
-    while (line := file.readline()).endswith(b"\n"):
-        yield typed(parse(line, "a line"), Entry, "an entry")
-    file.seek(-len(line), SEEK_CUR)
-
-
-def _attention(name: str, path: Path) -> Attention:
+def _attention(path: Path) -> Any:
     with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != ATTENTION:
@@ -282,4 +232,4 @@ def _attention(name: str, path: Path) -> Attention:
             shares = [[float(share) for share in row] for row in one["shares"]]
             if {len(row) for row in shares} != {len(data["regions"])} or len(shares) != len(one["layers"]):
                 raise ValueError(f"expected {len(data['regions'])} shares a layer")
-        return Attention(name, data)
+        return data

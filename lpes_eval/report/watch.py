@@ -43,16 +43,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval watch``."""
+    from lpes_eval import entries
     from lpes_eval.report import sources
 
-    folder = arguments.folder.resolve()
-    sources.settings(folder)  # something else is refused before anything is shown
-    journal = folder / "journal.jsonl"
-    with sources.well_formed(journal, *sources.NO_SEARCH), journal.open("rb") as file, live(folder.name) as show:
+    folder, seen = arguments.folder.resolve(), 0
+    sources.search(folder.name, folder)  # something else is refused before anything is shown
+    with live(folder.name) as show:
         while True:
             done = sources.finished(folder)
-            for entry in sources.new_entries(file):
+            found = list(entries.read(folder / "journal.jsonl").entries.values())
+            for entry in found[seen:]:
                 show(entry)
+            seen = len(found)
             if done:
                 print(terminal(f"ended; lpes-eval report {arguments.folder} writes its page"))
                 return 0
@@ -65,10 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 class Progress:
     """What the entries of a journal come to, as they are measured.
 
-    Args:
-        name: the search's.
-        individuals: how many are expected; 0 where that is not known.
-        prompts: how many these are likely to be asked, all together.
+    So many individuals and prompts are expected; 0 where that is not known.
     """
 
     def __init__(self, name: str, individuals: int = 0, prompts: float = 0.0) -> None:
@@ -86,24 +85,31 @@ class Progress:
             if entry.origin == BASELINE:
                 self.rows[entry.origin] = entry
             return []
-        said = self._blind(entry)
+        said = []
+        if entry.generation == 0:
+            self._first.add(entry.fitness)
+        else:
+            if self.count > 1 and len(self._first) == 1:
+                said.append(
+                    f"note: all {self.count} individuals of the first generation have fitness {self._first.pop():.4f}, "
+                    "so chance decides between them; another --start or --skip may find better ground (docs/search.md)"
+                )
+            self._first.clear()
         self.count, self.prompts = self.count + 1, self.prompts + entry.prompts
         if new:
             self._answered, self._took = self._answered + entry.prompts, self._took + entry.seconds
-        harmful, early = any(guard.over for guard in entry.guards.values()), bool(entry.stopped_after)
+        harmful, early = any(guard.over for guard in entry.guards.values()), entry.stopped_after > 0
         best = self.rows.get("best so far")
         known = self._best.get(kind := (entry.measure, entry.prompts))
         if not (early or harmful or entry.failed) and (known is None or entry.fitness > known.fitness):
             best = self._best[kind] = entry
         self.rows |= {"best so far": best or entry, "this one": entry}
-        told = "could not be measured" if entry.failed else f"{NAMES[entry.measure]} {entry.fitness:.4f}"
-        state = "given up early" if early else "worsens a guard" if harmful else f"on {entry.prompts} prompts"
         line = [
             f"individual {self.count}" + (f" of about {max(self.expected, self.count)}" if self.expected else ""),
             f"generation {entry.generation}",
             f"{entry.origin:9}",
-            told,
-            state,
+            "could not be measured" if entry.failed else f"{NAMES[entry.measure]} {entry.fitness:.4f}",
+            "given up early" if early else "worsens a guard" if harmful else f"on {entry.prompts} prompts",
             f"best {best.fitness:.4f}" if best else "",
             f"{entry.seconds:.1f} s" if new else "known",
             self._left(),
@@ -111,19 +117,6 @@ class Progress:
         said.append(terminal("  ".join(filter(None, line))))
         self._lines.append(said[-1])
         return said
-
-    def _blind(self, entry: Entry) -> list[str]:
-        """A note, once, where all of the first generation are equally fit."""
-        if entry.generation == 0:
-            self._first.add(entry.fitness)
-            return []
-        first, self._first = self._first, set()
-        if self.count < 2 or len(first) != 1:
-            return []
-        return [
-            f"note: all {self.count} individuals of the first generation have fitness {first.pop():.4f}, so chance "
-            "decides between them; another --start or --skip may find better ground (docs/search.md)"
-        ]
 
     def _left(self) -> str:
         to_come = max(self.prompts_expected - self.prompts, 0)

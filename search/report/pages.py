@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What a search came to.
+    """What a search came to: the entries of the plain model and of the best individual, and its factors.
 
-    Attributes:
-        plain: the journal's entry of the plain model.
-        best: the journal's entry of the best individual.
-        found: its factors.
-        held_out: their scores on held-out examples; None where these were left out, or are still to come.
-        file: the name of the factors file; empty where there is none.
+    ``held_out`` has their scores on held-out examples, None where these were left out, or are still to come; ``file``
+    is the name of the factors file, empty where there is none.
     """
 
     plain: Entry
@@ -96,14 +92,8 @@ def short(difference: Difference) -> str:
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("search.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # plain text and Markdown
-    )
+    environment = Environment(loader=PackageLoader("search.report"), undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
     environment.filters |= {
         "label": label,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
@@ -122,10 +112,13 @@ def _render(template: str, search: Search, **values: Any) -> str:
         "optimizer": search.optimizer,
         "columns": {name: column for name, (_, column) in search.evaluator.columns.items()},
         "model": search.args.model_args.get("pretrained", "the reference model"),
-        "held_out_prompts": sum(len(task.task.instances) for task in search.held_out),
+        "held_out_prompts": _held_out_prompts(search),
     }
-    text: str = _templates().get_template(template).render(values)
-    return text
+    return str(_templates().get_template(template).render(values))
+
+
+def _held_out_prompts(search: Search) -> int:
+    return sum(len(task.task.instances) for task in search.held_out)
 
 
 def plan(search: Search) -> str:
@@ -150,8 +143,8 @@ def _time(search: Search, effort: float, pace: float) -> str:
     text = f"about {seconds(min(prompts, allowed) * pace)} to search"
     if allowed < prompts:
         text += f", when the budget ends it ({seconds(prompts * pace)} without a budget)"
-    held_out = sum(len(task.task.instances) for task in search.held_out)
-    return text + (f", and then {seconds(3 * held_out * pace)} for the held-out evaluation" if held_out else "")
+    held_out = seconds(3 * _held_out_prompts(search) * pace)
+    return text + (f", and then {held_out} for the held-out evaluation" if search.held_out else "")
 
 
 def to_beat(search: Search, plain: Entry) -> str:
@@ -172,69 +165,39 @@ def to_beat(search: Search, plain: Entry) -> str:
 
 def verdict(search: Search, outcome: Outcome) -> str:
     """What ended the search and what can be concluded, in a few sentences."""
-    best, plain, held_out = outcome.best.fitness, outcome.plain.fitness, outcome.held_out
-    number, scores = len(search.journal.individuals), f"({best:.4f} against {plain:.4f} on the search examples)"
-    ended = f"The search ended by itself after {number} individuals"
-    if search.cut:
-        unit, most = search.args.budget
-        of = f"{number} of about {max(number, search.optimizer.expected_evaluations)} individuals"
-        ended = f"The budget of {most:,.0f} {unit} ended the search after {of}"
-    if not outcome.fitter:
-        unharmed = " without making a guard worse" if search.guards else ""
-        text = f"no individual is fitter than the plain model{unharmed} {scores}"
-        if search.cut:
-            return f"{ended}: so far {text}, which says nothing about the others. Search on with a larger --budget."
-        if search.optimizer.said:
-            text = f"{search.optimizer.said} {scores}"
-        said = [f"{ended}: {text}, so there is nothing here that is worth using."]
-        return " ".join([*said, *_smallest_gains(search, outcome)])
-    if held_out is None:
-        said = [f"{ended}: its factors are fitter than the plain model {scores}."]
-        said += ["They are not measured on held-out examples, so nobody knows how much of that is luck."]
-    else:
-        shown = "are better than the plain model" if outcome.shown else "are not shown to help; do not use them"
-        said = [f"{ended}: on held-out examples its factors {shown} {scores}."]
-    for task in held_out.tasks if held_out else ():
-        named = {name: paired for (of, name), paired in held_out.comparisons.items() if of == task.name}  # type: ignore[union-attr]
-        words = {1: "better than", 0: "not clearly better or worse than", -1: "worse than"}
-        compared = [
-            f"{words[direction(paired.mean, task.sign)]} {'the plain model' if name == PLAIN else name} "
-            f"({short(paired.mean)})"
-            for name, paired in named.items()
-        ]
-        said += [f"{task.title}: {' and '.join(compared)}."] if compared else []
-    if held_out and held_out.worsened:
-        said.append(f"They make {', '.join(held_out.worsened)} worse.")
-    if held_out and held_out.lower:
-        said.append(f"They lower {', '.join(held_out.lower)}, which is not shown to exceed what is allowed.")
-    if held_out and not outcome.shown:
-        said += _smallest_gains(search, outcome)
-    if len(set(outcome.found.per_layer()[search.args.skip :])) == 1:
-        said.append("They are one number for all layers, so this is Position Interpolation.")
-    if search.cut:
-        said.append("A longer search may find better ones: the same command goes on with a larger --budget.")
-    fewest = min((len(set(task.questions)) for task in held_out.tasks), default=0) if held_out else math.inf
-    if fewest < 100:  # of fewer the intervals are too narrow (docs/statistics.md)
-        said.append(f"Intervals of {fewest} questions are too narrow; ask 100 (--held_out_examples 100).")
-    return " ".join(said)
+    held_out = outcome.held_out
+    compared: dict[str, list[tuple[int, str, Difference]]] = {}
+    tasks = {task.name: task for task in held_out.tasks} if held_out else {}
+    for (of, name), paired in held_out.comparisons.items() if held_out else ():
+        task, mean = tasks[of], paired.mean
+        other = "the plain model" if name == PLAIN else name
+        compared.setdefault(task.title, []).append((direction(mean, task.sign), other, mean))
+    text = _render(
+        "verdict.txt.j2",
+        search,
+        outcome=outcome,
+        held_out=held_out,
+        number=len(search.journal.individuals),
+        compared=compared,
+        gains=_smallest_gains(search, outcome),
+        is_uniform=len(set(outcome.found.per_layer()[search.args.skip :])) == 1,
+        fewest=min((len({*task.questions}) for task in tasks.values()), default=0) if held_out else math.inf,
+    )
+    return " ".join(text.splitlines())
 
 
 def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
     """What gain would have been seen, by task: on held-out examples, otherwise on those of the search."""
-    tasks, plain, other = search.evaluator.objectives, outcome.plain, None
-    where = "search examples"
     if held_out := outcome.held_out:
-        tasks, plain, other = held_out.tasks, held_out.measured[PLAIN], held_out.measured[FOUND]
-        where = "held-out examples"
+        tasks, where = held_out.tasks, "held-out examples"
+        plain, other = held_out.measured[PLAIN], held_out.measured.get(FOUND)
     else:
-        others = [
-            entry
-            for entry in search.journal.individuals
-            if entry.examples and entry.factor != 1.0 and entry.measure == "score"
-        ]
-        other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
-        if other is None and search.optimizer.said:  # it says what it would have seen
+        tasks, where, plain = search.evaluator.objectives, "search examples", outcome.plain
+        individuals = (one for one in search.journal.individuals if one.examples and one.measure == "score")
+        others = [entry for entry in individuals if entry.factor != 1.0]
+        if not others and search.optimizer.said:  # it says what it would have seen
             return []
+        other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
     return [
         f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."
@@ -292,12 +255,13 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     """``summary.md``, ``report.json`` and the pictures; not ``finished`` before held-out examples that are to come."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
     write_atomically(folder / "summary.md", summary(search, outcome))
+    plain = outcome.plain.to_dict()
     shown = ("key", "fitness", "scores", "seconds", "stopped_after")
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
-        "best": {k: v for k, v in outcome.best.to_dict().items() if k not in ("examples", "ended")},
-        "plain": {key: value for key, value in outcome.plain.to_dict().items() if key in shown},
+        "best": {key: value for key, value in outcome.best.to_dict().items() if key not in ("examples", "ended")},
+        "plain": {key: plain[key] for key in plain if key in shown},
         **_totals(search),
         "finished": finished,
     }
@@ -326,7 +290,7 @@ def draw(folder: Path, outcome: Outcome) -> None:
             lines = []
             for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
                 values = {at(column.position): measured.scores[column.name] for column in task.columns}
-                scores = {at(column.position): tuple(measured.examples[column.name]) for column in task.columns}
+                scores = {at(column.position): list(measured.examples[column.name]) for column in task.columns}
                 lines.append((name, place, Metric(True, values, scores)))
             drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():

@@ -1,13 +1,12 @@
 """The gate on scores in memory: its rows, what it catches, how often it cries wolf, and what it says."""
 
+import itertools
 import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks import statistics_checks as simulated
 from benchmarks.statistics_checks import task_of
@@ -43,104 +42,46 @@ def suite_of(verdict):
 def metric_of(scores, direction=True):
     """A metric without positions; ``scores`` may be a list, one a question, or a number that is no average."""
     if isinstance(scores, list):
-        return Metric(direction, {"all": sum(scores) / len(scores)}, {"all": tuple(scores)})
+        return Metric(direction, {"all": sum(scores) / len(scores)}, {"all": scores})
     return Metric(direction, {"all": scores}, None)
 
 
-def task_with(questions=20, **metrics):
-    return Task("1", {}, questions, "d", "p", {f"{name},none": metric for name, metric in metrics.items()})
+def task_with(**metrics):
+    return Task("1", {}, 20, "d", "p", {f"{name},none": metric for name, metric in metrics.items()})
 
 
 # --- every score has a row ---
 
 
-NAMES = st.text(st.sampled_from("ab@5_ ,%é"), min_size=1, max_size=8) | st.sampled_from(
-    ["acc", "acc@5", "acc@50", "mrr", "acc_worst", "acc_spread", "x_stderr"]
-)
-DIRECTIONS = st.sampled_from([True, False, None])
-SIZES = st.integers(1, 60)
-
-
-@st.composite
-def baselines(draw):
-    """Tasks of any metrics, some by position, some without samples, some in groups that are pooled or not."""
-    tasks = {}
-    for name in draw(st.lists(NAMES, min_size=1, max_size=4, unique=True)):
-        size, metrics = draw(SIZES), {}
-        for key in draw(st.lists(NAMES, min_size=1, max_size=3, unique=True)):
-            labels = draw(st.sampled_from([["all"], ["0 %", "50 %"], ["0 %", "33 %", "100 %"]]))
-            kind, direction = draw(st.sampled_from(["right or wrong", "smooth", "no average", "NaN"])), draw(DIRECTIONS)
-            if kind in ("no average", "NaN"):
-                value = math.nan if kind == "NaN" else draw(st.floats(-10, 10))
-                metrics[f"{key},none"] = Metric(direction, dict.fromkeys(labels, value), None)
-            else:
-                best = 0.0 if direction is False else 1.0
-                noise = np.random.default_rng(draw(st.integers(0, 9))).random((len(labels), size)) / 2
-                columns = np.full((len(labels), size), best) + (noise if kind == "smooth" else 0)
-                by_question = {label: tuple(column.tolist()) for label, column in zip(labels, columns, strict=True)}
-                values = {label: float(np.mean(column)) for label, column in by_question.items()}
-                metrics[f"{key},none"] = Metric(direction, values, by_question)
-        tasks[name] = Task("1", {}, size, "d", "p", metrics)
-    return simulated.as_run({"anchor": task_of(np.ones((40, 1))), **tasks})
-
-
-@settings(max_examples=100, deadline=None)
-@given(baselines(), st.data(), st.booleans())
-def test_a_planted_fall_of_any_metric_of_any_task_by_all_its_answers_is_never_ok(old, data, strict):
-    """Every answer gets worse by 1 or more, in one label of one metric of one task; another task may rise."""
-    name = data.draw(st.sampled_from([*old.tasks]))
-    key = data.draw(st.sampled_from([*old.tasks[name].metrics]))
-    metric = old.tasks[name].metrics[key]
-    label = data.draw(st.sampled_from([*metric.values]))
-    step = 1.0 if metric.higher_is_better is False else -1.0
-    if metric.higher_is_better is None:
-        step = data.draw(st.sampled_from([1.0, -1.0]))
-    columns = metric.by_question and {
-        each: tuple(score + step * (each == label) for score in scores) for each, scores in metric.by_question.items()
-    }
-    values = {each: value + step * (each == label) for each, value in metric.values.items()}
-    fallen = replace(metric, values=values, by_question=columns)
-    task = replace(old.tasks[name], metrics={**old.tasks[name].metrics, key: fallen})
-    new = replace(old, tasks={**old.tasks, name: task})
-    verdict = regress(old, new, strict=strict)
-    rows = {(row.task, row.metric, row.label): row for row in verdict.rows}
-    expected = {
-        (task, of, at)
-        for task, holder in old.tasks.items()
-        for of, each in holder.metrics.items()
-        for at in [*each.values, *(["mean", "worst", "spread"] if len(each.values) > 1 else [])]
-    }
-    assert rows.keys() == expected
-    assert len(verdict.rows) == len(expected)
-    row = rows[name, key, label]
-    assert row.outcome in (Outcome.WORSE, Outcome.NOT_TESTABLE)
-    assert row.fails or not strict
-    if row.outcome == Outcome.NOT_TESTABLE and metric.by_question:
-        assert len(metric.by_question[label]) < 14  # 2^-14 is below 0.01 / (2 * 73), and there are 73 rows at most
-
-
-def test_the_holes_that_there_were_are_closed():
-    """Names with an @; a metric of one task alone; a rise beside a fall; a baseline without a number; no direction."""
-    good, bad = [1.0] * 30, [0.0] * 30
-    plain = task_with(30, **{"acc@5": metric_of(good), "acc": metric_of(good), "mrr": metric_of(good)})
-    fallen = task_with(30, **{"acc@5": metric_of(good), "acc": metric_of(bad), "mrr": metric_of(bad)})
-    assert outcomes(regress(run_with(toy=plain), run_with(toy=fallen))) == ["ok", "worse", "worse"]
-    both = [task_with(30, acc=metric_of(a), f1=metric_of(b)) for a, b in ((good, bad), (bad, good))]
-    assert outcomes(regress(run_with(a=both[0], b=both[1]), run_with(a=both[1], b=both[0]))) == [
-        *("worse", "better", "better", "worse")
-    ]
-    for number in (math.nan, 0.5):
-        unknown = task_with(30, acc=metric_of(good), other=metric_of(math.nan))
-        now = task_with(30, acc=metric_of(good), other=metric_of(number))
-        verdict = regress(run_with(toy=unknown), run_with(toy=now), strict=True)
-        assert outcomes(verdict) == ["ok", "not testable"]
-        assert verdict.failed
-    for direction, value, fails in ((None, 9.0, True), (None, 0.1, False), (False, 9.0, True), (True, 9.0, False)):
-        sides = [
-            run_with(toy=task_with(30, acc=metric_of(good), perplexity=metric_of(number, direction)))
-            for number in (0.1, value)
+@pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
+@pytest.mark.parametrize("direction", [True, False, None])
+@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average", "NaN"])
+def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, direction, labels):
+    """Every answer gets worse by 1 at one label, while another task rises."""
+    columns = np.full((len(labels), 20), float(direction is not False))
+    if kind == "smooth":
+        columns += np.random.default_rng(0).random(columns.shape) / 2
+    by_question = dict(zip(labels, columns.tolist(), strict=True))
+    values = dict(zip(labels, columns.mean(axis=1).tolist(), strict=True))
+    if kind in ("no average", "NaN"):
+        by_question, values = None, dict.fromkeys(labels, math.nan if kind == "NaN" else 7.5)
+    metric = Metric(direction, values, by_question)
+    old = run_with(toy=task_with(f1=metric), other=task_with(acc=metric_of([0.0] * 20)))
+    steps = {True: [-1.0], False: [1.0], None: [1.0, -1.0]}[direction]
+    for label, step, strict in itertools.product(labels, steps, (False, True)):
+        moved = by_question and by_question | {label: [score + step for score in by_question[label]]}
+        fallen = Metric(direction, values | {label: values[label] + step}, moved)
+        new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
+        verdict = regress(old, new, strict=strict)
+        *rows, other = verdict.rows
+        summaries = ["mean", "worst", "spread"] if len(labels) > 1 else []
+        assert [(row.task, row.metric, row.label) for row in rows] == [
+            ("toy", "f1,none", each) for each in [*labels, *summaries]
         ]
-        assert regress(*sides, strict=True).failed == fails
+        [row] = [row for row in rows if row.label == label]
+        assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
+        assert row.fails == (strict or bool(by_question))
+        assert (other.task, other.outcome) == ("other", Outcome.BETTER)
 
 
 def test_what_the_run_lacks_is_missing_and_fails():
@@ -159,13 +100,6 @@ def test_what_the_run_lacks_is_missing_and_fails():
 # --- what it catches, and what it does not ---
 
 
-def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
-    """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
-    rng = np.random.default_rng(2)
-    old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
-    assert sum(regress(simulated.draw(rng, old), simulated.draw(rng, new)).failed for _ in range(20)) >= 19
-
-
 def test_a_wider_spread_is_caught_where_no_score_fell_and_what_rose_is_better():
     old = np.zeros((500, 3))
     old[:300] = 1
@@ -174,28 +108,34 @@ def test_a_wider_spread_is_caught_where_no_score_fell_and_what_rose_is_better():
     verdict = regress(old, new)
     assert outcomes(verdict) == ["better", "ok", "ok", "better", "ok", "worse"]
     assert failing(verdict) == ["spread"]
-    allowed = [row["allowed"] > 0 for row in page_of(verdict).data["comparisons"][0]["rows"]]
-    assert allowed == [False] * 5 + [True]  # the spread alone may not grow
+    assert [row.allowed > 0 for row in verdict.rows] == [False] * 5 + [True]  # the spread alone may not grow
 
 
-def test_a_rise_passes_and_fails_where_lower_is_better_or_nothing_is_known():
+@pytest.mark.parametrize(("higher_is_better", "fall"), [(True, -0.1), (False, 0.1), (None, 0.1), (None, -0.1)])
+def test_a_change_for_the_worse_fails_beyond_the_tolerance_and_its_opposite_where_nothing_is_known(
+    higher_is_better, fall
+):
     old = np.random.default_rng(0).normal(5, 1, (100, 2))
-    assert not regress(old, old + 0.1).failed
-    for direction in (False, None):
-        sides = (run_with(toy=task_of(side, higher_is_better=direction)) for side in (old, old + 0.1))
-        assert failing(regress(*sides)) == ["0 %", "1 %", "mean", "worst"]
+
+    def verdict(change, **options):
+        sides = (run_with(toy=task_of(side, higher_is_better=higher_is_better)) for side in (old, old + change))
+        return regress(*sides, **options)
+
+    assert failing(verdict(fall)) == ["0 %", "1 %", "mean", "worst"]
+    assert verdict(-fall).failed == (higher_is_better is None)
+    assert not verdict(fall / 200).failed
+    assert all(abs(row.allowed) >= 0.001 for row in verdict(fall / 200).rows)
+    assert verdict(fall / 200, tolerance=0.0).failed
 
 
-def test_a_systematic_change_within_the_tolerance_passes():
-    """Another precision shifts every score a little, in one direction: certain, but of no account."""
-    old = np.random.default_rng(0).normal(0.5, 0.1, (200, 2))
-    verdict = regress(old, old - 0.0005)
-    assert not verdict.failed
-    assert all(abs(row["allowed"]) >= 0.001 for row in page_of(verdict).data["comparisons"][0]["rows"])
-    assert regress(old, old - 0.0005, tolerance=0.0).failed
+def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
+    """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
+    rng = np.random.default_rng(2)
+    old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
+    assert sum(regress(simulated.draw(rng, old), simulated.draw(rng, new)).failed for _ in range(8)) >= 7
 
 
-# --- the largest drop ---
+# --- the largest drop, and what cannot be tested ---
 
 
 def lost(questions, of=20):
@@ -205,7 +145,7 @@ def lost(questions, of=20):
     return old, new
 
 
-def test_a_loss_of_almost_half_that_chance_allows_fails_by_its_size():
+def test_a_loss_that_chance_allows_fails_by_its_size():
     assert not regress(*lost(9)).failed
     assert [regress(*lost(k), max_drop=0.1).failed for k in (2, 3)] == [False, True]
     assert not regress(*lost(3), max_drop=0.1, tolerance=0.2).failed
@@ -220,18 +160,11 @@ def test_a_loss_of_almost_half_that_chance_allows_fails_by_its_size():
         "(8 tested; a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1)"
     )
     assert [case.get("name") for case in suite_of(verdict) if case.find("failure") is not None] == ["mean"]
-
-
-@pytest.mark.parametrize(("change", "fails"), [(-0.5, False), (0.5, True)])
-def test_the_score_of_a_single_task_is_held_to_the_largest_drop_in_its_own_direction(change, fails):
-    """Lower is better: 6 questions of 20, one too few for the test, get worse or better, 0.15 on average."""
-    scores = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
-    old, new = (run_with(toy=task_of(side, higher_is_better=False)) for side in scores)
-    assert not regress(old, new).failed
-    assert regress(old, new, max_drop=0.1).failed == fails
-
-
-# --- what cannot be tested ---
+    for change in (-0.5, 0.5):  # lower is better; six questions are one too few for the test
+        sides = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
+        old, new = (run_with(toy=task_of(side, higher_is_better=False)) for side in sides)
+        assert not regress(old, new).failed
+        assert regress(old, new, max_drop=0.1).failed == (change > 0)
 
 
 def test_too_few_questions_to_find_any_loss_are_not_called_fine():
@@ -252,15 +185,12 @@ def test_each_task_sees_the_loss_of_as_many_answers_as_is_said_and_of_no_fewer()
         "few, acc: not testable, fewer than 11 questions.",
     )
     assert outcomes(verdict) == ["not testable"] + ["ok"] * 12
-    assert "1 could not be tested" in verdict.headline
-    assert suite_of(verdict).get("skipped") == "1"
-    assert not verdict.failed
+    assert (verdict.failed, suite_of(verdict).get("skipped")) == (False, "1")
     assert suite_of(regress(old, old, strict=True)).get("failures") == "1"
-    for name in ("some", "many"):
-        for loss in (10, 11):
-            new = whole[name].copy()
-            new[:loss] = 0
-            assert regress(old, run_with(**whole | {name: new})).failed == (loss == 11)
+    for name, loss in itertools.product(("some", "many"), (10, 11)):
+        new = whole[name].copy()
+        new[:loss] = 0
+        assert regress(old, run_with(**whole | {name: new})).failed == (loss == 11)
 
 
 def test_without_samples_a_score_is_held_to_its_size_alone():
@@ -270,14 +200,14 @@ def test_without_samples_a_score_is_held_to_its_size_alone():
         return run_with(toy=replace(task, documents=None, prompts=None, metrics=metrics))
 
     good = np.ones((20, 2))
-    old, same, worse = unlogged(good), unlogged(good), unlogged(good * [0.5, 1.0])
+    old, worse = unlogged(good), unlogged(good * [0.5, 1.0])
     with pytest.raises(gate.NotComparable, match="--log_samples, or give --max-drop"):
         regress(old, worse)
     verdict = regress(old, worse, max_drop=0.1, strict=True)
     assert outcomes(verdict) == ["not testable", "not testable", "worse", "not testable", "not testable"]
     assert failing(verdict) == ["mean"]
     assert [(row.change.old, row.change.new) for row in verdict.rows[2:]] == [(1.0, 0.75), (1.0, 0.5), (0.0, 0.5)]
-    passed = regress(old, same, max_drop=0.1, strict=True)
+    passed = regress(old, old, max_drop=0.1, strict=True)
     assert (outcomes(passed)[2], passed.rows[2].by_size, passed.failed) == ("ok", True, False)
 
 
@@ -289,9 +219,7 @@ def test_a_score_that_is_no_average_is_excused_where_its_samples_are_tested_and_
     )
     verdict = regress(old, old, strict=True)
     assert outcomes(verdict) == ["ok", "not testable"]
-    assert suite_of(verdict).get("skipped") == "1"
     assert "toy, perplexity: not testable, not an average over its samples." in verdict.notes
-    assert "which fails" not in verdict.headline
     assert not verdict.failed
     assert verdict.rows[0].level == gate.ALPHA  # what cannot be tested takes nothing from what can
     assert regress(old, worse, strict=True).failed
@@ -300,27 +228,22 @@ def test_a_score_that_is_no_average_is_excused_where_its_samples_are_tested_and_
     assert regress(as_average, old, strict=True).failed  # an average that is none any more is no excuse
     alone = run_with(tested=np.ones((20, 1)), alone=task_with(perplexity=metric_of(7.5, False)))
     assert failing(regress(alone, alone, strict=True)) == ["all"]
-    assert not regress(alone, alone).failed
 
 
 # --- false alarms ---
 
 
-@pytest.mark.parametrize(
-    ("sizes", "noise"),
-    [*((sizes, None) for sizes in ((8, 24), (12, 200), (80,) * 3)), *(((120,), share) for share in (0.002, 0.02, 0.2))],
-)
+@pytest.mark.parametrize(("sizes", "noise"), [((8, 24), None), ((24, 24, 24), None), ((120,), 0.02)])
 def test_false_alarms_stay_below_alpha_over_tasks_of_any_size_and_any_noise(sizes, noise):
-    """At alpha 0.1, reruns of which answers flip, or all are drawn anew: of 100, 10 may fail; 18 would be p = 0.01."""
+    """At alpha 0.1, reruns of which answers flip, or all are drawn anew: of 60, 6 may fail; 13 would be p < 0.01."""
     rng = np.random.default_rng(sum(sizes))
     chances = [simulated.chances(rng, np.array([0.9, 0.6, 0.8]), questions=n)[0] for n in sizes]
     truths = [simulated.draw(rng, chance) for chance in chances]
 
     def run():
-        if noise is None:
-            drawn = [simulated.draw(rng, chance) for chance in chances]
-        else:
+        drawn = [simulated.draw(rng, chance) for chance in chances]
+        if noise is not None:
             drawn = [simulated.flipped(rng, truth, noise) for truth in truths]
         return run_with(**{f"task{i}": scores for i, scores in enumerate(drawn)})
 
-    assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(100)) <= 17
+    assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(60)) <= 12

@@ -46,34 +46,23 @@ def test_worst_and_spread_far_apart_have_the_errors_of_the_positions_they_come_f
     assert st.worst_position(few, replicates=40_000).stderr == pytest.approx(stdlib.stdev(few[:, 1]) / 2, rel=0.02)
 
 
-def values_and_errors(scores):
-    found = [estimate(scores) for estimate in (st.mean_over_positions, st.worst_position, st.spread)]
-    return [estimate.value for estimate in found], [estimate.stderr for estimate in found]
-
-
-def test_edge_cases_of_the_three_numbers_over_positions():
-    perplexity = np.array([[3.0, 9.0], [5.0, 7.0], [4.0, 8.0]])
-    assert st.compare_paired(perplexity, perplexity, higher_is_better=False).worst.a == 8.0
-    assert st.spread(perplexity).value == 4.0
-    assert values_and_errors(np.ones((20, 3))) == ([1.0, 1.0, 0.0], [0.0] * 3)
-    one_question, unknown = values_and_errors([[1.0, 0.0]])
-    assert one_question == [0.5, 0.0, 1.0]
-    assert np.isnan(unknown).all()
-    one_position = answers(30, [0.6, 0.5])[:, :1]
-    assert st.worst_position(one_position) == st.mean_over_positions(one_position)
-    assert st.spread(one_position) == st.Estimate(0.0, 0.0)
-
-
-def test_lm_eval_is_given_these_numbers_and_na_for_an_unknown_error():
+def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
     scores = answers(30, [0.6, 0.9]).tolist()
     worst, spread = st.worst_position(scores), st.spread(scores)
-    assert {name: aggregate(scores) for name, aggregate in st.OVER_POSITIONS.items()} == {
+    given = {name: aggregate(scores) for name, aggregate in st.OVER_POSITIONS.items()}
+    assert given == {
         "worst": worst.value,
         "worst_stderr": worst.stderr,
         "spread": spread.value,
         "spread_stderr": spread.stderr,
     }
-    assert st.OVER_POSITIONS["spread_stderr"]([[1.0, 0.0]]) == "N/A"
+    of_one = {name: aggregate([[1.0, 0.0]]) for name, aggregate in st.OVER_POSITIONS.items()}
+    assert of_one == {"worst": 0.0, "worst_stderr": "N/A", "spread": 1.0, "spread_stderr": "N/A"}
+    one_position = np.array(scores)[:, :1]
+    assert st.worst_position(one_position) == st.mean_over_positions(one_position)
+    assert st.spread(one_position) == st.Estimate(0.0, 0.0)
+    perplexity = np.array([[3.0, 9.0], [5.0, 7.0], [4.0, 8.0]])
+    assert st.compare_paired(perplexity, perplexity, higher_is_better=False).worst.a == 8.0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +81,7 @@ def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_doe
     """Few discordant pairs, 60 questions: 2 % lost and 4 % gained."""
     rng = np.random.default_rng(5)
     adjusted = wald = 0
-    for _ in range(2000):
+    for _ in range(1000):
         _, losses, gains = rng.multinomial(60, [0.94, 0.02, 0.04])
         low, high = st.paired_proportions_interval(losses, gains, 60)
         adjusted += low <= 0.02 <= high
@@ -102,8 +91,8 @@ def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_doe
     assert st.paired_proportions_interval(10, 20, 100)[0] == pytest.approx(
         10 / 102 - 1.959964 * math.sqrt((32 / 102 - (10 / 102) ** 2) / 102), abs=1e-6
     )  # the published formula: 21/102 and 11/102
-    assert adjusted / 2000 >= 0.945
-    assert wald / 2000 < 0.92
+    assert adjusted / 1000 >= 0.945
+    assert wald / 1000 < 0.92
 
 
 def test_paired_differences_count_each_question_against_itself():
@@ -155,22 +144,22 @@ def test_p_of_the_mean_is_the_share_of_all_exchanges():
 
 
 def test_the_smallest_effect_is_found_in_four_of_five_comparisons():
-    """Of 500 pairs 400 expected; the share may miss by the error of 500 draws and of the estimated variance."""
+    """Of 300 pairs 240 expected; the share may miss by the error of 300 draws and of the estimated variance."""
     rng = np.random.default_rng(3)
-    scatter = rng.normal(size=(500, 60, 2)) * [0.2, 0.4]
+    scatter = rng.normal(size=(300, 60, 2)) * [0.2, 0.4]
     effect = np.mean([st.smallest_effect(np.zeros((60, 2)), one) for one in scatter])
     found = [st.compare_paired(np.zeros((60, 2)), one + effect, replicates=400).mean.p < 0.05 for one in scatter]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.05)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
     of_a, of_b = np.array([0.9, 0.6, 0.75]), np.array([0.9, 0.75, 0.8])
-    shares, *_ = covered(250, of_a, of_b, questions=150, replicates=300)
+    shares, *_ = covered(150, of_a, of_b, questions=150, replicates=300)
     assert all(share >= 0.91 for share in shares.values()), shares
     assert shares["mean"] <= 0.985
 
 
-def test_equal_runs_differ_by_nothing():
+def test_equal_runs_differ_by_nothing_and_one_question_shows_nothing():
     a = answers(30, [0.5, 0.9])
     found = st.compare_paired(a, a)
     for difference in (*found.positions, found.mean, found.worst, found.spread):
@@ -212,17 +201,16 @@ def test_exchange_test_of_one_position_is_one_sided_mcnemar():
     old, new = answers(100, [0.6, 0.6], seed=3, runs=2)
     losses, gains = int(((old > new)[:, 0]).sum()), int(((new > old)[:, 0]).sum())
     expected = stats.binomtest(losses, losses + gains, 0.5, alternative="greater").pvalue
-    exact = st.rerun_changes(old, new, 0.05)[0]
-    assert exact.p == pytest.approx(expected)
+    assert st.rerun_changes(old, new, 0.05)[0].p == pytest.approx(expected)
     drawn = st.rerun_changes(old * 3, new * 3, 0.05)[0]  # 0 and 3: no longer right or wrong
     assert drawn.p == pytest.approx(expected, abs=0.015)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("loss", range(0, 31, 3))
-def test_a_change_is_significant_exactly_where_it_exceeds_what_is_allowed(loss, scale):
-    old, new = np.zeros((100, 2)), np.zeros((100, 2))
-    old[:loss] = 1  # lost at both positions
-    new[60:70] = 1  # ten gained
-    for change in st.rerun_changes(old * scale, new * scale, 0.01):
-        assert (change.p <= 0.01) == (change.worsening > change.allowed + 1e-12)
+def test_a_change_is_significant_exactly_where_it_exceeds_what_is_allowed(scale):
+    for loss in range(0, 31, 3):
+        old, new = np.zeros((100, 2)), np.zeros((100, 2))
+        old[:loss] = 1  # lost at both positions
+        new[60:70] = 1  # ten gained
+        for change in st.rerun_changes(old * scale, new * scale, 0.01):
+            assert (change.p <= 0.01) == (change.worsening > change.allowed + 1e-12)

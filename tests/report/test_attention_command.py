@@ -7,8 +7,7 @@ import torch
 
 import lpes_eval
 from lpes_eval import cli, methods
-from lpes_eval.attention.measure import shares, weights
-from lpes_eval.attention.prompts import REGIONS, load, prompts
+from lpes_eval.attention.measure import REGIONS, load, prompts, shares, weights
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.report import figures
@@ -77,7 +76,7 @@ def lm():
 
 
 @pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
-def test_the_tokens_of_a_region_are_those_of_its_segments(lm, task) -> None:
+def test_the_tokens_of_a_region_are_those_of_its_segments_and_shares_those_of_the_weights(lm, task) -> None:
     size = {"num_keys": 9} if task == "kv_retrieval" else {"num_documents": 4}
     loaded = load(task, {**size, "positions": [0, 100]})
     found = list(prompts(lm, loaded, 2, False))
@@ -100,37 +99,35 @@ def test_the_tokens_of_a_region_are_those_of_its_segments(lm, task) -> None:
         assert answer.strip() in text["gold"]
         if task == "kv_retrieval":
             assert answer.startswith(' "')  # as the model writes a value
-
-
-def test_shares_are_those_of_the_weights(lm) -> None:
-    [prompt] = prompts(lm, load("kv_retrieval", {"num_keys": 5, "positions": [50]}), 1, False)
     rows = list(weights(lm.model, prompt.tokens, prompt.answer))
-    found = shares(lm.model, prompt)
-    assert list(found) == list(range(len(rows[0])))
-    for h, share in found.items():
+    for h, share in shares(lm.model, prompt).items():
         for region, value in zip(prompt.regions, share, strict=True):
             expected = sum(row[h][:, region].sum(-1).mean() for row in rows) / len(rows)
             torch.testing.assert_close(value, expected)
         assert 0 < share[:3].sum() < 1
 
 
-def test_what_cannot_be_measured_or_written_is_refused_in_one_line_before_it_is_measured(tmp_path, capsys) -> None:
+def test_what_cannot_be_measured_or_written_is_refused_in_one_line(lm, tmp_path, capsys, monkeypatch) -> None:
     (tmp_path / "file").touch()
     for flags, said in (
         (["-o", str(tmp_path / "file")], f"{tmp_path}/file: File exists"),
-        (["-o", str(tmp_path / "new"), "--apply_chat_template"], "has no chat template"),
         (["-o", str(tmp_path / "new"), "--task", "mmlu"], "--task mmlu: no such task"),
     ):
         assert cli.main(["attention", "reference-kv", "--device", "cpu", *flags]) == 2
         assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("command", ["attention", "diagnose"])
-@pytest.mark.parametrize("given", ["pretrained=reference", "factors=1.3", "device=cpu"])
-def test_what_a_command_has_a_place_for_is_no_argument_of_its_model(command, given, capsys) -> None:
-    with pytest.raises(SystemExit):
-        cli.main([command, "reference-kv", "--model_args", given])
-    assert f"argument --model_args: {given}: " in capsys.readouterr().err
+    for command in ("attention", "diagnose"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "reference-kv", "--model_args", "device=cpu"])
+        assert "argument --model_args: device=cpu: " in capsys.readouterr().err
+    small = load("kv_retrieval", {"num_keys": 3})
+    with pytest.raises(UserError, match="has no chat template"):
+        list(prompts(lm, small, 1, True))
+    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages[0].content | upper }}")
+    with pytest.raises(UserError, match="chat template changes the text"):
+        list(prompts(lm, small, 1, True))
+    monkeypatch.setattr(type(lm), "max_length", 9)
+    with pytest.raises(PromptTooLong, match="the model's window is 9"):
+        list(prompts(lm, small, 1, False))
 
 
 def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, capsys) -> None:
@@ -145,24 +142,12 @@ def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, c
     assert (folder / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["report", str(folder), "-o", str(page)]) == 0
     assert "the attention that its answers pay to regions of the context" in page.read_text()
+    panels = figures.attention("a", data).figure.axes
+    assert [panel.get_ylabel() for panel in panels] == ["factor", *(f"{region} (%)" for region in REGIONS)]
+    shown = [list(panel.get_lines()[1].get_ydata()) for panel in panels[:2]]
+    assert shown == [[1.5] * depth, [100 * share[0] for share in data["sets"]["1.5"]["shares"]]]
     for place, value in ((("format",), "another"), (("sets", "plain", "layers"), []), (("sets", "plain", "shares"), 5)):
         put(folder / "attention.json", place, value)
         assert cli.main(["report", str(folder), "-o", str(page)]) == 2
         assert "attention.json: not what lpes-eval attention writes" in capsys.readouterr().err
         (folder / "attention.json").write_text(json.dumps(data))
-
-
-def test_the_picture_has_a_layers_factor_above_its_shares() -> None:
-    sets = {"x": {"factors": [1.25, 1.5], "layers": [0, 1], "shares": [[0.1, 0.2, 0.3, 0.05], [0.4, 0.1, 0.2, 0.15]]}}
-    data = {"model": "m", "task": "t", "questions": 3, "tokens": 900, "regions": REGIONS, "sets": sets}
-    panels = figures.attention("a", data).figure.axes
-    assert [panel.get_ylabel() for panel in panels] == ["factor", *(f"{region} (%)" for region in REGIONS)]
-    assert [list(panel.get_lines()[0].get_ydata()) for panel in panels[:2]] == [[1.25, 1.5], [10, 40]]
-
-
-def test_a_prompt_that_does_not_fit_or_that_the_template_changes_is_refused(lm, monkeypatch) -> None:
-    with pytest.raises(PromptTooLong, match="the model's window is"):
-        list(prompts(lm, load("kv_retrieval", {"num_keys": 300}), 1, False))
-    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages[0].content | upper }}")
-    with pytest.raises(UserError, match="chat template changes the text"):
-        list(prompts(lm, load("kv_retrieval", {"num_keys": 3}), 1, True))

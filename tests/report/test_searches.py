@@ -4,7 +4,6 @@ import io
 import json
 import random
 import re
-import time
 
 import pytest
 
@@ -38,14 +37,6 @@ def over(share):
     return {"ends": {"plain": 0.9, "found": 0.9 - share, "interval": [-0.5, -0.1], "over": share}}
 
 
-def test_the_plain_model_that_an_optimiser_measured_too_stays_the_plain_model(tmp_path):
-    folder = write_search(tmp_path / "s", [individual(3, 0.5, key="plain", origin="finalist"), individual(1, 0.6)])
-    search = sources.search("s", folder)
-    assert search.plain.key == "plain"
-    plain, *_ = figures.tradeoff(search).figure.axes[0].get_lines()
-    assert (plain.get_label(), list(plain.get_xdata())) == ("plain model", [0.5])
-
-
 def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     lines = [
         individual(0, 0.5, key="plain", generation=None, origin="baseline"),
@@ -70,16 +61,20 @@ def test_a_search_that_runs_is_shown_as_far_as_it_went(tmp_path, report):
     assert marks["not beaten by any other"] == pytest.approx([0.6])
 
 
-def test_what_no_other_individual_beats_is_joined_by_a_line(tmp_path):
+def test_the_tradeoff_joins_what_no_other_individual_beats_and_knows_the_plain_model(tmp_path):
     draw = random.Random(1)
-    points = [(draw.randrange(64) / 8, draw.randrange(64) / 8) for _ in range(300)]
-    lines = [individual(n, 0.5, scores={"low": y, "high": 100.0 + x}) for n, (x, y) in enumerate(points)]
-    search = sources.search("s", write_search(tmp_path / "s", [individual(999, 0.1, prompts=1), *lines]))
+    points = [(draw.randrange(64) / 8, draw.randrange(64) / 8) for _ in range(100)]
+    plain = individual(999, 0.5, key="plain", origin="finalist")  # an optimiser measured it, too
+    lines = [plain, *(individual(n, 0.5, scores={"low": y, "high": 100.0 + x}) for n, (x, y) in enumerate(points))]
+    search = sources.search("s", write_search(tmp_path / "s", lines))
+    first, *_, line = figures.tradeoff(search).figure.axes[0].get_lines()
+    assert (first.get_label(), list(first.get_xdata())) == ("plain model", [0.5])
     both = {((y + 100 + x) / 2, y) for x, y in points}
     front = [p for p in both if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in both)]
-    line = figures.tradeoff(search).figure.axes[0].get_lines()[-1]
     assert sorted(zip(line.get_xdata(), line.get_ydata(), strict=True)) == sorted(front)
     assert len(front) > 2
+    settings = SETTINGS | {"fitness": {"tasks": [{"task": "toy"}, {"task": "nll", "lower_is_better": True}]}}
+    assert figures.tradeoff(sources.search("s", write_search(tmp_path / "lower", lines, settings))) is None
 
 
 def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhile(tmp_path, capsys, monkeypatch):
@@ -111,17 +106,14 @@ def lines_of(*entries, **expected):
     return lines, progress
 
 
-def test_what_was_given_up_or_worsens_a_guard_is_not_the_best_so_far():
-    """A band has to gain more than a point; one given up just below that may have had a higher score until then."""
+def test_the_best_so_far_was_measured_to_the_end_and_is_of_those_asked_as_much():
+    """The time left is that of what was measured now."""
     entries = [individual(1, 0.5), individual(2, 0.505, stopped_after=9), individual(3, 0.6, guards=over(0.2))]
     lines, progress = lines_of(*((entry, True) for entry in entries))
     assert [line.count("best 0.5000") for line in lines] == [1, 1, 1]
     assert "given up early" in lines[1]
     assert "worsens a guard" in lines[2]
     assert progress.rows["this one"].fitness == 0.6
-
-
-def test_the_best_is_of_those_asked_as_much_and_the_time_left_of_what_was_measured_now():
     entries = [(individual(1, 0.9, prompts=10), False), (individual(2, 0.4, prompts=40), True)]
     lines, _ = lines_of(*entries, individuals=6, prompts=130)
     assert "best 0.9000  known" in lines[0]
@@ -161,16 +153,8 @@ def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, command, lin
     assert not (tmp_path / "r.html").exists()
 
 
-def test_no_tradeoff_is_drawn_where_lower_is_better_for_a_task(tmp_path):
-    for lower in (False, True):
-        fitness = {"tasks": [{"task": "toy"}, {"task": "nll", "lower_is_better": True}][: 1 + lower]}
-        lines = [individual(0, 0.6), individual(1, 0.7)]
-        folder = write_search(tmp_path / str(lower), lines, {**SETTINGS, "fitness": fitness})
-        assert (figures.tradeoff(sources.search("s", folder)) is None) is lower
-
-
 def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
-    search = write_search(tmp_path / "s", [individual(0, 0.6), individual(1, 0.7)])
+    search = write_search(tmp_path / "s", [individual(n, n % 97 / 100) for n in range(3000)])  # pixels beyond 2000
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
     page = report(*runs, search, options=["--figures", tmp_path / "figures"])
     names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
@@ -178,15 +162,4 @@ def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     assert [path.name for path in files] == sorted(f"{name}.{kind}" for name in names for kind in ("pdf", "png"))
     assert {path.read_bytes()[:4] for path in files} == {b"\x89PNG", b"%PDF"}
     assert sum(name == "img" for name, _ in page.elements) == len(names)
-
-
-def test_a_long_journal_is_watched_and_drawn_in_time_that_grows_with_its_length(tmp_path, report, capsys):
-    """What takes every entry against every other one takes minutes here."""
-    folder = write_search(tmp_path / "s", [individual(n, n % 97 / 100, generation=n // 30) for n in range(20_000)])
-    (folder / "report.json").write_text("{}")
-    begun = time.process_time()
-    assert cli.main(["watch", str(folder)]) == 0
-    assert capsys.readouterr().out.count("generation") == 20_000
-    report(folder)
-    assert (tmp_path / "report.html").stat().st_size < 2e6
-    assert time.process_time() - begun < 25
+    assert (tmp_path / "report.html").stat().st_size < 1e6
