@@ -16,10 +16,7 @@ STAMP = "_rotated_by"
 
 
 class Stamp:
-    """On a cache and its copies: what has rotated its keys, layer factors or one method's settings in one model.
-
-    Compiled code need only ask whether it is the same object.
-    """
+    """On a cache and its copies: what has rotated its keys, layer factors or one method's settings in one model."""
 
     def __init__(self, keys_of_others: str, factors: tuple[float, ...] | None = None) -> None:
         self.keys_of_others, self.factors = keys_of_others, factors
@@ -28,20 +25,15 @@ class Stamp:
         return self
 
     def check(self, cache: Cache, held: int | None = None) -> None:
-        """Put the stamp on a cache; ``CacheError`` where it holds keys that were rotated otherwise.
-
-        ``held`` says how many positions that are, where it is not all that the cache holds.
-        """
+        """Put the stamp on a cache; ``CacheError`` where its keys (in ``held`` positions) were rotated otherwise."""
         stamp = getattr(cache, STAMP, None)
-        if stamp is self:
+        if stamp is self:  # all that compiled code need ask
             return
         if stamp is None or stamp.factors is None or stamp.factors != self.factors:
             held = held_in(cache) if held is None else held
             if held > 0:
-                raise CacheError(
-                    f"the key-value cache holds {held} positions whose keys {self.keys_of_others}; start with an empty "
-                    "cache"
-                )
+                found = f"the key-value cache holds {held} positions whose keys {self.keys_of_others}"
+                raise CacheError(f"{found}; start with an empty cache")
         setattr(cache, STAMP, self)
 
     def put(self, output: Any) -> None:

@@ -27,7 +27,6 @@ from lpes_eval.errors import DataError, FactorsError
 FORMAT = "lpes-factors"
 VERSION = 1
 REFERENCE = "reference"
-MAX_BYTES = 1 << 20
 MAX_LAYERS = 1_000
 MAX_POINTS = 12
 """Of a curve. With these bounds every file is evaluated within a second."""
@@ -38,19 +37,20 @@ _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _OF_THE_MODEL = ("model", "model_args", "weights", "fitness", "proof")
 """What ``origin`` says of the model that the factors were found on, and of no other."""
-_ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
-    "model": ((str, Mapping), "a string or an object"),
-    "model_args": ((Mapping,), "an object"),
-    "weights": ((Mapping,), "an object"),
-    "task": ((str,), "a string"),
-    "fitness": ((int, float, Mapping), "a number or an object"),
-    "proof": ((Mapping,), "an object"),
-    "search": ((Mapping,), "an object"),
-    "seed": ((int,), "a whole number"),
-    "packages": ((Mapping,), "an object"),
-    "date": ((str,), "a string"),
-    "note": ((str,), "a string"),
+_ORIGIN: dict[str, tuple[type, ...]] = {
+    "model": (str, Mapping),
+    "model_args": (Mapping,),
+    "weights": (Mapping,),
+    "task": (str,),
+    "fitness": (int, float, Mapping),
+    "proof": (Mapping,),
+    "search": (Mapping,),
+    "seed": (int,),
+    "packages": (Mapping,),
+    "date": (str,),
+    "note": (str,),
 }
+_CALLED = {str: "a string", Mapping: "an object", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ class Factors:
             if scaled := [h for h in self.unscaled_layers if self.factors[h] != 1]:
                 raise FactorsError(f"unscaled_layers names layer {scaled[0]}, which has a factor; drop one of the two")
             return list(self.factors)
-        left = [h for h in range(depth) if h not in self.unscaled_layers]
+        left = depth - len(self.unscaled_layers)
         points: Any
-        kind, points = self.curve or ("free", (self.uniform,) * len(left))
-        if kind == "free" and left and len(points) != len(left):
-            raise FactorsError(f"curve.points: free factors: {len(points)} given for {len(left)} layers")
-        values = iter(curves.layer_factors(kind, points, len(left)) if left else ())
+        kind, points = self.curve or ("free", (self.uniform,) * left)
+        if kind == "free" and left and len(points) != left:
+            raise FactorsError(f"curve.points: free factors: {len(points)} given for {left} layers")
+        values = iter(curves.layer_factors(kind, points, left) if left else ())
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
 
     def fitted(self, num_layers: int) -> Factors:
@@ -238,8 +238,6 @@ def load(path: str | Path) -> Factors:
         path = Path(__file__).parent / "reference" / "base" / "factors.json"
     path = Path(os.path.expanduser(path))
     try:
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: larger than 1 MiB, and a factors file holds a few hundred numbers at most")
         data = files.read_json(path)
     except (DataError, OSError) as error:  # OSError: a name that no path can have
         raise FactorsError(f"{error}; expected a factors file, which is JSON (docs/factors.md)") from None
@@ -259,7 +257,7 @@ def parse(value: Any) -> Factors:
     """
     if isinstance(value, Factors):
         return value
-    if hasattr(value, "tolist") and not isinstance(value, memoryview):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
         if not value.strip():
@@ -272,7 +270,7 @@ def parse(value: Any) -> Factors:
         return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, list | tuple):
         return Factors.from_dict({"factors": value})
     raise FactorsError(
         f"factors={value!r}: expected a factors file's path, one number for all layers, or a list of one a layer"
@@ -395,8 +393,8 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
 def _origin(value: Any) -> dict[str, Any]:
     origin = _object(value, "origin", _ORIGIN)
     for name, content in origin.items():
-        types, expected = _ORIGIN[name]
-        _require(_is(content, *types), f"origin.{name}", content, expected)
+        types = _ORIGIN[name]
+        _require(_is(content, *types), f"origin.{name}", content, " or ".join(_CALLED[kind] for kind in types))
     if isinstance(model := origin.get("model"), Mapping):
         right = model.keys() <= {"name", "revision"} and isinstance(model.get("name"), str)
         right = right and isinstance(model.get("revision"), str | None)

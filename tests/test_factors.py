@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         (tmp_path, "is a folder"),
         ("a\0b", "no such file"),
         (tmp_path / "pipe", "no such file"),
-        (tmp_path / "big.json", "larger than 1 MiB"),
+        (tmp_path / "big.json", "not JSON"),
         ("1_5", "no such file"),  # and not the number 15
         ("", "factors= is empty; give a factors file"),
     ):

@@ -134,13 +134,13 @@ class ExactEngine(HarnessEngine):
             may_stop: whether the caller may stop after any batch, so that smaller ones save work.
             settled: for scores alone: an answer ends where its score is settled.
         """
-        waiting = [self._sorted(numbers) for numbers in order] if order is not None else self._families()
+        waiting = self._families() if order is None else [sorted(numbers, key=self._place) for numbers in order]
         most = math.ceil(sum(map(len, waiting)) / (self.looks if may_stop else 1))
         self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
         while waiting:
             batch = waiting.pop(0)
-            while waiting and len(batch) < most and self._fits(larger := batch + waiting[0]):
-                batch, waiting = larger, waiting[1:]
+            while waiting and len(batch) < most and self._fits(batch + waiting[0]):
+                batch = batch + waiting.pop(0)
             while not self._fits(batch) and len(batch) > 1:
                 half = len(batch) // 2
                 batch, waiting = batch[:half], [batch[half:], *waiting]
@@ -149,26 +149,28 @@ class ExactEngine(HarnessEngine):
                 answers = self._answer(batch, settled)
             if answers is None:  # only here, outside, has what it took been given back
                 torch.cuda.empty_cache()
-                self._refuse_alone(batch)
+                if len(batch) == 1:
+                    found = f"not even one prompt of {self._tokens(batch)} tokens fits the memory of {self.lm.device}"
+                    raise UserError(f"{found}; take a smaller dtype (--model_args dtype=...) or shorter prompts")
                 self.tokens_per_batch = self._tokens(batch) // 2
-                waiting = [batch, *waiting]
-                continue
-            yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
-
-    def _sorted(self, numbers: Sequence[int]) -> list[int]:
-        """So that each prompt stands behind the one with which it shares most."""
-        return sorted(numbers, key=lambda i: self._prompts[i].tokens)
+                waiting.insert(0, batch)
+            else:
+                yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
 
     def _families(self) -> list[list[int]]:
         """All requests, those together that share half of their prompt with the one before; the longest first."""
         families: list[list[int]] = []
-        for i in self._sorted(range(len(self._prompts))):
+        for i in sorted(range(len(self._prompts)), key=self._place):
             tokens = self._prompts[i].tokens
             if families and 2 * common(self._prompts[families[-1][-1]].tokens, tokens) > len(tokens):
                 families[-1].append(i)
             else:
                 families.append([i])
         return sorted(families, key=lambda family: -max(len(self._prompts[i].tokens) for i in family))
+
+    def _place(self, i: int) -> list[int]:
+        """By which requests are sorted, so that each prompt stands behind the one with which it shares most."""
+        return self._prompts[i].tokens
 
     def _tokens(self, numbers: Sequence[int]) -> int:
         """Columns of all rows of a batch."""
@@ -185,14 +187,6 @@ class ExactEngine(HarnessEngine):
             self._forward(cache, slice(0, 1), [0], [[self._pad]], [0])
         memory = MEMORY if self._on_cpu else torch.cuda.mem_get_info(self.lm.device)[0] // 2
         return memory // cache.nbytes
-
-    def _refuse_alone(self, numbers: Sequence[int]) -> None:
-        if len(numbers) == 1:
-            raise UserError(
-                f"not even one prompt of {len(self._prompts[numbers[0]].tokens)} tokens fits the memory of "
-                f"{self.lm.device}; take a smaller dtype (--model_args dtype=...), another device or a task with "
-                "shorter prompts"
-            )
 
     def _precision(self) -> Any:
         dtype = self.lm.mixed_precision_dtype
@@ -244,12 +238,11 @@ class ExactEngine(HarnessEngine):
         drafts = [row.draft(DRAFT) for row in rows]
         most = self._draft_length([len(draft) for draft in drafts], max(map(len, pending)))
         drafts = [draft[:most] for draft in drafts]
-        asked = [range(len(p) - 1, len(p) + len(d)) for p, d in zip(pending, drafts, strict=True)]
-        kept = sorted(set().union(*asked))
         tokens = [p + d for p, d in zip(pending, drafts, strict=True)]
+        kept = sorted({k for p, all_of in zip(pending, tokens, strict=True) for k in range(len(p) - 1, len(all_of))})
         highest, best = self._forward(cache, slice(0, len(rows)), [row.held for row in rows], tokens, kept)
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            first = kept.index(asked[number][0])
+            first = kept.index(len(pending[number]) - 1)
             row.held = len(row.tokens)
             for k in range(len(draft) + 1):
                 if math.isnan(highest[number][first + k]):
@@ -316,11 +309,12 @@ def common(some: Sequence[int], others: Sequence[int]) -> int:
 @contextlib.contextmanager
 def masked_attention_of_groups(on_cpu: bool) -> Iterator[None]:
     """On a processor, do not repeat keys and values for every query head; transformers does so behind a mask."""
-    name, before = "TRANSFORMERS_SDPA_FORCE_GQA", os.environ.get("TRANSFORMERS_SDPA_FORCE_GQA")
-    if on_cpu:
+    name = "TRANSFORMERS_SDPA_FORCE_GQA"
+    set_here = on_cpu and name not in os.environ
+    if set_here:
         os.environ[name] = "1"
     try:
         yield
     finally:
-        if on_cpu:
-            os.environ.pop(name) if before is None else os.environ.update({name: before})
+        if set_here:
+            del os.environ[name]

@@ -52,11 +52,20 @@ class HarnessEngine:
         self._batch_sizes: dict[int | None, int] = {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells the model from others, every byte of its weights."""
-        return fingerprint(self.lm.model)
+        """What tells the model from others: its weights, both configurations, device and attention."""
+        model, ignored = self.lm.model, ("_name_or_path", "transformers_version")
+        generation = getattr(model, "generation_config", None)
+        parts = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
+        described = [{k: v for k, v in part.items() if k not in ignored} for part in parts]
+        return {
+            **(self.weights() or {}),
+            "config_sha256": hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest(),
+            "device": next(model.parameters()).device.type,
+            "attention": str(getattr(model.config, "_attn_implementation", None)),
+        }
 
     def weights(self) -> dict[str, str] | None:
-        """The same in short, as a factors file keeps it."""
+        """Of the weights a hash and their type, as a factors file keeps it."""
         return weights.fingerprint(self.lm.model)
 
     def set_factors(self, factors: Sequence[float]) -> None:
@@ -105,7 +114,7 @@ class HarnessEngine:
 
     @contextlib.contextmanager
     def _hf_settled(self) -> Iterator[None]:
-        """Have ``hf`` with batches of ``auto`` try out a length once, and show no bar for every rolling likelihood."""
+        """Have ``hf`` try out ``batch_size=auto`` once a length, and show no bar for every rolling likelihood."""
         if not isinstance(self.lm, HFLM):
             yield
             return
@@ -127,30 +136,3 @@ class HarnessEngine:
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
 
 
-def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
-    """What tells a model from others: configurations, precision and device, and a hash of every weight's bytes.
-
-    Hashing takes about a second for a gigabyte.
-    """
-    config: Any = model.config
-    weights, first = hashlib.sha256(), next(model.parameters())
-    for name, parameter in model.named_parameters():
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    described = json.dumps(settings, sort_keys=True, default=str)
-    generation: Any = getattr(model, "generation_config", None)
-    generating = generation.to_diff_dict() if generation is not None else {}
-    generating = {k: v for k, v in generating.items() if k != "transformers_version" and not k.startswith("_")}
-    return {
-        "weights_sha256": weights.hexdigest(),
-        "config_sha256": _sha256(described),
-        "generation_sha256": _sha256(json.dumps(sorted(generating.items()), default=str)),
-        "dtype": str(first.dtype).removeprefix("torch."),
-        "device": first.device.type,
-        "attention": str(getattr(config, "_attn_implementation", None)),
-    }
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -174,22 +174,17 @@ def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeyp
         (LPES, {"softmax_dtype": "nonsense"}, UserError, "^softmax_dtype=nonsense: no floating-point type"),
         (LPES, {"pretrained": "./nowhere"}, UserError, "nowhere: no such folder"),
         (LPES, {"pretrained": tmp_path / "new" / "config.json"}, UserError, r"no such .* \(it is a file\)"),
-        (LPES, {"device": "meta"}, UserError, "^device=meta: holds no numbers"),
-        (LPES, {"device": "gpu"}, UserError, "^device=gpu: no device of PyTorch's; expected cpu, cuda"),
-        (LPES, {"device": "cuda"}, UserError, "^device=cuda: PyTorch .* finds no GPU here; leave it out"),
-        (LPES, {"device": "cuda:1"}, UserError, "^device=cuda:1: PyTorch .* finds no GPU here; leave it out"),
+        (LPES, {"device": "meta"}, UserError, "^device=meta: PyTorch .* cannot use it .it holds no numbers"),
+        (LPES, {"device": "gpu"}, UserError, "^device=gpu: PyTorch .* cannot use it .*; expected cpu, cuda"),
+        (LPES, {"device": "cuda:99"}, UserError, "^device=cuda:99: PyTorch .* cannot use it .*; expected cpu, cuda"),
         (LPES, {"pretrained": "nothere"}, UserError, "^pretrained=nothere: no such folder, and not on the Hub"),
-        (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: no config.json in this folder"),
+        (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: its configuration cannot be read .*config.json"),
         (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
         (LPES, {"pretrained": str(tmp_path / "new")}, UserError, "new: .*model type `of 2040` but Transformers"),
         (LPES, {"pretrained": str(tmp_path / "wrong")}, UserError, "wrong: its configuration .*hidden_size"),
     ):
         with pytest.raises(error, match=words):
             kind(**arguments)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(UserError, match=r"^device=cuda:2: there are 2 GPUs, .* take cuda:0 to cuda:1$"):
-        LPES(device="cuda:2")
 
 
 @pytest.mark.parametrize("name", methods.names())
