@@ -88,10 +88,7 @@ class Entry:
 
 
 class Reading(NamedTuple):
-    """What a journal holds: the settings (None before they are written), and the last entry of every key.
-
-    ``torn`` bytes at its end are of a line that was not written to its end.
-    """
+    """What a journal holds; ``torn`` bytes at its end are of a line that was not written to its end."""
 
     settings: dict[str, Any] | None
     entries: dict[str, Entry]

@@ -43,14 +43,16 @@ class NewAlone:
 
 @dataclass
 class Call:
-    """One layer's attention in one forward, of a ``method`` (its name).
+    """One layer's attention in one forward.
 
-    ``partial`` says whether it rotates the leading entries of a head alone, as many as its table has.
-    ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
-    alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
-    (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
-    what the ``module`` was called with, by name. ``state`` is a dict for what the method wants to remember about this
-    layer as long as the cache lives.
+    Attributes:
+        method: the name of the method.
+        partial: whether the layer rotates the leading entries of a head alone, as many as its table has.
+        given: what the ``module`` was called with, by name.
+        state: for what the method wants to remember about this layer as long as the cache lives.
+        query: (B, H, T, D), un-rotated and of the new tokens alone, as ``key`` (B, H_kv, T, D) and ``value``.
+        mask: as the model made it for its own implementation, over cached and new keys; None is causal.
+        options: what else the layer hands its attention ``function``, such as ``scaling``.
     """
 
     method: str

@@ -66,10 +66,6 @@ class HeadFactors(PromptInterception):
     def attend(self, call: Call) -> Tensor:
         """Attention with each head's own rotation, and keys rotated once for every query head."""
         heads, key_heads, batch = call.query.shape[1], call.key.shape[1], len(call.query)
-        if self.min == self.max:  # nothing to choose, and key heads need not be told apart
-            cos, sin = (t[0] for t in call.table.by_factors([self.min]))
-            query, key = call.rotate(call.query, call.key, cos, sin)
-            return call.compute(query, *call.cached(key, call.value))
         if "ranks" not in call.state:
             call.state["ranks"] = self.ranks[call.layer] = self._rank(call)
         tables = call.table.by_factors(self.factors(heads))  # (H, B or 1, T, d)

@@ -101,22 +101,23 @@ def own_base(model: nn.Module, method: str) -> float:
     config: Any = model.config
     parameters = config.get_text_config(decoder=True).rope_parameters or {}
     theta, kind = parameters.get("rope_theta"), parameters.get("rope_type", "default")
-    rotary = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
+    rotary: Any = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
     kept: Any = getattr(rotary, "inv_freq", None)
     found = None
     if any(isinstance(value, dict) for value in parameters.values()):
         found = "it has rotary tables of its own for each kind of attention"
     elif kind != "default":
         found = f"its rotary embedding is of type {kind}"
-    elif rotary is None or theta is None or kept is None:
+    elif theta is None or kept is None:
         found = "it has no single rotary module with a rope_theta and inverse frequencies"
     elif not kept.is_meta:
         rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
         near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
+        positions = torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device)
         try:
-            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))
+            table = rotary(kept.new_zeros(1, 1, 1), positions[0])
         except IndexError:  # Qwen 3.5 in transformers 5.18 takes positions of three axes alone
-            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device))
+            table = rotary(kept.new_zeros(1, 1, 1), positions)
         if torch.is_tensor(table):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
@@ -126,7 +127,6 @@ def own_base(model: nn.Module, method: str) -> float:
             f"{config.model_type}: {found}; {method} replaces the base of default RoPE, the only kind that has one "
             "base and nothing else (docs/methods.md)"
         )
-    assert theta is not None
     return float(theta)
 
 
@@ -136,11 +136,7 @@ def published_bases(theta: float) -> tuple[float, ...]:
 
 
 def parse_bases(name: str, given: Any) -> tuple[float, ...]:
-    """RoPE bases as a user may write them for the argument ``name``: a list, one number, or ``10000:17500:25000``.
-
-    Raises:
-        UserError: something else.
-    """
+    """RoPE bases as a user may write them for the argument ``name``: a list, one number, or ``10000:17500:25000``."""
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     bases: tuple[float, ...] = ()
     with suppress(UserError):

@@ -39,7 +39,6 @@ class Mixture(Interception):
     Attributes:
         router: one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
             afterwards the router itself, on the model's device.
-        file: where it is from, or None.
 
     Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
     are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
