@@ -35,10 +35,9 @@ _LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
 
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a model that factors concern."""
+    """The parts of a model that factors concern: the ``module`` whose forward runs through the ``layers``."""
 
     module: nn.Module
-    """The module whose forward runs through the layers."""
     layers: tuple[nn.Module, ...]
     rotaries: tuple[nn.Module, ...]
     """The rotary modules whose output is handed down to all layers."""
@@ -58,8 +57,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
 
     if config is None or not hasattr(config, "get_text_config"):
-        inside = "; give its .module" if hasattr(getattr(model, "module", None), "config") else ""
-        raise refuse(f"not a transformers model (it has no config{inside})")
+        raise refuse("not a transformers model (it has no config; of a wrapped one give its .module)")
     if config.is_encoder_decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:

@@ -1,7 +1,6 @@
 """The factors file: one scaling factor a layer, or the few numbers from which they follow, and where they came from.
 
-A small JSON object, described field by field in ``docs/factors.md`` and by the JSON Schema beside this module
-(``factors.schema.json``). Everything that can be wrong with it is found here, before a model is loaded.
+``docs/factors.md`` describes it field by field, and so does the JSON Schema beside this module.
 
     >>> from lpes_eval import Factors
     >>> Factors.from_curve("bezier", [(0, 1.0), (2, 1.5), (4, 1.2)], num_layers=5).per_layer()[0]
@@ -16,7 +15,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,11 +53,7 @@ _CALLED = {str: "a string", Mapping: "an object", int: "a whole number", float: 
 
 @dataclass(frozen=True)
 class Factors:
-    """Layer factors in one of three forms; they are checked when the object is made, so that one that exists is right.
-
-    Raises:
-        FactorsError: one line that names the field, what was found and what was expected.
-    """
+    """Layer factors in one of three forms; an object that exists is right (else ``FactorsError``)."""
 
     factors: tuple[float, ...] | None = None
     """One number a layer."""
@@ -108,12 +102,7 @@ class Factors:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "factors") -> Factors:
-        """The factors of a decoded file; ``format`` and ``version`` may be missing in what a program hands over.
-
-        Args:
-            data: the decoded JSON.
-            source: what to call it in an error: the file's name.
-        """
+        """The factors of decoded JSON, which errors call ``source``; ``format`` and ``version`` may be missing."""
         try:
             return cls(**_fields(data))
         except FactorsError as error:
@@ -128,10 +117,7 @@ class Factors:
     # -- using it ----------------------------------------------------------------------------------------------------
 
     def per_layer(self, num_layers: int | None = None) -> list[float]:
-        """One factor for each of the model's layers.
-
-        Args:
-            num_layers: the model's depth; may be left out where the factors name it themselves.
+        """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
 
         Raises:
             FactorsError: no depth known, or another depth than the factors are for.
@@ -212,12 +198,11 @@ class Factors:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that ``from_dict`` reads."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {"format": FORMAT, "version": VERSION} | vars(self)
         if self.curve is not None:
             given["curve"] = dict(zip(("kind", "points"), self.curve, strict=True))
-        kept = {name: value for name, value in given.items() if value not in (None, (), {})}
-        plain: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "version": VERSION} | kept, allow_nan=False))
-        return plain
+        plain: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
+        return {name: value for name, value in plain.items() if value not in (None, [], {})}
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
@@ -229,11 +214,7 @@ class Factors:
 
 
 def load(path: str | Path) -> Factors:
-    """Read a factors file, or ``reference``, and check everything about it that does not need the model.
-
-    Raises:
-        FactorsError: one line that names the file, what was found, what was expected, and the way out.
-    """
+    """Read a factors file, or ``reference``; ``FactorsError`` names the file and what is wrong with it."""
     if path == REFERENCE:
         path = Path(__file__).parent / "reference" / "base" / "factors.json"
     path = Path(os.path.expanduser(path))
@@ -250,10 +231,7 @@ def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
     ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
-    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor of one dimension.
-
-    Raises:
-        FactorsError: as ``load``, or for a value of another type.
+    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor. ``FactorsError`` as of ``load``.
     """
     if isinstance(value, Factors):
         return value
@@ -262,10 +240,10 @@ def parse(value: Any) -> Factors:
     if isinstance(value, str):
         if not value.strip():
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
+        if value.startswith(hub.SCHEME):
+            return load(hub.fetch(value))
         with suppress(ValueError):
             value = value if "_" in value else float(value)  # Python reads 1_5 as 15
-    if isinstance(value, str) and value.startswith(hub.SCHEME):
-        value = hub.fetch(value)
     if isinstance(value, str | Path):
         return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -291,12 +269,10 @@ def text_config(config: Any) -> Any:
 def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
 
-    An override of vLLM's stands beside the language model's configuration.
-
     Raises:
         FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
     """
-    value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))
+    value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:
         return None
     try:
@@ -366,7 +342,7 @@ def _numbers(value: Any, where: str) -> tuple[float, ...]:
 
 def _layers(value: Any) -> tuple[int, ...]:
     right = _is(value, list, tuple, range) and all(_is(h, int) and 0 <= h < MAX_LAYERS for h in value)
-    right = right and all(a < b for a, b in pairwise(value))
+    right = right and list(value) == sorted(set(value))
     _require(right, "unscaled_layers", value, "a list of layer numbers from 0 in rising order, each once")
     return tuple(value)
 

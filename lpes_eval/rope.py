@@ -4,8 +4,7 @@ transformers computes one rotary table a forward, the cosines and sines of all p
 layer. Three kinds of modules are changed, and no weight is touched:
 
 1. The rotary module answers with a table for each layer, at positions divided by the layer's factor. So the model's
-   frequencies (default, linear, dynamic NTK, yarn, llama3, longrope; one set for each kind of attention where there are
-   several), its scaling and its layout stay as they are.
+   frequencies (default, linear, dynamic NTK, yarn, llama3, longrope), its scaling and its layout stay as they are.
 2. Each decoder layer takes its own table.
 3. The decoder refuses a key-value cache filled under other factors, because its keys are rotated already.
 
@@ -45,7 +44,6 @@ METHOD = "_peer_method"
 
 logger = logging.getLogger(__name__)
 _FACTORS, _LAYER = "_layer_factors", "_layer_number"
-_OTHERS = "were not rotated under the layer factors now in force"
 
 Given = Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor | None
 
@@ -66,11 +64,10 @@ def apply(model: nn.Module, factors: Given = None) -> None:
         UnsupportedModel: a model whose layers cannot be given factors; the message says why.
         UserError: another method (``lpes_eval.methods``) is in the model.
 
-    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
-
-    Keys in a cache are already rotated. While factors are in force, a cache that was filled under other factors, or
-    under none, is refused (``CacheError``). Unseen are a cache given to a model without factors, a static cache and a
-    tensor that changes its values under ``torch.compile``, and a continuous batching that runs while factors change.
+    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own. While factors
+    are in force, a key-value cache that was filled under other factors, or none, is refused (``CacheError``). Unseen
+    are a cache given to a model without factors, a static cache and a tensor that changes its values under
+    ``torch.compile``, and a continuous batching that runs while factors change.
     """
     decoder, parsed, values = resolve(model, factors)
     if (method := method_in(model)) is not None:
@@ -83,10 +80,9 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     _change(decoder.module, _Decoder, {_FACTORS: state})
     if tensor is None and set(values) == {1.0}:
         return
-    rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
-    rotaries += [(rotary, h) for h, within in decoder.own.items() for rotary in within]
-    for rotary, number in rotaries:
-        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
+    for number, rotaries in {None: decoder.rotaries, **decoder.own}.items():
+        for rotary in rotaries:
+            _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
     for h, layer in enumerate(decoder.layers):
         _change(layer, _Layer, {_LAYER: h})
 
@@ -175,8 +171,7 @@ def _blank(kind: type, plain: type) -> Any:
 
 def _change(module: nn.Module, kind: type, attributes: dict[str, Any]) -> None:
     vars(module).update(attributes)
-    plain: Any = type(module)
-    object.__setattr__(module, "__class__", _class_of(kind, plain))
+    object.__setattr__(module, "__class__", _class_of(kind, type(module)))
 
 
 class _Decoder(_Changed):
@@ -204,7 +199,11 @@ class _Rotary(_Changed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_fixed(self):  # the dynamic kinds choose their frequencies by the true length
             super().__call__(*args, **kwargs)  # type: ignore[misc]
-        return vars(self)[_FACTORS].tables(self, named(args, kwargs))
+        state, number, call = vars(self)[_FACTORS], vars(self)[_LAYER], named(args, kwargs)
+        divisors = state.divisors_on(call["x"].device)
+        if number is not None:
+            return one_table(self, call, divisors, state.owners[number])
+        return all_tables(self, call, divisors, state.owners)
 
 
 class _Layer(_Changed):
@@ -222,23 +221,19 @@ class _LayerFactors:
     def __init__(
         self, owners: tuple[int, ...], values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
     ) -> None:
-        self._owners, self._values, self._tensor, self.origin = owners, values, tensor, origin
+        self.owners, self._values, self._tensor, self.origin = owners, values, tensor, origin
         self._divisors = torch.tensor(values, dtype=torch.float32)
-        self.stamp = Stamp(_OTHERS, values)
+        self.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> Stamp:
+        return Stamp("were not rotated under the layer factors now in force", self.factors)
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
         return self._values if self._tensor is None else tuple(self._tensor.tolist())
 
-    def tables(self, rotary: Any, call: dict[str, Any]) -> Any:
-        """What a rotary module answers to a call: the tables of all layers, or that of the layer that it is in."""
-        divisors = self._divisors_on(call["x"].device)
-        if (number := vars(rotary)[_LAYER]) is not None:
-            return one_table(rotary, call, divisors, self._owners[number])
-        return all_tables(rotary, call, divisors, self._owners)
-
-    def _divisors_on(self, device: torch.device) -> Tensor:
+    def divisors_on(self, device: torch.device) -> Tensor:
         """The factors, (layers,), kept on the device that was asked for last, as a GPU waits for a copy."""
         if self._tensor is not None:
             return self._tensor.to(device, torch.float32)
@@ -249,6 +244,6 @@ class _LayerFactors:
     def check(self, caches: list[Cache]) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; stamp it."""
         if self._tensor is not None and not torch.compiler.is_compiling():  # which knows no tensor's values
-            self.stamp = Stamp(_OTHERS, self.factors)
+            self.stamp = self._new_stamp()
         for cache in caches:
             self.stamp.check(cache)

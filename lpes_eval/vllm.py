@@ -23,12 +23,7 @@ from lpes_eval.factors import FIELD, Factors, carried, parse
 
 logger = logging.getLogger(__name__)
 
-KINDS = (
-    "RotaryEmbedding",
-    "LinearScalingRotaryEmbedding",
-    "Llama3RotaryEmbedding",
-    "YaRNScalingRotaryEmbedding",
-)
+KINDS = ["RotaryEmbedding", "LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"]
 """vLLM's rotary modules whose whole table follows from ``_compute_inv_freq``."""
 
 
@@ -39,9 +34,7 @@ def register() -> None:
 
         original = BaseModelLoader.create_model
     except (ImportError, AttributeError) as error:
-        logger.warning(
-            "this version of vLLM is not known (%s): layer factors that a model carries have no effect", error
-        )
+        logger.warning("this vLLM is not known (%s): layer factors that a model carries have no effect", error)
         return
     if getattr(original, "applies_factors", False):  # vLLM may load its plug-ins several times
         return
@@ -112,9 +105,8 @@ def rotating(model: nn.Module) -> list[tuple[int, Any]]:
 
 def scaled(rotary: Any, factor: float) -> Any:
     """A copy of a rotary module that rotates at positions divided by ``factor``."""
-    cache = table(rotary, factor)
     own = copy.deepcopy(rotary)
-    own.register_buffer("cos_sin_cache", cache, persistent=False)
+    own.register_buffer("cos_sin_cache", table(rotary, factor), persistent=False)
     return own
 
 

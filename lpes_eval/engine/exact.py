@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from lpes_eval import rope
-from lpes_eval.engine.harness import HarnessEngine, Settled
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.engine.kv_cache import KVCache
 from lpes_eval.engine.limits import encode, no_number, room_for_prompt
 from lpes_eval.errors import UserError
@@ -85,11 +85,7 @@ class Row:
 class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
-    Args:
-        lm: an lm-eval model for which ``limits.reason_against`` knows no reason.
-        requests: lm-eval's instances.
-        prompts_per_batch: the most that are answered together; by default as many as memory allows.
-        tokens_per_batch: the same in tokens; lowered whenever memory runs out.
+    ``prompts_per_batch`` and ``tokens_per_batch`` are the most that are answered together; by default memory decides.
     """
 
     def __init__(
@@ -122,18 +118,9 @@ class ExactEngine(HarnessEngine):
         return Prompt(tokens, until, stops, options["max_gen_toks"])
 
     def answer(
-        self,
-        order: Sequence[Sequence[int]] | None = None,
-        may_stop: bool = False,
-        settled: Settled | None = None,
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[str]]]:
-        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never.
-
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next.
-            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
-            settled: for scores alone: an answer ends where its score is settled.
-        """
+        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
         waiting = self._families() if order is None else [sorted(numbers, key=self._place) for numbers in order]
         most = math.ceil(sum(map(len, waiting)) / (self.looks if may_stop else 1))
         self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
@@ -146,7 +133,7 @@ class ExactEngine(HarnessEngine):
                 batch, waiting = batch[:half], [batch[half:], *waiting]
             answers = None
             with contextlib.suppress(torch.OutOfMemoryError):
-                answers = self._answer(batch, settled)
+                answers = self._answer(batch)
             if answers is None:  # only here, outside, has what it took been given back
                 torch.cuda.empty_cache()
                 if len(batch) == 1:
@@ -192,7 +179,7 @@ class ExactEngine(HarnessEngine):
         dtype = self.lm.mixed_precision_dtype
         return torch.autocast(self.lm.device.type, dtype, enabled=dtype is not None)
 
-    def _answer(self, numbers: Sequence[int], settled: Settled | None) -> dict[int, list[int]]:
+    def _answer(self, numbers: Sequence[int]) -> dict[int, list[int]]:
         """Each prompt's answer, with the token that ended it."""
         columns = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers) + END + DRAFT
         cache = KVCache(self.model.config, len(numbers), columns)
@@ -207,16 +194,12 @@ class ExactEngine(HarnessEngine):
                 self._step(cache, rows)
                 # 3) Take out the answers that are complete; the last row takes a free row's place
                 for number in reversed(range(len(rows))):
-                    row = rows[number]
-                    if not self._complete(row) and not (
-                        settled and settled(row.number, self._text(row.prompt, row.answer))
-                    ):
-                        continue
-                    answers[row.number] = row.answer
-                    last = rows.pop()
-                    if last is not row:
-                        rows[number] = last
-                        cache.copy(len(rows), number, last.held)
+                    if self._complete(row := rows[number]):
+                        answers[row.number] = row.answer
+                        last = rows.pop()
+                        if last is not row:
+                            rows[number] = last
+                            cache.copy(len(rows), number, last.held)
         return answers
 
     def _prefill(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
@@ -290,14 +273,12 @@ class ExactEngine(HarnessEngine):
         decode = self.lm.tokenizer.decode
         return answer[-1] in self._ends or any(stop in decode(answer[-window:]) for stop, window in prompt.stops)
 
-    def _text(self, prompt: Prompt, answer: list[int]) -> str:
-        """What lm-eval makes of an answer."""
-        return postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
-
     def _responses(self, i: int, answer: list[int]) -> list[str]:
         """The answer to request ``i`` for each of its repeats; whether it ended by itself is noted."""
-        (self.unended.discard if self._ended(self._prompts[i], answer) else self.unended.add)(i)
-        return [self._text(self._prompts[i], answer)] * (self._requests[i].repeats or 1)
+        prompt = self._prompts[i]
+        (self.unended.discard if self._ended(prompt, answer) else self.unended.add)(i)
+        text = postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
+        return [text] * (self._requests[i].repeats or 1)
 
 
 def common(some: Sequence[int], others: Sequence[int]) -> int:

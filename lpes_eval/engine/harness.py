@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -18,8 +18,6 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lpes_eval import rope, weights
 from lpes_eval.engine.limits import is_cut, no_number
 
-Settled = Callable[[int, str], bool]
-"""Whether whatever follows leaves a request's score as it is, by the request's number and its answer so far."""
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
 
@@ -74,17 +72,13 @@ class HarnessEngine:
         rope.apply(self.lm.model, factors)
 
     def answer(
-        self,
-        order: Sequence[Sequence[int]] | None = None,
-        may_stop: bool = False,
-        settled: Settled | None = None,
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
         Args:
             order: the requests by number, as they are to be answered: some together, then the next.
             may_stop: whether the caller may stop after any batch, so that smaller ones save work.
-            settled: for scores alone: an answer may end where its score is settled; here all are whole.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)

@@ -93,12 +93,10 @@ class Call:
         """
         if self.cache is None:
             return key, value
-        layers = self.cache.cache.layers
-        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in layers):
-            raise UserError(
-                f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
-                "a static cache has no room; use one that grows (leave out cache_implementation)"
-            )
+        static = any(isinstance(layer, StaticLayer) for layer in self.cache.cache.layers)
+        if static and key.shape[1] != value.shape[1]:
+            found = f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values"
+            raise UserError(f"{found}, for which a static cache has no room (leave out cache_implementation)")
         return self.cache.append(key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -130,11 +128,12 @@ class Call:
 @contextmanager
 def _groups(module: Any, groups: int) -> Iterator[None]:
     """Let the attention functions see how many query heads there are to a key head now."""
-    before = module.__dict__.get("num_key_value_groups")
+    before = getattr(module, "num_key_value_groups", None)
     module.num_key_value_groups = groups
     try:
         yield
     finally:
-        del module.num_key_value_groups
         if before is not None:
             module.num_key_value_groups = before
+        else:
+            del module.num_key_value_groups

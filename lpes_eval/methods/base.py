@@ -63,20 +63,16 @@ class MethodLM(HFLM):
         **kwargs: the method's settings, and what else ``hf`` takes. For the engine a ``batch_size`` of 2 or more is the
             most prompts at once; with ``auto`` and 1, lm-eval's default, memory alone decides.
 
-    Attributes:
-        title: what the method is called in prose; its section in docs/methods.md has this title.
-        paper: its arXiv id.
-        given: the arguments, the method's among them, as they were given.
-        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
-
     Raises:
-        UserError: as ``InModel.put``, where possible before any weight is loaded; or ``pretrained`` names no model,
-            ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does not find.
+        UserError: as ``InModel.put``, where possible before any weight is loaded; or an argument that cannot be.
     """
 
     title: ClassVar[str]
+    """What the method is called in prose; its section in docs/methods.md has this title."""
     paper: ClassVar[str]
+    """Its arXiv id."""
     published_time: ClassVar[float | None] = None
+    """Seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100)."""
     Inside: ClassVar[Any]
     by_engine: ClassVar[bool] = False
     """Whether the engine's answers are those of ``hf`` with this method in the model."""

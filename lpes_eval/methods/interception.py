@@ -115,9 +115,8 @@ class Interception(InModel):
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model whose attention cannot be reached, or that has no such layers."""
-        found = find_attention(model, self.name)
         chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
-        self._attentions = {h: module for h, module in found.items() if h in chosen}
+        self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
 
     def prepare(self, model: nn.Module) -> None:
         """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""
@@ -203,12 +202,9 @@ class Interception(InModel):
             return None
         if not isinstance(table, Table):
             raise _unsupported(self._model, "its layers change the rotary tables before they use them")
-        given["position_embeddings"] = table.identity()
-        cache = None
-        for name, value in given.items():
-            if isinstance(value, Cache):
-                given[name] = cache = NewAlone(value)
-        self._entered = given, table, cache
+        caches = {name: NewAlone(value) for name, value in given.items() if isinstance(value, Cache)}
+        given |= {"position_embeddings": table.identity(), **caches}
+        self._entered = given, table, next(iter(caches.values()), None)
         return (), given
 
     @staticmethod
@@ -228,8 +224,7 @@ class Interception(InModel):
         (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
         layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, state)
-        call = Call(*layer, query, key, value, attention_mask, options, function)
-        return self._attend(call), None
+        return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
         held = int(cache.get_seq_length(h))

@@ -35,9 +35,7 @@ class PromptInterception(Interception):
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
         """The prompt's last token is in this column, or in one column a row, of whatever is run without a filled cache.
 
-        Otherwise it is each row's last token that is not padding of the first pass, which has more than the prompt
-        without a cache and in speculative decoding, and less where a prompt comes in chunks; these are then refused
-        (``UserError``).
+        Otherwise it is each row's last token of the first pass that is not padding. A prompt in chunks is refused.
         """
         self._end = torch.as_tensor(column).cpu()
         try:
@@ -57,10 +55,8 @@ class PromptInterception(Interception):
         device = call.query.device
         if self._end is not None:
             if (furthest := int(self._end.max())) >= length:
-                raise UserError(
-                    f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
-                    "the whole prompt in one pass (leave out prefill_chunk_size)"
-                )
+                found = f"the prompt ends in column {furthest}, and the first pass has {length} columns"
+                raise UserError(f"{self.name}: {found}; run it in one pass (leave out prefill_chunk_size)")
             return self._end.to(device).expand(batch)
         if self.padding is None:
             return torch.full((batch,), length - 1, device=device)
