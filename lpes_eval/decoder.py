@@ -29,10 +29,6 @@ REFUSED = {
 }
 """Model types that have the parts and still cannot be given layer factors: type -> reason."""
 
-_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
-"""PEFT's adapters that fill the cache before the model does: type -> name."""
-
-
 @dataclass(frozen=True)
 class Decoder:
     """The parts of a model that factors concern: the ``module`` whose forward runs through the ``layers``."""
@@ -62,9 +58,6 @@ def find_decoder(model: nn.Module) -> Decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:
         raise refuse(REFUSED[kind])
-    adapter = getattr(getattr(model, "active_peft_config", None), "peft_type", None)
-    if adapter in _LEARNT_KEYS:
-        raise refuse(f"its PEFT adapter ({_LEARNT_KEYS[adapter]}) adds learnt keys, which no layer has rotated")
     text = config.get_text_config(decoder=True)
     if getattr(text, "alibi", False):
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")

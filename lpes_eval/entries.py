@@ -96,11 +96,7 @@ class Reading(NamedTuple):
 
 
 def read(path: Path) -> Reading:
-    """Read a journal, which a search may be writing.
-
-    Raises:
-        DataError: a line, other than the last one, that is damaged. It names the line.
-    """
+    """Read a journal, which a search may be writing; ``DataError`` names a line before the last that is damaged."""
     *lines, rest = path.read_bytes().split(b"\n")
     settings: dict[str, Any] | None = None
     entries: dict[str, Entry] = {}

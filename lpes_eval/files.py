@@ -217,11 +217,8 @@ def check_output(path: str | Path, mark: str) -> None:
 def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
     """Write what a command was told to write to a file, but never over a file that the command did not write.
 
-    Args:
-        path: the file; it may be there if ``check_output`` allows it. The file that ``$GITHUB_STEP_SUMMARY`` names is
-            shared by the steps of a job, and is appended to.
-        content: the whole of it, with ``mark`` in its first ``HEAD`` bytes.
-        mark: what tells the command's outputs from all other files, such as its ``marker``.
+    ``mark`` tells the command's outputs from all other files, and is in the first ``HEAD`` bytes of the ``content``.
+    The file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
 
     Raises:
         UserError: see ``check_output``; or it cannot be written.

@@ -1,7 +1,7 @@
 """Values that a user types, for a command's flag, a model's argument or a setting: one reader for each kind.
 
-A reader is called with what was typed, a text or a value out of JSON, and returns the value, or raises the error that
-``argparse`` shows, which says what was expected. ``of`` makes of it one that names the argument.
+A reader is called with a text or a value out of JSON, and returns the value, or raises the error that ``argparse``
+shows. ``of`` makes of it one that names the argument.
 """
 
 from __future__ import annotations

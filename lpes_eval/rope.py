@@ -80,9 +80,10 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     _change(decoder.module, _Decoder, {_FACTORS: state})
     if tensor is None and set(values) == {1.0}:
         return
-    for number, rotaries in {None: decoder.rotaries, **decoder.own}.items():
-        for rotary in rotaries:
-            _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
+    rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
+    rotaries += [(rotary, h) for h, within in decoder.own.items() for rotary in within]
+    for rotary, number in rotaries:
+        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
     for h, layer in enumerate(decoder.layers):
         _change(layer, _Layer, {_LAYER: h})
 
@@ -171,7 +172,8 @@ def _blank(kind: type, plain: type) -> Any:
 
 def _change(module: nn.Module, kind: type, attributes: dict[str, Any]) -> None:
     vars(module).update(attributes)
-    object.__setattr__(module, "__class__", _class_of(kind, type(module)))
+    plain: Any = type(module)
+    object.__setattr__(module, "__class__", _class_of(kind, plain))
 
 
 class _Decoder(_Changed):
@@ -199,11 +201,12 @@ class _Rotary(_Changed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_fixed(self):  # the dynamic kinds choose their frequencies by the true length
             super().__call__(*args, **kwargs)  # type: ignore[misc]
+        rotary: Any = self
         state, number, call = vars(self)[_FACTORS], vars(self)[_LAYER], named(args, kwargs)
         divisors = state.divisors_on(call["x"].device)
         if number is not None:
-            return one_table(self, call, divisors, state.owners[number])
-        return all_tables(self, call, divisors, state.owners)
+            return one_table(rotary, call, divisors, state.owners[number])
+        return all_tables(rotary, call, divisors, state.owners)
 
 
 class _Layer(_Changed):

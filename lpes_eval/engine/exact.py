@@ -1,9 +1,8 @@
 """The answers that ``HFLM.generate_until`` would give at batch size 1, in less time.
 
-Greedy decoding takes what the model says is most probable next, whoever asks and with whom. So prompts are sorted, what
-one shares with the one before is copied instead of computed, all answers are decoded together, and tokens that stand
-earlier in the text are tried as drafts, which count only where the model itself would have written them. Sums are
-rounded in another order, as at any other batch size, so a tie between two tokens, to the last bits, may fall otherwise.
+Prompts are sorted, what one shares with the one before is copied instead of computed, all answers are decoded together,
+and tokens that stand earlier in the text are tried as drafts, which count only where the model itself would have
+written them. Sums are rounded in another order, so a tie between two tokens, to the last bits, may fall otherwise.
 """
 
 from __future__ import annotations

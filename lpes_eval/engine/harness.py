@@ -23,19 +23,12 @@ AT_ONCE = 48
 
 
 class HarnessEngine:
-    """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would.
-
-    Attributes:
-        num_layers: layers of the model.
-        factors: those now in force, one a layer.
-        cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
-        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
-        prompt_tokens: tokens of all prompts together, where they are known.
-        workers: processes that answer at once.
-    """
+    """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would."""
 
     prompt_tokens: int | None = None
+    """Tokens of all prompts together, where they are known."""
     workers: int = 1
+    """Processes that answer at once."""
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
     looks = 8
@@ -44,9 +37,9 @@ class HarnessEngine:
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
         self.num_layers = len(rope.find_decoder(lm.model).layers)
-        self.cut = [is_cut(lm, request) for request in requests]
-        self.factors: tuple[float, ...] = ()
-        self.unended: set[int] = set()
+        self.cut = [is_cut(lm, request) for request in requests]  # whose prompt loses its beginning
+        self.factors: tuple[float, ...] = ()  # those now in force, one a layer
+        self.unended: set[int] = set()  # requests whose last answer did not end by itself, but at its longest
         self._batch_sizes: dict[int | None, int] = {}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -76,9 +69,8 @@ class HarnessEngine:
     ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next.
-            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
+        ``order`` has the requests by number: some together, then the next. Where the caller ``may_stop`` after any
+        batch, smaller ones save work.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -105,12 +105,11 @@ class LPES(MethodLM):
     published_time: ClassVar[float | None] = 1.0
     Inside: ClassVar[Any] = LayerFactors
     by_engine = True
-    foreign: ClassVar = {"factor": "lpes takes factors=, which may be one number for all layers"}
-    """Arguments of the other model type with factors, and what to give instead."""
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        for name in self.foreign.keys() & kwargs.keys():
-            raise UserError(f"{name}={kwargs[name]}: {self.foreign[name]}")
+        own = {field.name for field in fields(self.Inside) if field.init}
+        if other := kwargs.keys() & {"factor", "factors", "fit"} - own:
+            raise UserError(f"{other.pop()}=: lpes takes factors= and fit=, and pi takes factor=, for all layers")
         self._by_default = False
         super().__init__(pretrained, **kwargs)
 

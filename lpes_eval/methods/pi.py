@@ -6,7 +6,7 @@ lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tas
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -50,10 +50,6 @@ class PI(LPES):
     paper = "2306.15595"
     published_time = None
     Inside = OneFactor
-    foreign: ClassVar = {
-        "factors": "pi takes factor=NUMBER for all layers; factors=FILE is for lpes",
-        "fit": "one factor fits models of any depth; fit= is for lpes",
-    }
     benchmark_settings = MethodLM.benchmark_settings
 
 

@@ -23,12 +23,7 @@ Pair = tuple[Tensor, ...]
 
 
 class Table(tuple[Tensor, Tensor]):
-    """The cosines and sines that a rotary module answered, (B, T, d) each, and how to ask it for other rotations.
-
-    Attributes:
-        rotary: the rotary module.
-        call: the arguments it was called with, by name.
-    """
+    """The cosines and sines that a rotary module answered to a call, (B, T, d) each; others can be asked of it."""
 
     rotary: nn.Module
     call: dict[str, Any]
@@ -100,7 +95,8 @@ def own_base(model: nn.Module, method: str) -> float:
     decoder = rope.find_decoder(model)
     config: Any = model.config
     parameters = config.get_text_config(decoder=True).rope_parameters or {}
-    theta, kind = parameters.get("rope_theta"), parameters.get("rope_type", "default")
+    theta: Any = parameters.get("rope_theta")
+    kind = parameters.get("rope_type", "default")
     rotary: Any = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
     kept: Any = getattr(rotary, "inv_freq", None)
     found = None

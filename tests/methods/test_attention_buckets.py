@@ -8,7 +8,7 @@ from checks import LENGTH, answers, apart, evaluate, generated, inputs, logits
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
 
-FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "stablelm", "glm")
+FAMILIES = ("llama", "mistral", "gemma2", "stablelm")
 BASES = (10000.0, 17500.0, 25000.0)
 
 

@@ -5,11 +5,8 @@ In layer h the router looks at a head's query, rotated with the first base, and 
     scores = (SiLU(q W1) * (q W3)) W2,      q: (D,)   W1, W3: (D, N)   W2: (N, N),
 
 and the weights are the softmax over the k highest scores, 0 for the others. The three matrices of a layer are shared by
-its heads and have no bias; what sets heads apart is their query. docs/methods.md says what comes from where. The router
-computes in float32 whatever the model's dtype is.
-
-A router is saved as one safetensors file: the tensors ``w1``, ``w2``, ``w3`` of all layers, and a JSON object with what
-they are for (:class:`RouterConfig`).
+its heads. The router computes in float32 whatever the model's dtype is. It is saved as one safetensors file: ``w1``,
+``w2``, ``w3`` of all layers, and as JSON what they are for (:class:`RouterConfig`).
 """
 
 from __future__ import annotations

@@ -150,13 +150,9 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
 def train(
     model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path, *, micro_batch: int = 1
 ) -> Path:
-    """Train a router for ``model`` and return its file; the model is given back as it was.
+    """Train a router for ``model``, which is given back as it was, and return its file; ``out`` gets the log, too.
 
-    ``out`` gets ``router.safetensors`` and the log. ``micro_batch`` sequences are computed together: this changes the
-    loss by rounding alone, except for the balance loss of fewer than all bases, which is that of a micro batch.
-
-    Raises:
-        UserError: the loss is not a number.
+    ``micro_batch`` sequences are computed together. ``UserError``: the loss is not a number.
     """
     router, batch = Router(config, seed=settings.seed), settings.batch
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
