@@ -54,12 +54,9 @@ def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
 
 
 def held_in(cache: Cache) -> int:
-    """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax).
-
-    Compiled code does not know how many a static cache holds, and takes it for empty.
-    """
+    """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax)."""
     length = cache.get_seq_length()
-    if isinstance(length, Tensor):
+    if isinstance(length, Tensor):  # of a static cache, which compiled code takes for empty
         return 0 if torch.compiler.is_compiling() else int(length)
     layers = getattr(cache, "layers", ())
     return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)

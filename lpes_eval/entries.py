@@ -133,7 +133,7 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     """What JSON gave, as a value of this type; ``ValueError`` names what has another one."""
     of, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+        hints = _hints(kind)  # type: ignore[arg-type]
         data = typed(value, dict[str, Any], name)
         if unknown := data.keys() - hints.keys():
             raise ValueError(f"{name} has the unknown field {min(unknown)!r}")
@@ -154,6 +154,4 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     raise ValueError(f"{name} is {type(value).__name__}, expected {getattr(kind, '__name__', kind)}")
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)

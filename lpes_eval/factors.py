@@ -180,12 +180,10 @@ class Factors:
         import numpy as np
 
         xs, ys = zip(*self.curve[1], strict=True)
-        depth = len(self.per_layer(num_layers))
-        if not (scaled := [h for h in range(depth) if h not in self.unscaled_layers]):
-            return []
+        scaled = [h for h in range(len(self.per_layer(num_layers))) if h not in self.unscaled_layers]
         # from the first scaled layer at the first x to the last at the last, linear between two layers
-        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled)
-        return list(zip(layers.tolist(), ys, strict=True))
+        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled).tolist() if scaled else []
+        return list(zip(layers, ys, strict=False))
 
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
@@ -220,7 +218,7 @@ def load(path: str | Path) -> Factors:
     path = Path(os.path.expanduser(path))
     try:
         data = files.read_json(path)
-    except (DataError, OSError) as error:  # OSError: a name that no path can have
+    except DataError as error:
         raise FactorsError(f"{error}; expected a factors file, which is JSON (docs/factors.md)") from None
     if isinstance(data, dict):  # a file says what it is
         data = {"format": None, "version": None} | data

@@ -84,8 +84,8 @@ def all_tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor, layers
 
 def _made(rotary: nn.Module, call: dict[str, Any], ids: Tensor, divisors: Tensor) -> list[Any]:
     """A rotary module's tables at positions divided by each of the divisors: tensors (B, T, d), one or a tuple."""
-    longest = _looks_for_the_longest(rotary)
-    if longest:  # then the true positions are among those that it is asked for
+    longest = "max" in inspect.unwrap(type(rotary).forward).__code__.co_names
+    if longest:  # it looks for the longest position (Phi-MoE): the true ones are among those that it is asked for
         divisors = torch.cat((divisors.new_ones(1), divisors))
     output = ask(rotary, call, divided(ids, divisors))
     if isinstance(output, tuple):
@@ -101,8 +101,3 @@ def is_fixed(rotary: Any) -> bool:
         return False
     kinds = getattr(rotary, "rope_type", None)
     return {*(kinds.values() if isinstance(kinds, dict) else [kinds])} <= FIXED
-
-
-def _looks_for_the_longest(rotary: nn.Module) -> bool:
-    """Whether a rotary module's forward itself looks for the longest position (Phi-MoE)."""
-    return "max" in inspect.unwrap(type(rotary).forward).__code__.co_names

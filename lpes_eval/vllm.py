@@ -3,8 +3,8 @@
     >>> vllm.LLM("folder")                                                  # of lpes_eval.save, which carries factors
     >>> vllm.LLM("model", hf_overrides={"lpes_factors": "factors.json"})    # or a list, a number, an object
 
-Every layer's rotary module is replaced by a copy whose table has the layer's frequencies divided by its factor (Eq. 2).
-vLLM shares one module between all layers, so none is changed. Tried with vLLM 0.32 on a CPU, eager and compiled.
+Every layer's rotary module, which vLLM shares between them, is replaced by a copy whose table has the layer's
+frequencies divided by its factor (Eq. 2). Tried with vLLM 0.32 on a CPU, eager and compiled.
 """
 
 from __future__ import annotations

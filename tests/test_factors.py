@@ -252,7 +252,6 @@ def test_the_package_lists_its_public_names_and_no_others():
     shown = {name for name in dir(lpes_eval) if not name.startswith("__")}
     submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
     assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}
-    assert lpes_eval.load is load
 
 
 def test_factors_for_another_depth_keep_their_relative_depth():

@@ -94,9 +94,14 @@ class Buckets(InModel):
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
+        needed = len(self.bases) * len(_inputs(call))
         for cache in [value for value in call.values() if isinstance(value, Cache)]:
             self._stamp.check(cache)
-            self._check_rows(cache, len(_inputs(call)))
+            keys = [getattr(layer, "keys", None) for layer in cache.layers]  # the first layer may hold none
+            held = next((len(each) for each in keys if each is not None and each.numel() > 0), needed)
+            if held != needed:
+                found = f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}"
+                raise CacheError(f"{found}; start with an empty cache, without beam search (num_beams=1)")
         self._running = True
         try:
             output = self._original(**_repeated(call, len(self.bases)))
@@ -117,14 +122,6 @@ class Buckets(InModel):
         one = Table.of(rotary, (), call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
         tables = one.by_bases(self.bases, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
-
-    def _check_rows(self, cache: Cache, batch: int) -> None:
-        keys = [getattr(layer, "keys", None) for layer in cache.layers]  # the first layer may hold none
-        held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
-        if held not in (None, needed := len(self.bases) * batch):
-            found = f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}"
-            raise CacheError(f"{found}; start with an empty cache, without beam search (num_beams=1)")
-
 
 ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": -2}
 """Arguments of a forward that have rows, and where: ``position_ids`` may have several axes, (3, B, T)."""

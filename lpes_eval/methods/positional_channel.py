@@ -91,12 +91,12 @@ class ScaledChannel(PromptInterception):
         if call.cache is not None and call.cache.get_seq_length(call.layer) > 0:  # the answer's tokens
             return call.compute(query, *call.cached(key, call.value))
         call.cached(key, call.value)
-        length = query.shape[2]
-        if call.mask is not None and call.mask.ndim == 4:
+        length, has_rows = query.shape[2], call.mask is not None and call.mask.ndim == 4
+        if has_rows:
             call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
         plain = call.compute(*call.rotate(call.query, call.key, *call.table), call.value)
         if self.prompt_is_all(call):
-            if call.mask is not None and call.mask.ndim == 4:
+            if has_rows:
                 call = replace(call, mask=call.mask[:, :, -1:])
             return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
         end = self.prompt_end(call)[:, None]

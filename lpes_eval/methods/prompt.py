@@ -64,11 +64,7 @@ class PromptInterception(Interception):
 
 
 class PromptLM(MethodLM):
-    """``hf`` that tells its method where prompts end.
-
-    In generation it is the last token before the answer, in likelihood scoring the last token of the context. The
-    windows of rolling likelihood (perplexity) have a context of one token. Likelihoods are scored one by one.
-    """
+    """``hf`` that tells its method where prompts end: before the answer, or at the end of a likelihood's context."""
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         with self.method.prompt_ends_at(context.shape[1] - 1):

@@ -45,7 +45,7 @@ class Table(tuple[Tensor, Tensor]):
     def identity(self) -> Pair:
         """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
         one = self[0].new_ones(1, 1, self[0].shape[-1])
-        return self._once("identity", lambda: (one, torch.zeros_like(one)))
+        return one, torch.zeros_like(one)
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
@@ -55,7 +55,7 @@ class Table(tuple[Tensor, Tensor]):
             positions = rotations.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
             return tuple(t.unflatten(0, (len(factors), -1)) for t in rotations.ask(self.rotary, self.call, positions))
 
-        return self._once(("factors", *factors), make)
+        return self._once(tuple(factors), make)
 
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
@@ -70,7 +70,7 @@ class Table(tuple[Tensor, Tensor]):
             tables = (tuple(self) if base == theta else at(base) for base in bases)
             return tuple(torch.stack(each) for each in zip(*tables, strict=True))
 
-        return self._once(("bases", *bases), make)
+        return self._once(tuple(bases), make)
 
     def _once(self, key: Any, make: Callable[[], Pair]) -> Pair:
         made: dict[Any, Pair] = self.__dict__.setdefault("made", {})

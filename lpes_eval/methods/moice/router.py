@@ -168,11 +168,8 @@ def file_of(path: str | Path) -> Path:
 def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
     """Refuse a router, ``config`` from the file ``source``, that was made for a model of other sizes than ``model``."""
     if config.shape != model.shape:
-        raise UserError(
-            f"router={source}: made for {config.model or 'a model'} with {config.shape}, but "
-            f"{model.model or 'the model'} has {model.shape}; train a router for this model with "
-            "python -m lpes_eval.methods.moice.train"
-        )
+        found = f"made for {config.model} with {config.shape}, but {model.model} has {model.shape}"
+        raise UserError(f"router={source}: {found}; train one with python -m lpes_eval.methods.moice.train")
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
