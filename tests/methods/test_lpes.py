@@ -100,6 +100,10 @@ def test_factors_for_another_depth_are_refused_and_the_default_model_is_named_as
     ):
         with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; .*fit=relative_depth among "):
             LPES(**given)
+    own = [1.0, 1.5, 1.2]
+    assert LPES(factors=own, fit="relative_depth").layer_factors == pytest.approx([1, 1.2, 1.4, 1.44, 1.32, 1.2])
+    with pytest.raises(UserError, match="fit=width: expected relative_depth"):
+        LPES(factors=own, fit="width")
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
@@ -273,13 +277,6 @@ def test_every_method_is_a_model_type_with_its_paper_and_a_section_of_the_docs(n
     section = DOCS.split(f"\n## {kind.title}\n")[1].split("\n## ")[0]
     assert f"(https://arxiv.org/abs/{kind.paper})" in section
     assert f"`{name}`" in section
-
-
-def test_factors_for_another_depth_are_taken_only_when_asked_for():
-    own = [1.0, 1.5, 1.2]
-    assert LPES(factors=own, fit="relative_depth").layer_factors == pytest.approx([1, 1.2, 1.4, 1.44, 1.32, 1.2])
-    with pytest.raises(UserError, match="fit=width: expected relative_depth"):
-        LPES(factors=own, fit="width")
 
 
 def test_factors_alone_load_the_model_as_it_was_and_name_what_they_cannot(caplog):
