@@ -61,11 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def card(factors: Factors, repo: str) -> Iterator[str]:
-    """The lines of the repository's README.md: what the factors are for, what they gained, how to measure it again.
-
-    Raises:
-        FactorsError: they name no model, so nobody could use them.
-    """
+    """The lines of the repository's README.md; ``FactorsError`` where the factors name no model."""
     origin, (name, revision) = factors.origin, factors.model
     if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")

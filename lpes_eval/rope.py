@@ -89,11 +89,7 @@ def apply(model: nn.Module, factors: Given = None) -> None:
 
 
 def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, tuple[float, ...]]:
-    """Where factors go in a model, which may be without weights; what they say; and one number a layer.
-
-    Raises:
-        FactorsError, UnsupportedModel: as ``apply``.
-    """
+    """Where factors go in a model, which may be without weights; what they say; one number a layer. As ``apply``."""
     decoder = find_decoder(model)
     if isinstance(factors, Tensor) and factors.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(factors.shape)}; expected one number a layer")
@@ -107,12 +103,9 @@ def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, 
 
 
 def remove(model: nn.Module) -> None:
-    """Undo ``apply`` exactly: no attribute or changed number is left, nor what the model's folder carried.
-
-    Blocks of keys that continuous batching has kept (``persistent_manager=True``) go in any case.
-    """
+    """Undo ``apply`` exactly: no attribute or changed number is left, nor what the model's folder carried."""
     if (destroy := getattr(model, "destroy_cached_continuous_batching_manager", None)) is not None:
-        destroy()
+        destroy()  # with its blocks of keys, which are rotated already
     if applied(model) is not None:
         carry(getattr(model, "config", None), None)
     for module in model.modules():

@@ -77,9 +77,7 @@ class Worker:
     def set_lpes_factors(self, factors: Sequence[float]) -> None:
         """Write other factors' tables in place of those in force, one a layer, where compiled code finds them too.
 
-        Raises:
-            FactorsError: a number that is no factor, or fewer than there are layers.
-            UserError: the model was loaded without factors, so its layers share one rotary module.
+        ``UserError``: no factors, fewer than layers, or a model without factors, whose layers share a rotary module.
         """
         layers = rotating(self.get_model())  # type: ignore[attr-defined]
         if len({id(attention.rotary_emb) for _, attention in layers}) < len(layers):

@@ -88,8 +88,7 @@ class Call:
     def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
-        Raises:
-            UserError: other numbers of heads of one than of the other, and a static cache, which has no room for them.
+        ``UserError``: heads of keys and of values that differ in number, which a static cache has no room for.
         """
         if self.cache is None:
             return key, value

@@ -50,11 +50,7 @@ def claim(model: nn.Module, method: str) -> None:
 
 
 def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
-    """The attention modules, by layer, that an ``Interception`` can reach; works on a model without weights.
-
-    Raises:
-        UnsupportedModel: with the reason.
-    """
+    """The attention modules, by layer, that an ``Interception`` can reach; ``UnsupportedModel`` where it cannot."""
     decoder = rope.find_decoder(model)
     found: dict[int, nn.Module] = {}
     reason = ""
@@ -259,8 +255,7 @@ class Interception(InModel):
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
             followed = _close(last_token_from_cache(), expected)
         if not followed:
-            reason = "its attention uses what is cached in a way of its own"
-            raise _unsupported(model, f"{reason}, which {self.name} cannot follow")
+            raise _unsupported(model, f"its attention uses what is cached in a way of its own, not as {self.name}")
         self._attend = self.attend
 
     def _learn(self, call: Call) -> Tensor:
@@ -274,7 +269,7 @@ class Interception(InModel):
         else:
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
                 reason = "its attention rotates queries and keys in a way that could not be reproduced"
-                raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
+                raise _unsupported(self._model, f"{reason} by {self.name} (docs/methods.md)")
         return call.compute(*own, call.value)
 
 

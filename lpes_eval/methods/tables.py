@@ -87,11 +87,7 @@ def frequencies(base: float, like: Tensor) -> Tensor:
 
 
 def own_base(model: nn.Module, method: str) -> float:
-    """The RoPE base of a model for which ``method`` is defined by its base; works without weights.
-
-    Raises:
-        UnsupportedModel: more than one rotary table, or frequencies that are not ``base ** (-2 i / d)``.
-    """
+    """The RoPE base of a model, which may be without weights, for a method that needs one (``UnsupportedModel``)."""
     decoder = rope.find_decoder(model)
     config: Any = model.config
     parameters = config.get_text_config(decoder=True).rope_parameters or {}
@@ -119,10 +115,8 @@ def own_base(model: nn.Module, method: str) -> float:
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
             found = f"its frequencies are not powers of its rope_theta, {theta:g}"
     if found is not None:
-        raise UnsupportedModel(
-            f"{config.model_type}: {found}; {method} replaces the base of default RoPE, the only kind that has one "
-            "base and nothing else (docs/methods.md)"
-        )
+        needs = f"{method} replaces the base of default RoPE, which has nothing else (docs/methods.md)"
+        raise UnsupportedModel(f"{config.model_type}: {found}; {needs}")
     return float(theta)
 
 
