@@ -1,7 +1,6 @@
-"""Errors that the person at the keyboard can fix.
+"""Errors that the person at the keyboard can fix: one line that says what was found, expected, and the way out.
 
-Each carries one line that names the file or argument, what was found, what was expected, and the way out. The command
-lines print that line alone and exit with status 2 (``program``); in a Python program they are ordinary ``ValueError``s.
+The command lines print that line alone and exit with status 2 (``program``).
 """
 
 from __future__ import annotations

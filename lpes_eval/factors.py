@@ -83,8 +83,6 @@ class Factors:
         if self.factors is not None or self.num_layers is not None:
             self.per_layer(self.num_layers)
 
-    # -- making one --------------------------------------------------------------------------------------------------
-
     @classmethod
     def from_curve(cls, kind: curves.CurveKind, points: Sequence[Any], **options: Any) -> Factors:
         """Factors that follow from a curve; the options are the other fields."""
@@ -113,8 +111,6 @@ class Factors:
         """Name and revision of the model that they were found on, as far as the origin says them."""
         model = self.origin.get("model")
         return (model["name"], model.get("revision")) if isinstance(model, Mapping) else (model, None)
-
-    # -- using it ----------------------------------------------------------------------------------------------------
 
     def per_layer(self, num_layers: int | None = None) -> list[float]:
         """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
@@ -191,8 +187,6 @@ class Factors:
 
         line = ("factors", 1, self.per_layer(num_layers), self.control_points(num_layers))
         return figures.factors([line]).in_notebook()
-
-    # -- keeping it --------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that ``from_dict`` reads."""

@@ -108,10 +108,7 @@ def _visible(call: Call, last: Tensor) -> Tensor:
 
 
 class MsPoE(PromptLM):
-    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the settings of ``HeadFactors``.
-
-    In rolling likelihood (perplexity), with a context of one token, all heads rank alike and keep their order.
-    """
+    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and of ``HeadFactors``."""
 
     title = HeadFactors.name
     paper = "2403.04797"

@@ -51,8 +51,7 @@ HALF_SCALE = 1024.0
 class Settings:
     """Everything that decides a router's weights, apart from the model, the processor and library versions.
 
-    There is a ``text`` file or there are ``tasks``, each with its number of records or documents. A sequence has at
-    most ``length`` tokens; longer texts are cut into pieces. ``balance`` is the weight of the balance loss.
+    There is a ``text`` file, or ``tasks`` with numbers of records or documents. ``balance`` weighs the balance loss.
     """
 
     text: str | None = None
