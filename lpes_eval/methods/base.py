@@ -187,10 +187,14 @@ class MethodLM(HFLM):
 
 def check_device(device: Any) -> None:
     """Refuse a device that is not there; ``hf`` would fail after loading, or silently use another one."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
-        if torch.empty(0, device=device or "cpu").is_meta:
+        found = torch.device(device or "cpu")
+        if found.type == "meta":
             raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError) as error:
+        if found.type == "cuda" and (found.index or 0) >= there:
+            raise RuntimeError(f"it finds {there} GPUs, counted from 0")
+    except RuntimeError as error:
         said = f"PyTorch {torch.__version__} cannot use it ({first_line(error)})"
         raise UserError(f"device={device}: {said}; expected cpu, cuda, cuda:1, mps, ...") from None
 
