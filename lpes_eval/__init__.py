@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Factors", "apply", "load", "load_model", "remove", "save"]
 
-_HOMES = {"factors": ("Factors", "load"), "rope": ("apply", "remove"), "saving": ("load_model", "save")}
+_HOMES = {
+    "Factors": "factors", "load": "factors", "apply": "rope", "remove": "rope", "load_model": "saving", "save": "saving"
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Fetch a public name from its module when it is first used, so that importing the package costs nothing."""
     from importlib import import_module
 
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"lpes_eval.{home}"), name)
-    raise AttributeError(f"module 'lpes_eval' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lpes_eval' has no attribute {name!r}")
+    return getattr(import_module(f"lpes_eval.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

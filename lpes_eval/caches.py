@@ -16,10 +16,7 @@ STAMP = "_rotated_by"
 
 
 class Stamp:
-    """On a cache and its copies: what has rotated its keys, layer factors or one method's settings in one model.
-
-    Compiled code need only ask whether it is the same object.
-    """
+    """On a cache and its copies: what has rotated its keys, layer factors or one method's settings in one model."""
 
     def __init__(self, keys_of_others: str, factors: tuple[float, ...] | None = None) -> None:
         self.keys_of_others, self.factors = keys_of_others, factors
@@ -28,20 +25,15 @@ class Stamp:
         return self
 
     def check(self, cache: Cache, held: int | None = None) -> None:
-        """Put the stamp on a cache; ``CacheError`` where it holds keys that were rotated otherwise.
-
-        ``held`` says how many positions that are, where it is not all that the cache holds.
-        """
+        """Put the stamp on a cache; ``CacheError`` where its keys (in ``held`` positions) were rotated otherwise."""
         stamp = getattr(cache, STAMP, None)
-        if stamp is self:
+        if stamp is self:  # all that compiled code need ask
             return
         if stamp is None or stamp.factors is None or stamp.factors != self.factors:
             held = held_in(cache) if held is None else held
             if held > 0:
-                raise CacheError(
-                    f"the key-value cache holds {held} positions whose keys {self.keys_of_others}; start with an empty "
-                    "cache"
-                )
+                found = f"the key-value cache holds {held} positions whose keys {self.keys_of_others}"
+                raise CacheError(f"{found}; start with an empty cache")
         setattr(cache, STAMP, self)
 
     def put(self, output: Any) -> None:
@@ -62,12 +54,9 @@ def with_cache(model: nn.Module, cache: Any) -> dict[str, Any]:
 
 
 def held_in(cache: Cache) -> int:
-    """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax).
-
-    Compiled code does not know how many a static cache holds, and takes it for empty.
-    """
+    """How many positions a cache holds: the most of any layer, for the first may hold none (MiniMax)."""
     length = cache.get_seq_length()
-    if isinstance(length, Tensor):
+    if isinstance(length, Tensor):  # of a static cache, which compiled code takes for empty
         return 0 if torch.compiler.is_compiling() else int(length)
     layers = getattr(cache, "layers", ())
     return max(length, *(int(layer.get_seq_length()) for layer in layers if hasattr(layer, "get_seq_length")), 0)

@@ -1,7 +1,7 @@
 """The ``lpes-eval`` command.
 
 Each subcommand is a module with ``add_parser(subparsers)``, which sets ``run``: a function of the parsed arguments that
-returns the exit status. Importing such a module must cost nothing; what is heavy is imported when the command runs.
+returns the exit status. What is heavy is imported when the command runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """From control points to one factor a layer (Eq. 3-6 and Appendix D of the LPES paper).
 
 A curve is drawn over depth by control points ``(x, y)``: ``x`` places a point between the first and the last scaled
-layer, ``y`` is a scaling factor. Layers stand at even distances from the first point's ``x`` to the last one's, so only
-the *ratios* of the ``x`` matter: stretching or shifting them leaves every factor as it was, to the last bit where the
-ratios are equal in floating point (as they are on the integer grid of Table 9).
+layer, ``y`` is a scaling factor. Layers stand at even distances from the first ``x`` to the last one, so only the
+*ratios* of the ``x`` matter.
 
 Five kinds:
 
@@ -31,16 +30,12 @@ Point = tuple[float, float]
 
 
 def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], num_layers: int) -> list[float]:
-    """Evaluate a curve at every layer.
+    """Evaluate a curve at every layer; no factor is outside the range of the points' ``y``.
 
     Args:
         kind: one of ``KINDS``.
-        points: control points ``(x, y)`` with strictly increasing ``x``, at least two; for ``free``, the factors. Not
-            checked here: ``Factors`` are when they are made.
+        points: control points ``(x, y)`` with strictly increasing ``x``, at least two; for ``free``, the factors.
         num_layers: how many layers the curve spans (L in Eq. 6), at least 1.
-
-    Returns:
-        ``num_layers`` factors, none outside the range of the points' ``y`` (a Bezier curve stays in their hull).
     """
     if kind == "free":
         return list(points)  # type: ignore[arg-type]

@@ -29,16 +29,11 @@ REFUSED = {
 }
 """Model types that have the parts and still cannot be given layer factors: type -> reason."""
 
-_LEARNT_KEYS = {"PREFIX_TUNING": "prefix tuning", "CARTRIDGE": "cartridge"}
-"""PEFT's adapters that fill the cache before the model does: type -> name."""
-
-
 @dataclass(frozen=True)
 class Decoder:
-    """The parts of a model that factors concern."""
+    """The parts of a model that factors concern: the ``module`` whose forward runs through the ``layers``."""
 
     module: nn.Module
-    """The module whose forward runs through the layers."""
     layers: tuple[nn.Module, ...]
     rotaries: tuple[nn.Module, ...]
     """The rotary modules whose output is handed down to all layers."""
@@ -58,15 +53,11 @@ def find_decoder(model: nn.Module) -> Decoder:
         return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
 
     if config is None or not hasattr(config, "get_text_config"):
-        inside = "; give its .module" if hasattr(getattr(model, "module", None), "config") else ""
-        raise refuse(f"not a transformers model (it has no config{inside})")
+        raise refuse("not a transformers model (it has no config; of a wrapped one give its .module)")
     if config.is_encoder_decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:
         raise refuse(REFUSED[kind])
-    adapter = getattr(getattr(model, "active_peft_config", None), "peft_type", None)
-    if adapter in _LEARNT_KEYS:
-        raise refuse(f"its PEFT adapter ({_LEARNT_KEYS[adapter]}) adds learnt keys, which no layer has rotated")
     text = config.get_text_config(decoder=True)
     if getattr(text, "alibi", False):
         raise refuse("this configuration uses ALiBi instead of rotary position embeddings")

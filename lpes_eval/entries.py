@@ -20,20 +20,15 @@ from lpes_eval.files import parse
 
 @dataclass(frozen=True)
 class GuardCheck:
-    """How a guard's score compares with the plain model's.
-
-    Attributes:
-        plain: the plain model's mean over questions.
-        found: the mean under the factors.
-        interval: of the difference, 95 %; None where one question gives none.
-        over: by how much it is worse than is allowed, beyond chance; 0 where that is not shown.
-        lower_is_better: whether it is an error rate.
-    """
+    """How a guard's score compares with the plain model's, as means over questions."""
 
     plain: float
     found: float
+    """Under the factors."""
     interval: list[float | None]
+    """Of the difference, 95 %; None where one question gives none."""
     over: float
+    """By how much it is worse than is allowed, beyond chance; 0 where that is not shown."""
     lower_is_better: bool = False
 
     @property
@@ -48,47 +43,42 @@ class GuardCheck:
 
 @dataclass(frozen=True)
 class Entry:
-    """One measurement of factors.
-
-    Attributes:
-        key: which factors, on which questions.
-        fitness: the weighted score, higher is better.
-        measure: what the fitness is made of: the tasks' ``score``, or the ``likelihood`` of the reference answers.
-        generation: of an individual; None for what the search measures besides.
-        origin: the operator that made the individual, or what else it is.
-        points: its control points.
-        parents: the control points that it was made from.
-        scores: each column's score, by its name.
-        seconds: time it took, guards included.
-        prompts: answered for it, guards apart.
-        factor: the factor of all scaled layers, where they have the same.
-        stopped_after: prompts after which it was given up; 0 if it was not.
-        examples: each column's score of every example, None where it was not asked; empty for one given up.
-        ended: for every prompt 1 where its answer ended by itself, 0 where it was cut, None where it was not asked.
-        guard_prompts: prompts that its guards were asked.
-        guard_rows: of the plain model, each guard's score of every question.
-        guards: what each guard came to.
-        failed: why it could not be measured.
-    """
+    """One measurement of factors."""
 
     key: str
+    """Which factors, on which questions."""
     fitness: float
+    """The weighted score, higher is better."""
     measure: str = "score"
+    """What the fitness is made of: the tasks' ``score``, or the ``likelihood`` of the reference answers."""
     generation: int | None = None
+    """Of an individual; None for what the search measures besides."""
     origin: str = ""
+    """The operator that made the individual, or what else it is."""
     points: list[list[float]] = field(default_factory=list)
+    """Its control points; ``parents`` are those that it was made from."""
     parents: list[list[list[float]]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
+    """Each column's score, by its name."""
     seconds: float = 0.0
+    """Time it took, guards included."""
     prompts: int = 0
+    """Answered for it, guards apart."""
     factor: float | None = None
+    """The factor of all scaled layers, where they have the same."""
     stopped_after: int = 0
+    """Prompts after which it was given up; 0 if it was not."""
     examples: dict[str, list[Any]] = field(default_factory=dict)
+    """Each column's score of every example, None where it was not asked; empty for one given up."""
     ended: list[int | None] = field(default_factory=list)
+    """For every prompt 1 where its answer ended by itself, 0 where it was cut, None where it was not asked."""
     guard_prompts: int = 0
+    """Prompts that its guards were asked."""
     guard_rows: dict[str, list[float | None]] = field(default_factory=dict)
+    """Of the plain model, each guard's score of every question."""
     guards: dict[str, GuardCheck] = field(default_factory=dict)
     failed: str = ""
+    """Why it could not be measured."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without what is not said."""
@@ -98,10 +88,7 @@ class Entry:
 
 
 class Reading(NamedTuple):
-    """What a journal holds: the settings (None before they are written), and the last entry of every key.
-
-    ``torn`` bytes at its end are of a line that was not written to its end.
-    """
+    """What a journal holds; ``torn`` bytes at its end are of a line that was not written to its end."""
 
     settings: dict[str, Any] | None
     entries: dict[str, Entry]
@@ -109,11 +96,7 @@ class Reading(NamedTuple):
 
 
 def read(path: Path) -> Reading:
-    """Read a journal, which a search may be writing.
-
-    Raises:
-        DataError: a line, other than the last one, that is damaged. It names the line.
-    """
+    """Read a journal, which a search may be writing; ``DataError`` names a line before the last that is damaged."""
     *lines, rest = path.read_bytes().split(b"\n")
     settings: dict[str, Any] | None = None
     entries: dict[str, Entry] = {}
@@ -150,7 +133,7 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     """What JSON gave, as a value of this type; ``ValueError`` names what has another one."""
     of, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+        hints = _hints(kind)  # type: ignore[arg-type]
         data = typed(value, dict[str, Any], name)
         if unknown := data.keys() - hints.keys():
             raise ValueError(f"{name} has the unknown field {min(unknown)!r}")
@@ -171,6 +154,4 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     raise ValueError(f"{name} is {type(value).__name__}, expected {getattr(kind, '__name__', kind)}")
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)

@@ -1,7 +1,6 @@
-"""Errors that the person at the keyboard can fix.
+"""Errors that the person at the keyboard can fix: one line that says what was found, expected, and the way out.
 
-Each carries one line that names the file or argument, what was found, what was expected, and the way out. The command
-lines print that line alone and exit with status 2 (``program``); in a Python program they are ordinary ``ValueError``s.
+The command lines print that line alone and exit with status 2 (``program``).
 """
 
 from __future__ import annotations
@@ -16,20 +15,16 @@ from lpes_eval.text import terminal as plain
 LONGEST = 2_000
 """Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
 
-
 P = ParamSpec("P")
 
 
 def first_line(error: Exception) -> str:
-    """What somebody else's error says, in a line; its class where it says nothing."""
+    """First line of an exception's message, or its class name."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 class UserError(ValueError):
-    """Something in the input that the user can put right.
-
-    Whatever was found and is quoted, the message is one line without control characters, of bounded length.
-    """
+    """Something in the input that the user can put right, in one line without control characters."""
 
     def __str__(self) -> str:
         """The message as it is shown."""

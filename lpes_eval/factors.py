@@ -1,7 +1,6 @@
 """The factors file: one scaling factor a layer, or the few numbers from which they follow, and where they came from.
 
-A small JSON object, described field by field in ``docs/factors.md`` and by the JSON Schema beside this module
-(``factors.schema.json``). Everything that can be wrong with it is found here, before a model is loaded.
+``docs/factors.md`` describes it field by field, and so does the JSON Schema beside this module.
 
     >>> from lpes_eval import Factors
     >>> Factors.from_curve("bezier", [(0, 1.0), (2, 1.5), (4, 1.2)], num_layers=5).per_layer()[0]
@@ -16,7 +15,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +25,6 @@ from lpes_eval.errors import DataError, FactorsError
 FORMAT = "lpes-factors"
 VERSION = 1
 REFERENCE = "reference"
-MAX_BYTES = 1 << 20
 MAX_LAYERS = 1_000
 MAX_POINTS = 12
 """Of a curve. With these bounds every file is evaluated within a second."""
@@ -38,28 +35,25 @@ _FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
 _FORMS = ("factors", "curve", "uniform")
 _OF_THE_MODEL = ("model", "model_args", "weights", "fitness", "proof")
 """What ``origin`` says of the model that the factors were found on, and of no other."""
-_ORIGIN: dict[str, tuple[tuple[type, ...], str]] = {
-    "model": ((str, Mapping), "a string or an object"),
-    "model_args": ((Mapping,), "an object"),
-    "weights": ((Mapping,), "an object"),
-    "task": ((str,), "a string"),
-    "fitness": ((int, float, Mapping), "a number or an object"),
-    "proof": ((Mapping,), "an object"),
-    "search": ((Mapping,), "an object"),
-    "seed": ((int,), "a whole number"),
-    "packages": ((Mapping,), "an object"),
-    "date": ((str,), "a string"),
-    "note": ((str,), "a string"),
+_ORIGIN: dict[str, tuple[type, ...]] = {
+    "model": (str, Mapping),
+    "model_args": (Mapping,),
+    "weights": (Mapping,),
+    "task": (str,),
+    "fitness": (int, float, Mapping),
+    "proof": (Mapping,),
+    "search": (Mapping,),
+    "seed": (int,),
+    "packages": (Mapping,),
+    "date": (str,),
+    "note": (str,),
 }
+_CALLED = {str: "a string", Mapping: "an object", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Layer factors in one of three forms; they are checked when the object is made, so that one that exists is right.
-
-    Raises:
-        FactorsError: one line that names the field, what was found and what was expected.
-    """
+    """Layer factors in one of three forms; an object that exists is right (else ``FactorsError``)."""
 
     factors: tuple[float, ...] | None = None
     """One number a layer."""
@@ -89,8 +83,6 @@ class Factors:
         if self.factors is not None or self.num_layers is not None:
             self.per_layer(self.num_layers)
 
-    # -- making one --------------------------------------------------------------------------------------------------
-
     @classmethod
     def from_curve(cls, kind: curves.CurveKind, points: Sequence[Any], **options: Any) -> Factors:
         """Factors that follow from a curve; the options are the other fields."""
@@ -108,12 +100,7 @@ class Factors:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "factors") -> Factors:
-        """The factors of a decoded file; ``format`` and ``version`` may be missing in what a program hands over.
-
-        Args:
-            data: the decoded JSON.
-            source: what to call it in an error: the file's name.
-        """
+        """The factors of decoded JSON, which errors call ``source``; ``format`` and ``version`` may be missing."""
         try:
             return cls(**_fields(data))
         except FactorsError as error:
@@ -125,13 +112,8 @@ class Factors:
         model = self.origin.get("model")
         return (model["name"], model.get("revision")) if isinstance(model, Mapping) else (model, None)
 
-    # -- using it ----------------------------------------------------------------------------------------------------
-
     def per_layer(self, num_layers: int | None = None) -> list[float]:
-        """One factor for each of the model's layers.
-
-        Args:
-            num_layers: the model's depth; may be left out where the factors name it themselves.
+        """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
 
         Raises:
             FactorsError: no depth known, or another depth than the factors are for.
@@ -153,12 +135,12 @@ class Factors:
             if scaled := [h for h in self.unscaled_layers if self.factors[h] != 1]:
                 raise FactorsError(f"unscaled_layers names layer {scaled[0]}, which has a factor; drop one of the two")
             return list(self.factors)
-        left = [h for h in range(depth) if h not in self.unscaled_layers]
+        left = depth - len(self.unscaled_layers)
         points: Any
-        kind, points = self.curve or ("free", (self.uniform,) * len(left))
-        if kind == "free" and left and len(points) != len(left):
-            raise FactorsError(f"curve.points: free factors: {len(points)} given for {len(left)} layers")
-        values = iter(curves.layer_factors(kind, points, len(left)) if left else ())
+        kind, points = self.curve or ("free", (self.uniform,) * left)
+        if kind == "free" and left and len(points) != left:
+            raise FactorsError(f"curve.points: free factors: {len(points)} given for {left} layers")
+        values = iter(curves.layer_factors(kind, points, left) if left else ())
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
 
     def fitted(self, num_layers: int) -> Factors:
@@ -194,12 +176,10 @@ class Factors:
         import numpy as np
 
         xs, ys = zip(*self.curve[1], strict=True)
-        depth = len(self.per_layer(num_layers))
-        if not (scaled := [h for h in range(depth) if h not in self.unscaled_layers]):
-            return []
+        scaled = [h for h in range(len(self.per_layer(num_layers))) if h not in self.unscaled_layers]
         # from the first scaled layer at the first x to the last at the last, linear between two layers
-        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled)
-        return list(zip(layers.tolist(), ys, strict=True))
+        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled).tolist() if scaled else []
+        return list(zip(layers, ys, strict=False))
 
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
@@ -208,16 +188,13 @@ class Factors:
         line = ("factors", 1, self.per_layer(num_layers), self.control_points(num_layers))
         return figures.factors([line]).in_notebook()
 
-    # -- keeping it --------------------------------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that ``from_dict`` reads."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {"format": FORMAT, "version": VERSION} | vars(self)
         if self.curve is not None:
             given["curve"] = dict(zip(("kind", "points"), self.curve, strict=True))
-        kept = {name: value for name, value in given.items() if value not in (None, (), {})}
-        plain: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, "version": VERSION} | kept, allow_nan=False))
-        return plain
+        plain: dict[str, Any] = json.loads(json.dumps(given, allow_nan=False))
+        return {name: value for name, value in plain.items() if value not in (None, [], {})}
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
@@ -229,19 +206,13 @@ class Factors:
 
 
 def load(path: str | Path) -> Factors:
-    """Read a factors file, or ``reference``, and check everything about it that does not need the model.
-
-    Raises:
-        FactorsError: one line that names the file, what was found, what was expected, and the way out.
-    """
+    """Read a factors file, or ``reference``; ``FactorsError`` names the file and what is wrong with it."""
     if path == REFERENCE:
         path = Path(__file__).parent / "reference" / "base" / "factors.json"
     path = Path(os.path.expanduser(path))
     try:
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: larger than 1 MiB, and a factors file holds a few hundred numbers at most")
         data = files.read_json(path)
-    except (DataError, OSError) as error:  # OSError: a name that no path can have
+    except DataError as error:
         raise FactorsError(f"{error}; expected a factors file, which is JSON (docs/factors.md)") from None
     if isinstance(data, dict):  # a file says what it is
         data = {"format": None, "version": None} | data
@@ -252,27 +223,24 @@ def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
 
     ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
-    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor of one dimension.
-
-    Raises:
-        FactorsError: as ``load``, or for a value of another type.
+    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor. ``FactorsError`` as of ``load``.
     """
     if isinstance(value, Factors):
         return value
-    if hasattr(value, "tolist") and not isinstance(value, memoryview):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
         if not value.strip():
             raise FactorsError("factors= is empty; give a factors file, or one number for all layers")
+        if value.startswith(hub.SCHEME):
+            return load(hub.fetch(value))
         with suppress(ValueError):
             value = value if "_" in value else float(value)  # Python reads 1_5 as 15
-    if isinstance(value, str) and value.startswith(hub.SCHEME):
-        value = hub.fetch(value)
     if isinstance(value, str | Path):
         return load(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Factors.from_dict({"uniform": value}, source=f"factors={value}")
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, list | tuple):
         return Factors.from_dict({"factors": value})
     raise FactorsError(
         f"factors={value!r}: expected a factors file's path, one number for all layers, or a list of one a layer"
@@ -293,12 +261,10 @@ def text_config(config: Any) -> Any:
 def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
 
-    An override of vLLM's stands beside the language model's configuration.
-
     Raises:
         FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
     """
-    value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))
+    value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:
         return None
     try:
@@ -368,7 +334,7 @@ def _numbers(value: Any, where: str) -> tuple[float, ...]:
 
 def _layers(value: Any) -> tuple[int, ...]:
     right = _is(value, list, tuple, range) and all(_is(h, int) and 0 <= h < MAX_LAYERS for h in value)
-    right = right and all(a < b for a, b in pairwise(value))
+    right = right and list(value) == sorted(set(value))
     _require(right, "unscaled_layers", value, "a list of layer numbers from 0 in rising order, each once")
     return tuple(value)
 
@@ -395,8 +361,8 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
 def _origin(value: Any) -> dict[str, Any]:
     origin = _object(value, "origin", _ORIGIN)
     for name, content in origin.items():
-        types, expected = _ORIGIN[name]
-        _require(_is(content, *types), f"origin.{name}", content, expected)
+        types = _ORIGIN[name]
+        _require(_is(content, *types), f"origin.{name}", content, " or ".join(_CALLED[kind] for kind in types))
     if isinstance(model := origin.get("model"), Mapping):
         right = model.keys() <= {"name", "revision"} and isinstance(model.get("name"), str)
         right = right and isinstance(model.get("revision"), str | None)

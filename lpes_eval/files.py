@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.errors import DataError, UserError
+from lpes_eval.errors import DataError, UserError, first_line
 
 
 def shown(value: Any, most: int = 80) -> str:
@@ -43,16 +43,10 @@ def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
         value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start + 1})") from None
-    except UnicodeEncodeError:
-        raise DataError(f"{where}: holds half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise DataError(f"{where}: not JSON ({error.msg} at {line}column {error.colno})") from None
-    except RecursionError:
-        raise DataError(f"{where}: nested too deeply to be read") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: {str(error).split(';')[0]}") from None
     return value
 
@@ -72,11 +66,7 @@ def _finite(text: str) -> float:
 
 
 def entry(data: Any, *keys: str) -> Mapping[str, Any]:
-    """The object in a place of a JSON value; an empty one where nothing is there.
-
-    Raises:
-        TypeError: something else is there.
-    """
+    """The object in a place of a JSON value; empty where nothing is there, ``TypeError`` where something else is."""
     for number in range(len(keys) + 1):
         data = {} if data is None else data
         if not isinstance(data, dict):
@@ -111,24 +101,22 @@ def read_jsonl(
             It names file and line.
     """
     place = f"{path}, {member}" if member else str(path)
+    expected = f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
     for number, line in enumerate(_lines(Path(path), member), 1):
         if not line.strip():
             continue
         record = parse(line, f"{place}, line {number}", finite)
+        wrong = ""
         if not isinstance(record, dict):
             raise DataError(f"{place}, line {number}: found {type(record).__name__}, expected a JSON object")
         if missing := [field for field in required if field not in record]:
-            raise DataError(
-                f"{place}, line {number}: the field {missing[0]!r} is missing; found "
-                f"{', '.join(map(shown, list(record)[:20])) or 'no field'}, expected {_expected(required)}"
-            )
-        if isinstance(required, Mapping) and (wrong := _unlike(record, required, "the line")):
-            raise DataError(f"{place}, line {number}: {wrong}, expected {_expected(required)}")
+            found = ", ".join(map(shown, list(record)[:20])) or "no field"
+            wrong = f"the field {missing[0]!r} is missing; found {found}"
+        elif isinstance(required, Mapping):
+            wrong = _unlike(record, required, "the line")
+        if wrong:
+            raise DataError(f"{place}, line {number}: {wrong}, expected {expected}")
         yield record
-
-
-def _expected(required: Collection[str]) -> str:
-    return f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
 
 
 def _unlike(value: Any, like: Any, name: str) -> str:
@@ -152,20 +140,15 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
     try:
         if not path.is_file():  # a pipe would be waited for
             raise DataError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
-        with path.open("rb") as raw:
-            is_packed = raw.read(2) == b"\x1f\x8b"
-            if is_packed != (path.suffix == ".gz"):
-                what, mend = ("a", "add .gz to") if is_packed else ("not a", "take .gz from")
-                raise DataError(f"{path}: {what} gzip archive, against its name; {mend} it, or fetch the file again")
-            raw.seek(0)
-            with zipfile.ZipFile(raw).open(member) if member else gzip.open(raw) if is_packed else raw as file:
-                yield from file
+        opened = gzip.open if path.suffix == ".gz" else open
+        with zipfile.ZipFile(path).open(member) if member else opened(path, "rb") as file:
+            yield from file
     except DataError:
         raise
     except KeyError:
         raise DataError(f"{path}: the archive does not hold {member}") from None
     except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
-        reason = getattr(error, "strerror", None) or f"a broken archive? {error}"
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: cannot be read ({reason}); check its name, or delete it and fetch it again") from None
 
 
@@ -178,16 +161,14 @@ def sha256(path: str | Path) -> str:
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write ``content`` to ``path`` so that whoever reads, even after a crash, finds the old file or the new one.
 
-    A link stays a link, and the file that it names is written. What is no file, such as a pipe or ``/dev/stdout``,
-    cannot be replaced, and is written to as it stands.
+    A link stays a link, and the file that it names is written. A pipe or ``/dev/stdout`` is written to as it stands.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     data = content.encode("utf-8") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             stream.write(data)
         return
-    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -215,13 +196,9 @@ def marker(command: str) -> str:
 
 
 def check_output(path: str | Path, mark: str) -> None:
-    """Refuse a file that is there already, unless its beginning holds ``mark``: only then the command may replace it.
+    """Refuse a file (``UserError``) that is there already, unless its beginning holds ``mark``.
 
-    A link is judged by the file that it names. What is no file, such as a pipe or ``/dev/stdout``, and the summary of a
-    job on GitHub (see ``write_output``), are written to and not replaced.
-
-    Raises:
-        UserError: a folder, a file of somebody else's, or one that cannot be read.
+    A link is judged by the file that it names. A pipe, and the summary of a job on GitHub, are written to as they are.
     """
     path = Path(path)
     if path.is_dir():
@@ -240,11 +217,8 @@ def check_output(path: str | Path, mark: str) -> None:
 def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
     """Write what a command was told to write to a file, but never over a file that the command did not write.
 
-    Args:
-        path: the file; it may be there if ``check_output`` allows it. The file that ``$GITHUB_STEP_SUMMARY`` names is
-            shared by the steps of a job, and is appended to.
-        content: the whole of it, with ``mark`` in its first ``HEAD`` bytes.
-        mark: what tells the command's outputs from all other files, such as its ``marker``.
+    ``mark`` tells the command's outputs from all other files, and is in the first ``HEAD`` bytes of the ``content``.
+    The file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
 
     Raises:
         UserError: see ``check_output``; or it cannot be written.

@@ -1,7 +1,7 @@
 """Values that a user types, for a command's flag, a model's argument or a setting: one reader for each kind.
 
-A reader is called with what was typed, a text or a value out of JSON, and returns the value, or raises the error that
-``argparse`` shows, which says what was expected. ``of`` makes of it one that names the argument.
+A reader is called with a text or a value out of JSON, and returns the value, or raises the error that ``argparse``
+shows. ``of`` makes of it one that names the argument.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ def of(reader: Reader, name: str, value: Any, kind: type[UserError] = UserError,
         raise kind(f"{name}={text}: {expected}{where}") from None
 
 
-def _number(pattern: str, kind: type, any_of_it: str, expected: str, fits: Callable[[Any], bool]) -> Reader:
+def _number(kind: type, name: str, expected: str = "", fits: Callable[[Any], bool] = lambda value: True) -> Reader:
+    """Numbers, whole ones however lm_eval hands them over: 256, 256.0 or "256"."""
+    pattern = r"[-+]?[0-9]{1,18}(\.0)?" if kind is int else r"[-+.0-9eE]+"  # Python reads 1_5 as 15
+
     def read(value: Any) -> Any:
-        try:  # Python reads 1_5 as 15, and digits of other scripts
-            if isinstance(value, bool) or not re.fullmatch(pattern, str(value).strip(" ")):
+        text = str(value).strip(" ")
+        try:
+            if isinstance(value, bool) or not re.fullmatch(pattern, text) or not math.isfinite(float(text)):
                 raise ValueError
-            result = kind(float(value)) if kind is float else int(str(value).strip(" ").removesuffix(".0"))
-            if not math.isfinite(result):
-                raise ValueError
-        except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"expected {any_of_it}, not {shown(value)}") from None
+            result = kind(text.removesuffix(".0"))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {name}, not {shown(value)}") from None
         if not fits(result):
             raise argparse.ArgumentTypeError(f"expected {expected}, not {value}")
         return result
@@ -46,24 +48,15 @@ def _number(pattern: str, kind: type, any_of_it: str, expected: str, fits: Calla
     return read
 
 
-def _whole(expected: str = "", fits: Callable[[int], bool] = lambda value: True) -> Reader:
-    """Whole numbers, however lm_eval hands them over: 256, 256.0 or "256"."""
-    return _number(r"[-+]?[0-9]{1,18}(\.0)?", int, "a whole number", expected, fits)
-
-
-def _real(expected: str = "", fits: Callable[[float], bool] = lambda value: True) -> Reader:
-    return _number(r"[-+.0-9eE]+", float, "a number", expected, fits)
-
-
-whole, finite = _whole(), _real()
-amount = _real("0 or more", lambda value: value >= 0)
-positive = _real("more than 0", lambda value: value > 0)
-share = _real("a number between 0 and 1", lambda value: 0 < value < 1)
+whole, finite = _number(int, "a whole number"), _number(float, "a number")
+amount = _number(float, "a number", "0 or more", lambda value: value >= 0)
+positive = _number(float, "a number", "more than 0", lambda value: value > 0)
+share = _number(float, "a number", "a number between 0 and 1", lambda value: 0 < value < 1)
 
 
 def at_least(least: int) -> Reader:
     """A whole number, ``least`` or more."""
-    return _whole(f"at least {least}", lambda value: value >= least)
+    return _number(int, "a whole number", f"at least {least}", lambda value: value >= least)
 
 
 def one_of(*choices: Any) -> Reader:

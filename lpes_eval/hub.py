@@ -13,15 +13,10 @@ _ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^@]+))?(?:@(
 
 
 def fetch(address: str) -> Path:
-    """The file that an address names, downloaded once; without FILE, ``factors.json``.
-
-    Raises:
-        FactorsError: not such an address, or the Hub does not give the file.
-    """
+    """The file that an address names (else ``FactorsError``), downloaded once; without FILE, ``factors.json``."""
     if (found := _ADDRESS.fullmatch(address)) is None:
-        raise FactorsError(
-            f"factors={address}: expected hf://OWNER/REPO, hf://OWNER/REPO/FILE, or one of them@REVISION"
-        )
+        expected = "hf://OWNER/REPO, hf://OWNER/REPO/FILE, or one of them@REVISION"
+        raise FactorsError(f"factors={address}: expected {expected}")
     import huggingface_hub
 
     try:

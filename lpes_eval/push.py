@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from lpes_eval import factors as factors_file
 from lpes_eval import hub
@@ -48,27 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
     from huggingface_hub import CommitOperationAdd
 
     files = {hub.FILE: json.dumps(factors.to_dict(), indent=2) + "\n", "README.md": text}
+    operations = [CommitOperationAdd(name, content.encode()) for name, content in files.items()]
     try:
         huggingface_hub.create_repo(arguments.repo, private=arguments.private, exist_ok=True)
-        done = huggingface_hub.create_commit(
-            arguments.repo,
-            [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
-            commit_message="Layer factors",
-        )
+        done = huggingface_hub.create_commit(arguments.repo, operations, commit_message="Layer factors")
     except Exception as error:  # as in hub.fetch
-        raise UserError(
-            f"push {arguments.repo}: the Hub does not take it ({first_line(error)}); check name, token, network"
-        ) from None
+        reason = f"the Hub does not take it ({first_line(error)})"
+        raise UserError(f"push {arguments.repo}: {reason}; check name, token, network") from None
     print(f"{done.commit_url}\nfactors=hf://{arguments.repo}@{done.oid}")
     return 0
 
 
 def card(factors: Factors, repo: str) -> Iterator[str]:
-    """The lines of the repository's README.md: what the factors are for, what they gained, how to measure it again.
-
-    Raises:
-        FactorsError: they name no model, so nobody could use them.
-    """
+    """The lines of the repository's README.md; ``FactorsError`` where the factors name no model."""
     origin, (name, revision) = factors.origin, factors.model
     if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
@@ -78,7 +71,13 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
     yield f"# Layer factors for {name}" + (f" ({revision})" if revision else "")
     elsewhere = "" if on_the_hub or name.startswith("lpes-") else f"pretrained={name},"  # else the factors say which
     yield from ("", f"    lm_eval --model lpes --model_args {elsewhere}factors=hf://{repo}", "")
-    proof = origin.get("proof", {})
+    yield from _proof(origin.get("proof", {}))
+    described = {key: value for key, value in origin.items() if key not in ("proof", "model")}
+    yield from ("The origin in full:", "", "```json", *json.dumps(described, indent=2).splitlines(), "```", "")
+
+
+def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
+    """What a search has measured on held-out examples."""
     if rows := proof.get("differences"):
         yield from ("| held-out task | over | gain | 95 % interval | questions |", "| --- | --- | --: | --: | --: |")
         for row in rows:
@@ -86,8 +85,8 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
             gain = row["mean"]
             if "lower_is_better" in row:
                 gain, low, high = -gain, high and -high, low and -low
-            gain = f"{gain:+.3f} | " + ("none" if low is None else f"{low:+.3f} to {high:+.3f}")
-            yield f"| {row['task']} | {row['found_minus']} | {gain} | {row['questions']} |"
+            interval = "none" if low is None else f"{low:+.3f} to {high:+.3f}"
+            yield f"| {row['task']} | {row['found_minus']} | {gain:+.3f} | {interval} | {row['questions']} |"
         yield ""
         if any(row["questions"] < FEW_QUESTIONS for row in rows):
             yield from (f"Intervals of fewer than {FEW_QUESTIONS} questions are too narrow.", "")
@@ -100,5 +99,3 @@ def card(factors: Factors, repo: str) -> Iterator[str]:
         yield f"- guard {guard}: {'worsened' if found['over'] else f'{falls}not worsened beyond what is allowed'}"
     if "command" in proof:
         yield from ("", "Measured by", "", f"    {proof['command']}", "")
-    described = {key: value for key, value in origin.items() if key not in ("proof", "model")}
-    yield from ("The origin in full:", "", "```json", *json.dumps(described, indent=2).splitlines(), "```", "")

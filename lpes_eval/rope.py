@@ -4,15 +4,12 @@ transformers computes one rotary table a forward, the cosines and sines of all p
 layer. Three kinds of modules are changed, and no weight is touched:
 
 1. The rotary module answers with a table for each layer, at positions divided by the layer's factor. So the model's
-   frequencies (default, linear, dynamic NTK, yarn, llama3, longrope; one set for each kind of attention where there are
-   several), its scaling and its layout stay as they are. Where frequencies do not depend on the length, tables of a
-   block of positions are kept, and a forward gathers its rows instead of computing angles.
+   frequencies (default, linear, dynamic NTK, yarn, llama3, longrope), its scaling and its layout stay as they are.
 2. Each decoder layer takes its own table.
 3. The decoder refuses a key-value cache filled under other factors, because its keys are rotated already.
 
-A changed module is of a subclass of its own class, with another ``__call__`` (as ``torch.nn.utils.parametrize`` and
-FSDP do it): no hooks, whose slow path every layer would pay, and copies, saved models, PEFT, accelerate and
-``torch.compile`` take the change along.
+A changed module is of a subclass of its own class, with another ``__call__``, as FSDP does it: hooks would be slower,
+and copies, saved models, PEFT, accelerate and ``torch.compile`` take the change along.
 
     >>> apply(model, [1.0, 1.2, 1.5, 1.3])
     >>> model.generate(**inputs)
@@ -39,7 +36,7 @@ from lpes_eval.decoder import REFUSED as REFUSED
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse
-from lpes_eval.rotary import KEPT, Tables, all_tables, is_fixed, named, one_table, own_table
+from lpes_eval.rotary import all_tables, is_fixed, named, one_table, own_table
 from lpes_eval.weights import warn_of_other_weights
 
 METHOD = "_peer_method"
@@ -47,8 +44,6 @@ METHOD = "_peer_method"
 
 logger = logging.getLogger(__name__)
 _FACTORS, _LAYER = "_layer_factors", "_layer_number"
-_OTHERS = "were not rotated under the layer factors now in force"
-_compiling = torch.compiler.is_compiling
 
 Given = Factors | Sequence[float] | np.ndarray | float | str | Path | Tensor | None
 
@@ -61,23 +56,18 @@ def apply(model: nn.Module, factors: Given = None) -> None:
             dtype and with any attention implementation; also one wrapped by PEFT, except for prefix tuning.
         factors: one number a layer, from 0.001 to 1,000,000; or a factors object or file, or one number for all
             layers; or nothing, for those that the model's folder carries (``lpes_eval.save``); or a float tensor of
-            shape (layers,), through which gradients flow and whose values count at each forward. Only those that it has
-            now are checked: whoever changes them keeps them in that range. Gradient checkpointing must then be
-            non-reentrant (``use_reentrant=False``): the other kind goes backward once a layer, the second time through
-            a graph that the first has freed.
+            shape (layers,), through which gradients flow and whose values count at each forward; only those that it has
+            now are checked. Gradient checkpointing must then be non-reentrant (``use_reentrant=False``).
 
     Raises:
         FactorsError: factors that cannot be read, or for another number of layers.
         UnsupportedModel: a model whose layers cannot be given factors; the message says why.
         UserError: another method (``lpes_eval.methods``) is in the model.
 
-    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own.
-
-    Keys in a cache are already rotated. While factors are in force, a cache that was filled under other factors, or
-    under none, is refused (``CacheError``). A model without factors does not look: start it with an empty cache. Under
-    ``torch.compile`` two cases go unseen: a static cache, whose length compiled code does not know, and factors that
-    are a tensor and change their values. Nor are the blocks of a continuous batching that runs while factors change
-    (``init_continuous_batching``): stop it first.
+    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own. While factors
+    are in force, a key-value cache that was filled under other factors, or none, is refused (``CacheError``). Unseen
+    are a cache given to a model without factors, a static cache and a tensor that changes its values under
+    ``torch.compile``, and a continuous batching that runs while factors change.
     """
     decoder, parsed, values = resolve(model, factors)
     if (method := method_in(model)) is not None:
@@ -93,17 +83,13 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
     rotaries += [(rotary, h) for h, within in decoder.own.items() for rotary in within]
     for rotary, number in rotaries:
-        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number, KEPT: {}})
+        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
     for h, layer in enumerate(decoder.layers):
         _change(layer, _Layer, {_LAYER: h})
 
 
 def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, tuple[float, ...]]:
-    """Where factors go in a model, which may be without weights; what they say; and one number a layer.
-
-    Raises:
-        FactorsError, UnsupportedModel: as ``apply``.
-    """
+    """Where factors go in a model, which may be without weights; what they say; one number a layer. As ``apply``."""
     decoder = find_decoder(model)
     if isinstance(factors, Tensor) and factors.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(factors.shape)}; expected one number a layer")
@@ -117,19 +103,15 @@ def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, 
 
 
 def remove(model: nn.Module) -> None:
-    """Undo ``apply`` exactly: no attribute or changed number is left, nor what the model's folder carried.
-
-    Without applied factors, do nothing, but for what continuous batching has kept (``persistent_manager=True``), which
-    goes in any case: a new batch would share its blocks of keys, and those are rotated already.
-    """
+    """Undo ``apply`` exactly: no attribute or changed number is left, nor what the model's folder carried."""
     if (destroy := getattr(model, "destroy_cached_continuous_batching_manager", None)) is not None:
-        destroy()
+        destroy()  # with its blocks of keys, which are rotated already
     if applied(model) is not None:
         carry(getattr(model, "config", None), None)
     for module in model.modules():
         if (kinds := vars(type(module)).get("_kinds")) is not None:
             object.__setattr__(module, "__class__", kinds[1])
-            for name in (_FACTORS, _LAYER, KEPT):
+            for name in (_FACTORS, _LAYER):
                 vars(module).pop(name, None)
 
 
@@ -210,11 +192,14 @@ class _Rotary(_Changed):
     """Answers with the tables of all layers, or with that of the layer that it is in."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call: dict[str, Any] = named(args, kwargs)
-        simple = is_fixed(self)
-        if not simple:  # the dynamic kinds choose their frequencies by the true length
+        if not is_fixed(self):  # the dynamic kinds choose their frequencies by the true length
             super().__call__(*args, **kwargs)  # type: ignore[misc]
-        return vars(self)[_FACTORS].tables(self, call, simple)
+        rotary: Any = self
+        state, number, call = vars(self)[_FACTORS], vars(self)[_LAYER], named(args, kwargs)
+        divisors = state.divisors_on(call["x"].device)
+        if number is not None:
+            return one_table(rotary, call, divisors, state.owners[number])
+        return all_tables(rotary, call, divisors, state.owners)
 
 
 class _Layer(_Changed):
@@ -222,9 +207,6 @@ class _Layer(_Changed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         h = vars(self)[_LAYER]
-        if type(tables := kwargs.get("position_embeddings")) is Tables:  # as most families hand them over
-            kwargs["position_embeddings"] = tables.of(h)
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
         own = {name: own_table(value, h) for name, value in kwargs.items()}
         return super().__call__(*[own_table(value, h) for value in args], **own)  # type: ignore[misc]
 
@@ -235,24 +217,19 @@ class _LayerFactors:
     def __init__(
         self, owners: tuple[int, ...], values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
     ) -> None:
-        self._owners, self._values, self._tensor, self.origin = owners, values, tensor, origin
+        self.owners, self._values, self._tensor, self.origin = owners, values, tensor, origin
         self._divisors = torch.tensor(values, dtype=torch.float32)
-        self.stamp = Stamp(_OTHERS, values)
+        self.stamp = self._new_stamp()
+
+    def _new_stamp(self) -> Stamp:
+        return Stamp("were not rotated under the layer factors now in force", self.factors)
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
         return self._values if self._tensor is None else tuple(self._tensor.tolist())
 
-    def tables(self, rotary: Any, call: dict[str, Any], simple: bool) -> Any:
-        """What a rotary module answers to a call: the tables of all layers, or that of the layer that it is in."""
-        divisors = self._divisors_on(call["x"].device)
-        if (number := vars(rotary)[_LAYER]) is not None:
-            return one_table(rotary, call, divisors, self._owners[number])
-        keep = simple and self._tensor is None and not _compiling()
-        return all_tables(rotary, call, divisors, self._owners, keep)
-
-    def _divisors_on(self, device: torch.device) -> Tensor:
+    def divisors_on(self, device: torch.device) -> Tensor:
         """The factors, (layers,), kept on the device that was asked for last, as a GPU waits for a copy."""
         if self._tensor is not None:
             return self._tensor.to(device, torch.float32)
@@ -262,7 +239,7 @@ class _LayerFactors:
 
     def check(self, caches: list[Cache]) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; stamp it."""
-        if self._tensor is not None and not _compiling():  # compiled code does not know a tensor's values
-            self.stamp = Stamp(_OTHERS, self.factors)
+        if self._tensor is not None and not torch.compiler.is_compiling():  # which knows no tensor's values
+            self.stamp = self._new_stamp()
         for cache in caches:
             self.stamp.check(cache)

@@ -24,8 +24,7 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     """Save a model with the factors in force; the options are those of ``save_pretrained``.
 
     Raises:
-        UserError: the folder is a file, the model has no factors, only an adapter of it would be saved, which has no
-            place for them, or its weights are of a kind that transformers does not save (GGUF).
+        UserError: the folder is a file, the model has no factors, or it is one that transformers does not save whole.
     """
     if Path(folder).is_file():
         raise UserError(f"{folder}: is a file; expected a folder, or a name that is not there yet")

@@ -3,8 +3,8 @@
     >>> vllm.LLM("folder")                                                  # of lpes_eval.save, which carries factors
     >>> vllm.LLM("model", hf_overrides={"lpes_factors": "factors.json"})    # or a list, a number, an object
 
-Every layer's rotary module is replaced by a copy whose table has the layer's frequencies divided by its factor (Eq. 2).
-vLLM shares one module between all layers, so none is changed. Tried with vLLM 0.32 on a CPU, eager and compiled.
+Every layer's rotary module, which vLLM shares between them, is replaced by a copy whose table has the layer's
+frequencies divided by its factor (Eq. 2). Tried with vLLM 0.32 on a CPU, eager and compiled.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from lpes_eval.factors import FIELD, Factors, carried, parse
 
 logger = logging.getLogger(__name__)
 
-KINDS = (
-    "RotaryEmbedding",
-    "LinearScalingRotaryEmbedding",
-    "Llama3RotaryEmbedding",
-    "YaRNScalingRotaryEmbedding",
-)
+KINDS = ["RotaryEmbedding", "LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"]
 """vLLM's rotary modules whose whole table follows from ``_compute_inv_freq``."""
 
 
@@ -39,9 +34,7 @@ def register() -> None:
 
         original = BaseModelLoader.create_model
     except (ImportError, AttributeError) as error:
-        logger.warning(
-            "this version of vLLM is not known (%s): layer factors that a model carries have no effect", error
-        )
+        logger.warning("this vLLM is not known (%s): layer factors that a model carries have no effect", error)
         return
     if getattr(original, "applies_factors", False):  # vLLM may load its plug-ins several times
         return
@@ -84,9 +77,7 @@ class Worker:
     def set_lpes_factors(self, factors: Sequence[float]) -> None:
         """Write other factors' tables in place of those in force, one a layer, where compiled code finds them too.
 
-        Raises:
-            FactorsError: a number that is no factor, or fewer than there are layers.
-            UserError: the model was loaded without factors, so its layers share one rotary module.
+        ``UserError``: no factors, fewer than layers, or a model without factors, whose layers share a rotary module.
         """
         layers = rotating(self.get_model())  # type: ignore[attr-defined]
         if len({id(attention.rotary_emb) for _, attention in layers}) < len(layers):
@@ -112,9 +103,8 @@ def rotating(model: nn.Module) -> list[tuple[int, Any]]:
 
 def scaled(rotary: Any, factor: float) -> Any:
     """A copy of a rotary module that rotates at positions divided by ``factor``."""
-    cache = table(rotary, factor)
     own = copy.deepcopy(rotary)
-    own.register_buffer("cos_sin_cache", cache, persistent=False)
+    own.register_buffer("cos_sin_cache", table(rotary, factor), persistent=False)
     return own
 
 

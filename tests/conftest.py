@@ -10,6 +10,16 @@ os.environ.pop("LPES_EVAL_DATA", None)
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_list_of_packages():
+    """lm-eval has pip list the installed packages for every result, which takes longer than the evaluation."""
+    from torch.utils import collect_env
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect_env, "get_pip_packages", lambda *_: ("pip3", ""))
+        yield
+
+
 @pytest.fixture
 def threads():
     """Puts back how many threads torch uses, which a test changes."""

@@ -94,20 +94,6 @@ MUTANTS = (
         (f"{ROPE}/test_cache_guard.py",),
     ),
     Mutant(
-        "kept tables have a row for each position from the first of their block",
-        "lpes_eval/rotary.py",
-        "rows = ids.view(-1) - kept.first if kept.first else ids.reshape(-1)",
-        "rows = ids.reshape(-1) % kept.rows.shape[1]",
-        (f"{ROPE}/test_rotation.py::test_rows_of_kept_tables_are_what_the_rotary_module_computes",),
-    ),
-    Mutant(
-        "tables are made anew where the frequencies have changed",
-        "lpes_eval/rotary.py",
-        "or not kept.is_of(rotary) or not",
-        "or not",
-        (f"{ROPE}/test_rotation.py::test_frequencies_that_somebody_changes_are_tabulated_anew",),
-    ),
-    Mutant(
         "the factors in force are those that were applied, to the last digit",
         "lpes_eval/rope.py",
         "Factors(factors=state.factors, origin=state.origin)",
@@ -355,9 +341,9 @@ MUTANTS = (
     ),
     Mutant(
         "other weights are another fitness",
-        "lpes_eval/engine/harness.py",
-        "weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)",
-        "pass",
+        "lpes_eval/weights.py",
+        ".encode() + some.numpy().tobytes()",
+        ".encode()",
         (f"{SEARCH}/test_evaluator.py::test_other_prompts_documents_weights_or_another_model_are_another_fitness",),
     ),
     Mutant(

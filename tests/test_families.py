@@ -208,7 +208,7 @@ def test_shared_keys_of_nobody_knows_which_layer_are_refused():
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-WITHOUT = ("bert", "bloom", "gpt2", "gpt_bigcode", "jamba", "mamba", "mpt", "nemotron_h", "opt", "rwkv", "xlnet")
+WITHOUT = ("bert", "bloom", "gpt2", "jamba", "mamba", "nemotron_h", "opt")
 REFUSED = [
     *((family, "no decoder layers with rotary", {}) for family in WITHOUT),
     *((family, "table of whole positions", {}) for family in ("codegen", "gptj", "roformer")),

@@ -1,9 +1,7 @@
 """Factors on the Hub, whose place a folder takes here."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -31,17 +29,10 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
 
 
-@pytest.mark.parametrize(
-    ("address", "factor"),
-    [
-        ("hf://owner/repo", 1.1),
-        ("hf://owner/repo@v1", 1.2),
-        ("hf://owner/repo/more/long.json", 2.1),
-        ("hf://owner/repo/more/long.json@v1", 2.2),
-    ],
-)
-def test_an_address_names_repository_file_and_revision(hub, address, factor):
-    assert parse(address).uniform == pytest.approx(factor)
+def test_an_address_names_repository_file_and_revision(hub):
+    for file, of_file in (("", 0), ("/more/long.json", 1)):
+        for revision, factor in (("", 1.1), ("@v1", 1.2)):
+            assert parse(f"hf://owner/repo{file}{revision}").uniform == pytest.approx(factor + of_file)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +103,9 @@ def test_factors_of_no_model_are_not_shared(sent, tmp_path, capsys):
     assert not sent
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
+def test_a_hub_that_does_not_answer_is_one_sentence(sent, tmp_path, capsys, monkeypatch):
     lpes_eval.Factors(uniform=1.2, origin={"model": "lmsys/vicuna"}).save(tmp_path / "f.json")
-    command = [sys.executable, "-m", "lpes_eval.cli", "push", tmp_path / "f.json", "me/mine"]
-    nobody = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(command, env=nobody, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "push me/mine: the Hub does not take it" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.setattr(huggingface_hub, "create_repo", Mock(side_effect=OSError("no route\nmore")))
+    assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2
+    said = capsys.readouterr().err
+    assert said == "lpes-eval: error: push me/mine: the Hub does not take it (no route); check name, token, network\n"

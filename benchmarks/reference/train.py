@@ -25,10 +25,10 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from benchmarks.reference import checkpoint
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
 from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, WINDOW, Recipe, began, build, grow, levels, stage_of
-from lpes_eval import checkpoint
 from lpes_eval.errors import UserError, program
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least

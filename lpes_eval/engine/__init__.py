@@ -18,26 +18,11 @@ Engine = HarnessEngine
 
 
 def engine_for(
-    lm: Any,
-    requests: Sequence[Any],
-    *,
-    fast: bool = True,
-    vllm: Mapping[str, Any] | None = None,
-    prompts_per_batch: int | None = None,
-    **options: Any,
+    lm: Any, requests: Sequence[Any], *, fast: bool = True, vllm: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Engine, str | None]:
-    """The engine for these requests, and why it is lm-eval's own loop; None where it is the fast one.
+    """The engine for lm-eval's instances, and why it is lm-eval's own loop; None where it is the fast one.
 
-    Args:
-        lm: the lm-eval model.
-        requests: lm-eval's instances.
-        fast: answer by ``exact`` where that can be exact.
-        vllm: have vLLM answer, with these options.
-        prompts_per_batch: the most prompts that are answered at once; by default as many as memory allows.
-        **options: further ones of ``ExactEngine``.
-
-    Raises:
-        UserError: vLLM cannot answer these requests.
+    ``vllm`` has vLLM answer, with these options (``UserError`` where it cannot); others are those of ``ExactEngine``.
     """
     reason = reason_against(lm, requests, fast)
     if vllm is not None:
@@ -48,4 +33,4 @@ def engine_for(
         return VLLMEngine(lm, requests, vllm), None
     if reason is not None:
         return HarnessEngine(lm, requests), reason
-    return ExactEngine(lm, requests, prompts_per_batch=prompts_per_batch, **options), None
+    return ExactEngine(lm, requests, **options), None

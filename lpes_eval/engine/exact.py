@@ -1,9 +1,8 @@
 """The answers that ``HFLM.generate_until`` would give at batch size 1, in less time.
 
-Greedy decoding takes what the model says is most probable next, whoever asks and with whom. So prompts are sorted, what
-one shares with the one before is copied instead of computed, all answers are decoded together, and tokens that stand
-earlier in the text are tried as drafts, which count only where the model itself would have written them. Sums are
-rounded in another order, as at any other batch size, so a tie between two tokens, to the last bits, may fall otherwise.
+Prompts are sorted, what one shares with the one before is copied instead of computed, all answers are decoded together,
+and tokens that stand earlier in the text are tried as drafts, which count only where the model itself would have
+written them. Sums are rounded in another order, so a tie between two tokens, to the last bits, may fall otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from lpes_eval import rope
-from lpes_eval.engine.harness import HarnessEngine, Settled
+from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.engine.kv_cache import KVCache
 from lpes_eval.engine.limits import encode, no_number, room_for_prompt
 from lpes_eval.errors import UserError
@@ -85,11 +84,7 @@ class Row:
 class ExactEngine(HarnessEngine):
     """Answers a fixed list of greedy ``generate_until`` requests, as often as it is asked to.
 
-    Args:
-        lm: an lm-eval model for which ``limits.reason_against`` knows no reason.
-        requests: lm-eval's instances.
-        prompts_per_batch: the most that are answered together; by default as many as memory allows.
-        tokens_per_batch: the same in tokens; lowered whenever memory runs out.
+    ``prompts_per_batch`` and ``tokens_per_batch`` are the most that are answered together; by default memory decides.
     """
 
     def __init__(
@@ -122,53 +117,46 @@ class ExactEngine(HarnessEngine):
         return Prompt(tokens, until, stops, options["max_gen_toks"])
 
     def answer(
-        self,
-        order: Sequence[Sequence[int]] | None = None,
-        may_stop: bool = False,
-        settled: Settled | None = None,
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[str]]]:
-        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never.
-
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next.
-            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
-            settled: for scores alone: an answer ends where its score is settled.
-        """
-        waiting = [self._sorted(numbers) for numbers in order] if order is not None else self._families()
+        """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
+        waiting = self._families() if order is None else [sorted(numbers, key=self._place) for numbers in order]
         most = math.ceil(sum(map(len, waiting)) / (self.looks if may_stop else 1))
         self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
         while waiting:
             batch = waiting.pop(0)
-            while waiting and len(batch) < most and self._fits(larger := batch + waiting[0]):
-                batch, waiting = larger, waiting[1:]
+            while waiting and len(batch) < most and self._fits(batch + waiting[0]):
+                batch = batch + waiting.pop(0)
             while not self._fits(batch) and len(batch) > 1:
                 half = len(batch) // 2
                 batch, waiting = batch[:half], [batch[half:], *waiting]
             answers = None
             with contextlib.suppress(torch.OutOfMemoryError):
-                answers = self._answer(batch, settled)
+                answers = self._answer(batch)
             if answers is None:  # only here, outside, has what it took been given back
                 torch.cuda.empty_cache()
-                self._refuse_alone(batch)
+                if len(batch) == 1:
+                    found = f"not even one prompt of {self._tokens(batch)} tokens fits the memory of {self.lm.device}"
+                    raise UserError(f"{found}; take a smaller dtype (--model_args dtype=...) or shorter prompts")
                 self.tokens_per_batch = self._tokens(batch) // 2
-                waiting = [batch, *waiting]
-                continue
-            yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
-
-    def _sorted(self, numbers: Sequence[int]) -> list[int]:
-        """So that each prompt stands behind the one with which it shares most."""
-        return sorted(numbers, key=lambda i: self._prompts[i].tokens)
+                waiting.insert(0, batch)
+            else:
+                yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
 
     def _families(self) -> list[list[int]]:
         """All requests, those together that share half of their prompt with the one before; the longest first."""
         families: list[list[int]] = []
-        for i in self._sorted(range(len(self._prompts))):
+        for i in sorted(range(len(self._prompts)), key=self._place):
             tokens = self._prompts[i].tokens
             if families and 2 * common(self._prompts[families[-1][-1]].tokens, tokens) > len(tokens):
                 families[-1].append(i)
             else:
                 families.append([i])
         return sorted(families, key=lambda family: -max(len(self._prompts[i].tokens) for i in family))
+
+    def _place(self, i: int) -> list[int]:
+        """By which requests are sorted, so that each prompt stands behind the one with which it shares most."""
+        return self._prompts[i].tokens
 
     def _tokens(self, numbers: Sequence[int]) -> int:
         """Columns of all rows of a batch."""
@@ -186,19 +174,11 @@ class ExactEngine(HarnessEngine):
         memory = MEMORY if self._on_cpu else torch.cuda.mem_get_info(self.lm.device)[0] // 2
         return memory // cache.nbytes
 
-    def _refuse_alone(self, numbers: Sequence[int]) -> None:
-        if len(numbers) == 1:
-            raise UserError(
-                f"not even one prompt of {len(self._prompts[numbers[0]].tokens)} tokens fits the memory of "
-                f"{self.lm.device}; take a smaller dtype (--model_args dtype=...), another device or a task with "
-                "shorter prompts"
-            )
-
     def _precision(self) -> Any:
         dtype = self.lm.mixed_precision_dtype
         return torch.autocast(self.lm.device.type, dtype, enabled=dtype is not None)
 
-    def _answer(self, numbers: Sequence[int], settled: Settled | None) -> dict[int, list[int]]:
+    def _answer(self, numbers: Sequence[int]) -> dict[int, list[int]]:
         """Each prompt's answer, with the token that ended it."""
         columns = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers) + END + DRAFT
         cache = KVCache(self.model.config, len(numbers), columns)
@@ -213,16 +193,12 @@ class ExactEngine(HarnessEngine):
                 self._step(cache, rows)
                 # 3) Take out the answers that are complete; the last row takes a free row's place
                 for number in reversed(range(len(rows))):
-                    row = rows[number]
-                    if not self._complete(row) and not (
-                        settled and settled(row.number, self._text(row.prompt, row.answer))
-                    ):
-                        continue
-                    answers[row.number] = row.answer
-                    last = rows.pop()
-                    if last is not row:
-                        rows[number] = last
-                        cache.copy(len(rows), number, last.held)
+                    if self._complete(row := rows[number]):
+                        answers[row.number] = row.answer
+                        last = rows.pop()
+                        if last is not row:
+                            rows[number] = last
+                            cache.copy(len(rows), number, last.held)
         return answers
 
     def _prefill(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
@@ -244,12 +220,11 @@ class ExactEngine(HarnessEngine):
         drafts = [row.draft(DRAFT) for row in rows]
         most = self._draft_length([len(draft) for draft in drafts], max(map(len, pending)))
         drafts = [draft[:most] for draft in drafts]
-        asked = [range(len(p) - 1, len(p) + len(d)) for p, d in zip(pending, drafts, strict=True)]
-        kept = sorted(set().union(*asked))
         tokens = [p + d for p, d in zip(pending, drafts, strict=True)]
+        kept = sorted({k for p, all_of in zip(pending, tokens, strict=True) for k in range(len(p) - 1, len(all_of))})
         highest, best = self._forward(cache, slice(0, len(rows)), [row.held for row in rows], tokens, kept)
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            first = kept.index(asked[number][0])
+            first = kept.index(len(pending[number]) - 1)
             row.held = len(row.tokens)
             for k in range(len(draft) + 1):
                 if math.isnan(highest[number][first + k]):
@@ -297,14 +272,12 @@ class ExactEngine(HarnessEngine):
         decode = self.lm.tokenizer.decode
         return answer[-1] in self._ends or any(stop in decode(answer[-window:]) for stop, window in prompt.stops)
 
-    def _text(self, prompt: Prompt, answer: list[int]) -> str:
-        """What lm-eval makes of an answer."""
-        return postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
-
     def _responses(self, i: int, answer: list[int]) -> list[str]:
         """The answer to request ``i`` for each of its repeats; whether it ended by itself is noted."""
-        (self.unended.discard if self._ended(self._prompts[i], answer) else self.unended.add)(i)
-        return [self._text(self._prompts[i], answer)] * (self._requests[i].repeats or 1)
+        prompt = self._prompts[i]
+        (self.unended.discard if self._ended(prompt, answer) else self.unended.add)(i)
+        text = postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
+        return [text] * (self._requests[i].repeats or 1)
 
 
 def common(some: Sequence[int], others: Sequence[int]) -> int:
@@ -316,11 +289,12 @@ def common(some: Sequence[int], others: Sequence[int]) -> int:
 @contextlib.contextmanager
 def masked_attention_of_groups(on_cpu: bool) -> Iterator[None]:
     """On a processor, do not repeat keys and values for every query head; transformers does so behind a mask."""
-    name, before = "TRANSFORMERS_SDPA_FORCE_GQA", os.environ.get("TRANSFORMERS_SDPA_FORCE_GQA")
-    if on_cpu:
+    name = "TRANSFORMERS_SDPA_FORCE_GQA"
+    set_here = on_cpu and name not in os.environ
+    if set_here:
         os.environ[name] = "1"
     try:
         yield
     finally:
-        if on_cpu:
-            os.environ.pop(name) if before is None else os.environ.update({name: before})
+        if set_here:
+            del os.environ[name]

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -18,26 +18,17 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lpes_eval import rope, weights
 from lpes_eval.engine.limits import is_cut, no_number
 
-Settled = Callable[[int, str], bool]
-"""Whether whatever follows leaves a request's score as it is, by the request's number and its answer so far."""
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
 
 
 class HarnessEngine:
-    """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would.
-
-    Attributes:
-        num_layers: layers of the model.
-        factors: those now in force, one a layer.
-        cut: for each request, whether its prompt loses its beginning, as it does not fit the model's window.
-        unended: requests whose last answer did not end by itself, but at the most tokens that it may have.
-        prompt_tokens: tokens of all prompts together, where they are known.
-        workers: processes that answer at once.
-    """
+    """Answers a fixed list of lm-eval's instances as ``lm_eval.evaluate`` would."""
 
     prompt_tokens: int | None = None
+    """Tokens of all prompts together, where they are known."""
     workers: int = 1
+    """Processes that answer at once."""
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
     looks = 8
@@ -46,17 +37,26 @@ class HarnessEngine:
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
         self.num_layers = len(rope.find_decoder(lm.model).layers)
-        self.cut = [is_cut(lm, request) for request in requests]
-        self.factors: tuple[float, ...] = ()
-        self.unended: set[int] = set()
+        self.cut = [is_cut(lm, request) for request in requests]  # whose prompt loses its beginning
+        self.factors: tuple[float, ...] = ()  # those now in force, one a layer
+        self.unended: set[int] = set()  # requests whose last answer did not end by itself, but at its longest
         self._batch_sizes: dict[int | None, int] = {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells the model from others, every byte of its weights."""
-        return fingerprint(self.lm.model)
+        """What tells the model from others: its weights, both configurations, device and attention."""
+        model, ignored = self.lm.model, ("_name_or_path", "transformers_version")
+        generation = getattr(model, "generation_config", None)
+        parts = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
+        described = [{k: v for k, v in part.items() if k not in ignored} for part in parts]
+        return {
+            **(self.weights() or {}),
+            "config_sha256": hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest(),
+            "device": next(model.parameters()).device.type,
+            "attention": str(getattr(model.config, "_attn_implementation", None)),
+        }
 
     def weights(self) -> dict[str, str] | None:
-        """The same in short, as a factors file keeps it."""
+        """Of the weights a hash and their type, as a factors file keeps it."""
         return weights.fingerprint(self.lm.model)
 
     def set_factors(self, factors: Sequence[float]) -> None:
@@ -65,17 +65,12 @@ class HarnessEngine:
         rope.apply(self.lm.model, factors)
 
     def answer(
-        self,
-        order: Sequence[Sequence[int]] | None = None,
-        may_stop: bool = False,
-        settled: Settled | None = None,
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[Any]]]:
         """Each request's responses, by its number, some at a time.
 
-        Args:
-            order: the requests by number, as they are to be answered: some together, then the next.
-            may_stop: whether the caller may stop after any batch, so that smaller ones save work.
-            settled: for scores alone: an answer may end where its score is settled; here all are whole.
+        ``order`` has the requests by number: some together, then the next. Where the caller ``may_stop`` after any
+        batch, smaller ones save work.
         """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
@@ -105,7 +100,7 @@ class HarnessEngine:
 
     @contextlib.contextmanager
     def _hf_settled(self) -> Iterator[None]:
-        """Have ``hf`` with batches of ``auto`` try out a length once, and show no bar for every rolling likelihood."""
+        """Have ``hf`` try out ``batch_size=auto`` once a length, and show no bar for every rolling likelihood."""
         if not isinstance(self.lm, HFLM):
             yield
             return
@@ -127,30 +122,3 @@ class HarnessEngine:
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
 
 
-def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
-    """What tells a model from others: configurations, precision and device, and a hash of every weight's bytes.
-
-    Hashing takes about a second for a gigabyte.
-    """
-    config: Any = model.config
-    weights, first = hashlib.sha256(), next(model.parameters())
-    for name, parameter in model.named_parameters():
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        weights.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    described = json.dumps(settings, sort_keys=True, default=str)
-    generation: Any = getattr(model, "generation_config", None)
-    generating = generation.to_diff_dict() if generation is not None else {}
-    generating = {k: v for k, v in generating.items() if k != "transformers_version" and not k.startswith("_")}
-    return {
-        "weights_sha256": weights.hexdigest(),
-        "config_sha256": _sha256(described),
-        "generation_sha256": _sha256(json.dumps(sorted(generating.items()), default=str)),
-        "dtype": str(first.dtype).removeprefix("torch."),
-        "device": first.device.type,
-        "attention": str(getattr(config, "_attn_implementation", None)),
-    }
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -10,15 +10,10 @@ from transformers.cache_utils import DynamicCache
 
 
 class KVCache(DynamicCache):
-    """Keys and values in memory that is taken once and written in place.
+    """Keys and values of some rows and columns, in memory that is taken once and written in place.
 
     A layer's keys, and its values, are a tensor (rows, heads, columns, head dimension). Rows have different lengths, so
     a forward pass is preceded by ``place``, which says where its tokens stand, and has ``mask`` as its attention mask.
-
-    Args:
-        config: the model's.
-        rows: prompts.
-        columns: tokens of the longest prompt with its answer.
     """
 
     def __init__(self, config: Any, rows: int, columns: int) -> None:
@@ -39,10 +34,9 @@ class KVCache(DynamicCache):
         return max(0, self._first - window + 1) if window else 0
 
     def mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """What each token sees, (rows, 1, tokens, columns): its row up to itself, or as far back as the layer's window.
+        """What each token sees, (rows, 1, tokens, columns), by kind where layers are of several: its row, or a window.
 
-        Models with layers of several kinds have one mask a kind. None: tokens from the first one on, in order, which
-        the model masks itself.
+        None: tokens from the first one on, in order, which the model masks itself.
         """
         if self.positions.shape[1] == self._end:
             return None

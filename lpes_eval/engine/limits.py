@@ -62,10 +62,8 @@ def draws(lm: Any, requests: Sequence[Any]) -> bool:
 
 def no_number(factors: Sequence[float]) -> UserError:
     """The error of a model whose logits are NaN under these factors."""
-    return UserError(
-        f"under factors {', '.join(f'{s:g}' for s in factors)} the model's logits are not numbers (NaN); take a wider "
-        "dtype (--model_args dtype=float32), and see whether the plain model answers at all"
-    )
+    found = f"under factors {', '.join(f'{s:g}' for s in factors)} the model's logits are not numbers (NaN)"
+    return UserError(f"{found}; take a wider dtype (--model_args dtype=float32), and see if the plain model answers")
 
 
 def is_cut(lm: Any, request: Any) -> bool:
@@ -84,21 +82,14 @@ def is_cut(lm: Any, request: Any) -> bool:
 
 
 def room_for_prompt(lm: HFLM, max_new: int) -> int:
-    """Tokens that a prompt may have beside its answer.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Tokens that a prompt may have beside its answer; ``UserError`` where there are none."""
     if max_new >= lm.max_length:
-        raise UserError(
-            f"max_gen_toks={max_new}: answers of so many tokens leave the prompt no room in the model's "
-            f"{lm.max_length}; take fewer (--gen_kwargs max_gen_toks=N)"
-        )
+        found = f"answers of so many tokens leave the prompt no room in the model's {lm.max_length}"
+        raise UserError(f"max_gen_toks={max_new}: {found}; take fewer (--gen_kwargs max_gen_toks=N)")
     return int(lm.max_length - max_new)
 
 
 def encode(lm: HFLM, context: str, truncation: bool = False) -> list[int]:
     """A prompt's tokens, as ``hf`` makes them."""
-    ids, _ = lm.tok_batch_encode([context], truncation=truncation)
-    found: list[int] = ids[0].tolist()
-    return found
+    ids: list[int] = lm.tok_batch_encode([context], truncation=truncation)[0][0].tolist()
+    return ids

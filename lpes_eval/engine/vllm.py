@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lpes_eval.engine.exact import ExactEngine
-from lpes_eval.engine.harness import Settled
 from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
 from lpes_eval.factors import FIELD
@@ -54,10 +53,7 @@ class VLLMEngine(ExactEngine):
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
     def answer(
-        self,
-        order: Sequence[Sequence[int]] | None = None,
-        may_stop: bool = False,
-        settled: Settled | None = None,
+        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
     ) -> Iterator[dict[int, list[str]]]:
         """Each request's responses, by its number: all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams

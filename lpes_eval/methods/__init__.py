@@ -1,10 +1,8 @@
 """The methods: layer factors and what they are compared with, one file or folder each.
 
-The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is the
-one thing that other code needs: a :class:`lpes_eval.methods.base.MethodLM`. A new file here is a new method: the model
-types, the efficiency benchmark and the documentation's test take their lists from ``names()``.
+The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is a
+:class:`lpes_eval.methods.base.MethodLM`. A new file here is a new method: whoever lists methods asks ``names()``.
 
-    >>> from lpes_eval import methods
     >>> method = methods.load("ms_poe").apply(model, max=2)
     >>> model.generate(**inputs)
     >>> method.detach()                                  # bit for bit the plain model again
@@ -28,11 +26,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Any:
-    """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`.
-
-    Raises:
-        UserError: there is no method of this name.
-    """
+    """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`; ``UserError`` for another name."""
     if name not in names():
         raise UserError(f"{name}: no such method; expected one of {', '.join(names())}")
     return import_module(f"{__name__}.{name}").Method

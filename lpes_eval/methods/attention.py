@@ -43,14 +43,16 @@ class NewAlone:
 
 @dataclass
 class Call:
-    """One layer's attention in one forward, of a ``method`` (its name).
+    """One layer's attention in one forward.
 
-    ``partial`` says whether it rotates the leading entries of a head alone, as many as its table has.
-    ``query`` (B, H, T, D), ``key`` (B, H_kv, T, D) and ``value`` (B, H_kv, T, D_v) are un-rotated and of the new tokens
-    alone. ``mask`` is the one that the model made for its own implementation, over cached and new keys, or None
-    (causal). ``options`` are what else the layer hands its attention ``function``, such as ``scaling``. ``given`` is
-    what the ``module`` was called with, by name. ``state`` is a dict for what the method wants to remember about this
-    layer as long as the cache lives.
+    Attributes:
+        method: the name of the method.
+        partial: whether the layer rotates the leading entries of a head alone, as many as its table has.
+        given: what the ``module`` was called with, by name.
+        state: for what the method wants to remember about this layer as long as the cache lives.
+        query: (B, H, T, D), un-rotated and of the new tokens alone, as ``key`` (B, H_kv, T, D) and ``value``.
+        mask: as the model made it for its own implementation, over cached and new keys; None is causal.
+        options: what else the layer hands its attention ``function``, such as ``scaling``.
     """
 
     method: str
@@ -86,17 +88,14 @@ class Call:
     def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
-        Raises:
-            UserError: other numbers of heads of one than of the other, and a static cache, which has no room for them.
+        ``UserError``: heads of keys and of values that differ in number, which a static cache has no room for.
         """
         if self.cache is None:
             return key, value
-        layers = self.cache.cache.layers
-        if key.shape[1] != value.shape[1] and any(isinstance(layer, StaticLayer) for layer in layers):
-            raise UserError(
-                f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values, for which "
-                "a static cache has no room; use one that grows (leave out cache_implementation)"
-            )
+        static = any(isinstance(layer, StaticLayer) for layer in self.cache.cache.layers)
+        if static and key.shape[1] != value.shape[1]:
+            found = f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values"
+            raise UserError(f"{found}, for which a static cache has no room (leave out cache_implementation)")
         return self.cache.append(key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -128,11 +127,12 @@ class Call:
 @contextmanager
 def _groups(module: Any, groups: int) -> Iterator[None]:
     """Let the attention functions see how many query heads there are to a key head now."""
-    before = module.__dict__.get("num_key_value_groups")
+    before = getattr(module, "num_key_value_groups", None)
     module.num_key_value_groups = groups
     try:
         yield
     finally:
-        del module.num_key_value_groups
         if before is not None:
             module.num_key_value_groups = before
+        else:
+            del module.num_key_value_groups

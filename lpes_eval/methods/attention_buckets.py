@@ -35,14 +35,14 @@ NAME = "Attention Buckets"
 
 @dataclass(eq=False)
 class Buckets(InModel):
-    """Attention Buckets inside a model with default rotary embeddings: its forward answers the combined prediction.
+    """Attention Buckets inside a model with default rotary embeddings.
 
-    What the forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
+    What its forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
     model's own logits). Everything else that it returns has N rows for each row of the input, base by base.
 
     Attributes:
-        bases: RoPE bases, as a list or ``10000:17500:25000``. None: the seven of the paper, which are for models whose
-            own base is 10000, multiplied by the model's own base / 10000. In a model: the bases in force.
+        bases: RoPE bases, as a list or ``10000:17500:25000``. None: the seven of the paper, multiplied by the model's
+            own base / 10000. In a model: the bases in force.
         combine: ``probabilities`` as in the paper, or ``logits`` as in its authors' code.
     """
 
@@ -94,9 +94,14 @@ class Buckets(InModel):
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
+        needed = len(self.bases) * len(_inputs(call))
         for cache in [value for value in call.values() if isinstance(value, Cache)]:
             self._stamp.check(cache)
-            self._check_rows(cache, len(_inputs(call)))
+            keys = [getattr(layer, "keys", None) for layer in cache.layers]  # the first layer may hold none
+            held = next((len(each) for each in keys if each is not None and each.numel() > 0), needed)
+            if held != needed:
+                found = f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}"
+                raise CacheError(f"{found}; start with an empty cache, without beam search (num_beams=1)")
         self._running = True
         try:
             output = self._original(**_repeated(call, len(self.bases)))
@@ -104,10 +109,7 @@ class Buckets(InModel):
             self._running = False
         self._stamp.put(output)
         if len(self.bases) > 1:
-            mixed: Any = None
-            for logits in output.logits.unflatten(0, (len(self.bases), -1)):  # (B, T, V)
-                mixed = _mixed(mixed, logits.float(), self.combine)
-            output.logits = mixed[0]
+            output.logits = _mixed(output.logits.unflatten(0, (len(self.bases), -1)), self.combine)
         return output
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -120,16 +122,6 @@ class Buckets(InModel):
         one = Table.of(rotary, (), call | {"position_ids": ids[..., :own, :]}, tuple(t[:own] for t in output))
         tables = one.by_bases(self.bases, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
-
-    def _check_rows(self, cache: Cache, batch: int) -> None:
-        keys = [getattr(layer, "keys", None) for layer in cache.layers]  # the first layer may hold none
-        held = next((len(each) for each in keys if each is not None and each.numel() > 0), None)
-        if held not in (None, needed := len(self.bases) * batch):
-            raise CacheError(
-                f"the key-value cache holds {held} rows, and {NAME} with {len(self.bases)} bases needs {needed}; "
-                "start with an empty cache, without beam search (num_beams=1)"
-            )
-
 
 ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": -2}
 """Arguments of a forward that have rows, and where: ``position_ids`` may have several axes, (3, B, T)."""
@@ -154,26 +146,32 @@ def _inputs(call: dict[str, Any]) -> Tensor:
     return given
 
 
-def _mixed(so_far: tuple[Tensor, Tensor] | None, logits: Tensor, combine: str) -> tuple[Tensor, Tensor]:
-    """One more base's logits (B, T, V) in the confidence-weighted mean of predictions.
+def _mixed(logits: Tensor, combine: str) -> Tensor:
+    """The confidence-weighted mean of the bases' predictions: logarithms of probabilities, or logits, (B, T, V).
 
-    ``so_far`` are the mean of the bases before (logarithms of probabilities, or logits), (B, T, V), and the logarithm
-    of their weight, (B, T, 1).
+    ``logits`` are (N, B, T, V); one base after another is added, so that float32 is held of one at a time.
     """
-    confidence = logits.amax(-1, keepdim=True)
-    each = logits.log_softmax(-1) if combine == "probabilities" else logits
-    if so_far is None:
-        return each, confidence
-    mean, weight = so_far
-    total = torch.logaddexp(weight, confidence)
-    before, now = weight - total, confidence - total
-    if combine == "probabilities":
-        return torch.logaddexp(mean + before, each + now), total
-    return mean * before.exp() + each * now.exp(), total
+    mean: Any = None
+    weight: Any = None  # the logarithm of the weight of the bases before, (B, T, 1)
+    for one in logits:
+        one = one.float()
+        confidence = one.amax(-1, keepdim=True)
+        each = one.log_softmax(-1) if combine == "probabilities" else one
+        if mean is None:
+            mean, weight = each, confidence
+            continue
+        total = torch.logaddexp(weight, confidence)
+        before, now = weight - total, confidence - total
+        if combine == "probabilities":
+            mean = torch.logaddexp(mean + before, each + now)
+        else:
+            mean = mean * before.exp() + each * now.exp()
+        weight = total
+    return mean
 
 
 class AttentionBuckets(MethodLM):
-    """``hf`` with Attention Buckets; its arguments are those of ``hf``, ``bases`` and ``combine`` (see ``Buckets``)."""
+    """``hf`` with Attention Buckets; its arguments are those of ``hf`` and of ``Buckets``."""
 
     title = NAME
     paper = "2312.04455"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 import lpes_eval
 from lpes_eval import flags, reference, weights
 from lpes_eval.engine import engine_for
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness.plugin import separate_caches
 
 separate_caches()
@@ -42,8 +42,7 @@ class InModel:
         """Check a transformers model with its weights, and put the method into it.
 
         Raises:
-            UnsupportedModel: with the reason.
-            UserError: settings that do not fit the model, or layer factors or another method are in it already.
+            UserError: the model (``UnsupportedModel``) or the settings do not fit, or factors or a method are in it.
         """
 
     def detach(self) -> None:
@@ -64,20 +63,16 @@ class MethodLM(HFLM):
         **kwargs: the method's settings, and what else ``hf`` takes. For the engine a ``batch_size`` of 2 or more is the
             most prompts at once; with ``auto`` and 1, lm-eval's default, memory alone decides.
 
-    Attributes:
-        title: what the method is called in prose; its section in docs/methods.md has this title.
-        paper: its arXiv id.
-        given: the arguments, the method's among them, as they were given.
-        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
-
     Raises:
-        UserError: as ``InModel.put``, where possible before any weight is loaded; or ``pretrained`` names no model,
-            ``dtype`` no type of PyTorch's, or ``device`` a GPU that PyTorch does not find.
+        UserError: as ``InModel.put``, where possible before any weight is loaded; or an argument that cannot be.
     """
 
     title: ClassVar[str]
+    """What the method is called in prose; its section in docs/methods.md has this title."""
     paper: ClassVar[str]
+    """Its arXiv id."""
     published_time: ClassVar[float | None] = None
+    """Seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100)."""
     Inside: ClassVar[Any]
     by_engine: ClassVar[bool] = False
     """Whether the engine's answers are those of ``hf`` with this method in the model."""
@@ -96,17 +91,12 @@ class MethodLM(HFLM):
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
             kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
         check_device(kwargs.get("device"))
+        for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+            check_dtype(name, kwargs.get(name))
         if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
             logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
             kwargs["batch_size"] = 1
-        for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
-            dtype = kwargs.get(name)
-            if isinstance(dtype, str | int) and dtype != "auto":
-                known = getattr(torch, str(dtype), None)
-                if not isinstance(known, torch.dtype) or not known.is_floating_point:
-                    found = "no floating-point type of PyTorch's"
-                    raise UserError(f"{name}={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")
         try:
             super().__init__(pretrained=pretrained, **kwargs)
         except TypeError as error:  # what hf does not know it hands on to the model's class
@@ -147,11 +137,8 @@ class MethodLM(HFLM):
                 raise NotADirectoryError("it is a file")
             super()._get_config(pretrained, **kwargs)
         except Exception as error:  # of several classes: for an unknown type, for code of the model's own, wrong fields
-            found = "its configuration cannot be read"
-            if os.path.isdir(pretrained) and "config.json" not in os.listdir(pretrained):
-                found = "no config.json in this folder"
-            elif not os.path.isdir(pretrained) and isinstance(error, OSError):
-                found = "no such folder, and not on the Hub"
+            is_there = os.path.isdir(pretrained) or not isinstance(error, OSError)
+            found = "its configuration cannot be read" if is_there else "no such folder, and not on the Hub"
             said = f"{found} ({' '.join(str(error).split())})"
             raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
         self.method.read(self._config)
@@ -199,17 +186,22 @@ class MethodLM(HFLM):
 
 
 def check_device(device: Any) -> None:
-    """Refuse a GPU that is not there; ``hf`` would fail after loading, or silently use another one."""
+    """Refuse a device that is not there; ``hf`` would fail after loading, or silently use another one."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
         found = torch.device(device or "cpu")
-    except RuntimeError:
-        raise UserError(f"device={device}: no device of PyTorch's; expected cpu, cuda, cuda:1, mps, ...") from None
-    if found.type == "meta":
-        raise UserError(f"device={device}: holds no numbers; expected cpu, cuda, cuda:1, mps, ...")
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type != "cuda" or (found.index or 0) < there:
-        return
-    if there:
-        raise UserError(f"device={device}: there are {there} GPUs, counted from 0; take cuda:0 to cuda:{there - 1}")
-    reason = f"PyTorch {torch.__version__} finds no GPU here"
-    raise UserError(f"device={device}: {reason}; leave it out for the processor, or install a build for your GPU")
+        if found.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        if found.type == "cuda" and (found.index or 0) >= there:
+            raise RuntimeError(f"it finds {there} GPUs, counted from 0")
+    except RuntimeError as error:
+        said = f"PyTorch {torch.__version__} cannot use it ({first_line(error)})"
+        raise UserError(f"device={device}: {said}; expected cpu, cuda, cuda:1, mps, ...") from None
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+    """Refuse a dtype argument that names no floating-point type of PyTorch's."""
+    known = getattr(torch, str(dtype), None) if isinstance(dtype, str | int) and dtype != "auto" else torch.float32
+    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+        found = "no floating-point type of PyTorch's"
+        raise UserError(f"{name}={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")

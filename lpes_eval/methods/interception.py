@@ -1,14 +1,9 @@
 """A method in place of a model's attention: how it sees queries, keys, tables, the cache and the padding of each layer.
 
 The methods that compute attention themselves need queries and keys *before* they are rotated. transformers rotates
-inside each attention module and then calls a function by name (its ``AttentionInterface``). An ``Interception`` puts
-itself between the two:
-
-- the attention module is handed the identity as its rotation (cosine 1, sine 0) and a cache that keeps nothing, so that
-  queries and keys leave it un-rotated and the new ones alone;
-- its ``config`` is replaced by a copy that names our attention function, while masks are still made for the
-  implementation that the model was loaded with (SDPA, flash, eager), which also computes the attention in the end;
-- the method rotates with the family's own ``apply_rotary_pos_emb``, and caches what it wants cached.
+inside each attention module and then calls a function by name (its ``AttentionInterface``). An ``Interception`` hands
+the module the identity as its rotation and a cache that keeps nothing, and puts itself in place of that function; masks
+are still made for the implementation that the model was loaded with, which also computes the attention in the end.
 
 A method is a subclass whose ``attend`` turns one ``Call`` into the attention's output, (B, T, H, D):
 
@@ -55,33 +50,30 @@ def claim(model: nn.Module, method: str) -> None:
 
 
 def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
-    """The attention modules, by layer, that an ``Interception`` can reach; works on a model without weights.
-
-    Raises:
-        UnsupportedModel: with the reason.
-    """
+    """The attention modules, by layer, that an ``Interception`` can reach; ``UnsupportedModel`` where it cannot."""
     decoder = rope.find_decoder(model)
-    found: dict[int, list[nn.Module]] = {}
-    for h, layer in enumerate(decoder.layers):
-        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in arguments(m)]
-        found[h] = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
-    one = {h: modules[0] for h, modules in found.items() if modules}
+    found: dict[int, nn.Module] = {}
+    reason = ""
     if decoder.own:
         reason = "its attention modules have rotary modules of their own"
     elif any(owner != h for h, owner in enumerate(decoder.factor_layer)):
         reason = "some of its layers attend to the keys of another layer"
-    elif more := [h for h, modules in found.items() if len(modules) > 1]:
-        reason = f"layer {more[0]} has {len(found[more[0]])} modules that rotate"
-    elif not one:
-        reason = "none of its layers hands rotary tables to an attention module"
-    elif not all(hasattr(sys.modules[type(m).__module__], "ALL_ATTENTION_FUNCTIONS") for m in one.values()):
-        reason = "its attention does not go through transformers' AttentionInterface"
-    elif any(hasattr(m, "kv_lora_rank") for m in one.values()):
-        reason = "its keys are compressed (latent attention), and only a part beside them is rotated"
-    else:
-        return one
-    where = "between the projections and the attention function (docs/methods.md)"
-    raise _unsupported(model, f"{reason}; {method} rotates queries and keys itself, {where}")
+    for h, layer in enumerate(decoder.layers):
+        within = [m for m in layer.modules() if m is not layer and "position_embeddings" in arguments(m)]
+        within = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
+        if len(within) > 1:
+            reason = reason or f"layer {h} has {len(within)} modules that rotate"
+        found |= dict.fromkeys([h], within[0]) if within else {}
+    if not found:
+        reason = reason or "none of its layers hands rotary tables to an attention module"
+    if not all(hasattr(sys.modules[type(m).__module__], "ALL_ATTENTION_FUNCTIONS") for m in found.values()):
+        reason = reason or "its attention does not go through transformers' AttentionInterface"
+    if any(hasattr(m, "kv_lora_rank") for m in found.values()):
+        reason = reason or "its keys are compressed (latent attention), and only a part beside them is rotated"
+    if reason:
+        where = "between the projections and the attention function (docs/methods.md)"
+        raise _unsupported(model, f"{reason}; {method} rotates queries and keys itself, {where}")
+    return found
 
 
 class _Projected(Exception):
@@ -89,17 +81,16 @@ class _Projected(Exception):
 
 
 class Interception(InModel):
-    """A method in place of the attention of some or all layers; subclasses have an ``attend``.
-
-    Attributes:
-        name: what the method is called in messages.
-        layers: numbers of the layers that it is in, ascending. Layers that do not rotate are left as they are.
-        padding: the ``attention_mask`` (B, S) that the model was last called with, or None.
-        partial: by layer, whether its attention rotates the leading entries of a head alone, as many as its table has.
-    """
+    """A method in place of the attention of some or all layers; subclasses have an ``attend``."""
 
     name: str
+    """What the method is called in messages."""
+    layers: Any
+    """Numbers of the layers that it is in, ascending. Layers that do not rotate are left as they are."""
+    partial: dict[int, bool]
+    """By layer, whether its attention rotates the leading entries of a head alone, as many as its table has."""
     padding: Tensor | None = None
+    """The ``attention_mask`` (B, S) that the model was last called with, or None."""
     _entered: tuple[Any, ...] | None = None
     """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
@@ -120,9 +111,8 @@ class Interception(InModel):
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model whose attention cannot be reached, or that has no such layers."""
-        found = find_attention(model, self.name)
         chosen = self.chosen_layers(len(rope.find_decoder(model).layers))
-        self._attentions = {h: module for h, module in found.items() if h in chosen}
+        self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
 
     def prepare(self, model: nn.Module) -> None:
         """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""
@@ -134,8 +124,7 @@ class Interception(InModel):
         self._model = model
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._stamp = Stamp(f"{self.name} has not rotated")
-        self.partial: dict[int, bool] = {}
+        self._stamp, self.partial = Stamp(f"{self.name} has not rotated"), {}
         training = {module: module.training for module in model.modules()}
         model.eval()
         try:
@@ -209,12 +198,9 @@ class Interception(InModel):
             return None
         if not isinstance(table, Table):
             raise _unsupported(self._model, "its layers change the rotary tables before they use them")
-        given["position_embeddings"] = table.identity()
-        cache = None
-        for name, value in given.items():
-            if isinstance(value, Cache):
-                given[name] = cache = NewAlone(value)
-        self._entered = given, table, cache
+        caches = {name: NewAlone(value) for name, value in given.items() if isinstance(value, Cache)}
+        given |= {"position_embeddings": table.identity(), **caches}
+        self._entered = given, table, next(iter(caches.values()), None)
         return (), given
 
     @staticmethod
@@ -234,8 +220,7 @@ class Interception(InModel):
         (given, table, cache), self._entered = self._entered, ()
         state = self._state(cache.cache, h) if cache is not None else {}
         layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, state)
-        call = Call(*layer, query, key, value, attention_mask, options, function)
-        return self._attend(call), None
+        return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
     def _state(self, cache: Cache, h: int) -> dict[str, Any]:
         held = int(cache.get_seq_length(h))
@@ -250,8 +235,7 @@ class Interception(InModel):
     def _follow_the_family(self) -> None:
         """Run four tokens the family's way and ours, and stay in the layers that rotate; or refuse the family.
 
-        They are run at once, to see in which layers and how queries and keys are rotated; and the last one alone from
-        a cache: an attention that computes something else from the cached values cannot be followed.
+        They are run at once, to see how each layer rotates, and the last one alone, to see what it does with a cache.
         """
         model: Any = self._model
         tokens = torch.arange(4, device=device_of(model))[None]
@@ -271,8 +255,7 @@ class Interception(InModel):
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
             followed = _close(last_token_from_cache(), expected)
         if not followed:
-            reason = "its attention uses what is cached in a way of its own"
-            raise _unsupported(model, f"{reason}, which {self.name} cannot follow")
+            raise _unsupported(model, f"its attention uses what is cached in a way of its own, not as {self.name}")
         self._attend = self.attend
 
     def _learn(self, call: Call) -> Tensor:
@@ -286,7 +269,7 @@ class Interception(InModel):
         else:
             if not all(map(_close, (call.query, call.key), own)):  # more than a layer without positions
                 reason = "its attention rotates queries and keys in a way that could not be reproduced"
-                raise _unsupported(self._model, f"{reason}, which {self.name} has to do (docs/methods.md)")
+                raise _unsupported(self._model, f"{reason} by {self.name} (docs/methods.md)")
         return call.compute(*own, call.value)
 
 

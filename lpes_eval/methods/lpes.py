@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,17 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LayerFactors(InModel):
-    """Layer factors inside a model (``lpes_eval.apply``).
-
-    Attributes:
-        factors: as given: a factors file's path, one number for all layers, a list of one a layer; None for those that
-            the model's folder carries (``lpes_eval.save``), if any.
-        fit: ``relative_depth`` for factors of a model of another depth.
-        parsed: what they say.
-    """
+    """Layer factors inside a model (``lpes_eval.apply``)."""
 
     factors: Any = None
+    """As given: a file's path, one number, or a list of one a layer; None for those of the model's folder, if any."""
     fit: str | None = None
+    """``relative_depth`` for factors of a model of another depth."""
 
     def __post_init__(self) -> None:
         """Read the factors; ``FactorsError`` where they cannot be."""
@@ -99,11 +94,10 @@ class LayerFactors(InModel):
 
 
 class LPES(MethodLM):
-    """``hf`` with layer factors; its arguments are those of ``hf`` and ``factors`` (see ``LayerFactors``).
+    """``hf`` with layer factors; its arguments are those of ``hf`` and of ``LayerFactors``.
 
     Without ``factors`` it takes those that the model's folder carries, and where it has none it answers as ``hf`` does.
-    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model. Factors are
-    checked before any weight is loaded.
+    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model.
     """
 
     title = "Layer factors"
@@ -111,12 +105,11 @@ class LPES(MethodLM):
     published_time: ClassVar[float | None] = 1.0
     Inside: ClassVar[Any] = LayerFactors
     by_engine = True
-    foreign: ClassVar = {"factor": "lpes takes factors=, which may be one number for all layers"}
-    """Arguments of the other model type with factors, and what to give instead."""
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        for name in self.foreign.keys() & kwargs.keys():
-            raise UserError(f"{name}={kwargs[name]}: {self.foreign[name]}")
+        own = {field.name for field in fields(self.Inside) if field.init}
+        if other := kwargs.keys() & {"factor", "factors", "fit"} - own:
+            raise UserError(f"{other.pop()}=: lpes takes factors= and fit=, and pi takes factor=, for all layers")
         self._by_default = False
         super().__init__(pretrained, **kwargs)
 
@@ -151,11 +144,11 @@ class LPES(MethodLM):
 
     def recorded(self) -> dict[str, Any]:
         """The factors, their hash and their origin."""
-        parsed, values = self.method.parsed, self.layer_factors
+        parsed, values = self.method.parsed, self.layer_factors or []
         if parsed is None:
             return {"factors": None}
-        info = {"given": str(self.method.factors), "per_layer": values}
-        return {"factors": info | {"sha256": parsed.digest(len(values or ())), "origin": dict(parsed.origin)}}
+        info = {"given": str(self.method.factors), "per_layer": values, "sha256": parsed.digest(len(values))}
+        return {"factors": info | {"origin": dict(parsed.origin)}}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""

@@ -3,9 +3,8 @@
 lm_eval --model ms_poe --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
-least ``threshold`` times its mean, in the attention of the prompt's last token. It is computed from *un-rotated*
-queries and keys. The factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least
-factor, the least aware one the greatest (section 3.3). Keys are rotated once for every query head.
+least ``threshold`` times its mean, in the attention of the prompt's last token, with *un-rotated* queries and keys. The
+factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least one (section 3.3).
 
 docs/methods.md says what was decided here, and where the authors' code (github.com/VITA-Group/Ms-PoE,
 ``utils/modify_arch/llama.py``), which ``order=authors`` follows, differs.
@@ -66,10 +65,6 @@ class HeadFactors(PromptInterception):
     def attend(self, call: Call) -> Tensor:
         """Attention with each head's own rotation, and keys rotated once for every query head."""
         heads, key_heads, batch = call.query.shape[1], call.key.shape[1], len(call.query)
-        if self.min == self.max:  # nothing to choose, and key heads need not be told apart
-            cos, sin = (t[0] for t in call.table.by_factors([self.min]))
-            query, key = call.rotate(call.query, call.key, cos, sin)
-            return call.compute(query, *call.cached(key, call.value))
         if "ranks" not in call.state:
             call.state["ranks"] = self.ranks[call.layer] = self._rank(call)
         tables = call.table.by_factors(self.factors(heads))  # (H, B or 1, T, d)
@@ -113,10 +108,7 @@ def _visible(call: Call, last: Tensor) -> Tensor:
 
 
 class MsPoE(PromptLM):
-    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and the settings of ``HeadFactors``.
-
-    In rolling likelihood (perplexity), with a context of one token, all heads rank alike and keep their order.
-    """
+    """``hf`` with Ms-PoE; its arguments are those of ``hf`` and of ``HeadFactors``."""
 
     title = HeadFactors.name
     paper = "2403.04797"

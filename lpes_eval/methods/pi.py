@@ -6,7 +6,7 @@ lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tas
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -20,13 +20,10 @@ from lpes_eval.methods.lpes import LPES, LayerFactors
 
 @dataclass
 class OneFactor(LayerFactors):
-    """One factor for all layers inside a model.
+    """One factor for all layers inside a model, but for ``skip`` layers at the beginning.
 
-    Attributes:
-        factor: what positions are divided by. The default is the middle of the range that is searched, and every
-            layer's factor in the search's first individual (Eq. 8); the paper's baseline takes the mean of the factors
-            that were searched (section 4.1), which ``lpes-eval factors FILE`` prints.
-        skip: so many layers at the beginning are left alone.
+    The default is the middle of the range that is searched; the paper's baseline takes the mean of the factors that
+    were searched (section 4.1), which ``lpes-eval factors FILE`` prints.
     """
 
     factors: Any = field(init=False, repr=False)
@@ -37,8 +34,7 @@ class OneFactor(LayerFactors):
     def __post_init__(self) -> None:
         """Read both; ``UserError`` for what is no number, ``FactorsError`` for a factor out of range."""
         self.factors, self.skip = self.factor, of(at_least(0), "skip", self.skip)
-        factor = of(finite, "factor", self.factor)
-        given = {"uniform": factor, "unscaled_layers": range(min(self.skip, MAX_LAYERS))}
+        given = {"uniform": of(finite, "factor", self.factor), "unscaled_layers": range(min(self.skip, MAX_LAYERS))}
         self.parsed = Factors.from_dict(given, source=f"factor={self.factor}")
 
     def check(self, model: nn.Module) -> None:
@@ -54,10 +50,6 @@ class PI(LPES):
     paper = "2306.15595"
     published_time = None
     Inside = OneFactor
-    foreign: ClassVar = {
-        "factors": "pi takes factor=NUMBER for all layers; factors=FILE is for lpes",
-        "fit": "one factor fits models of any depth; fit= is for lpes",
-    }
     benchmark_settings = MethodLM.benchmark_settings
 
 

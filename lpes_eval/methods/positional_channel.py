@@ -3,13 +3,13 @@
 lm_eval --model positional_channel --model_args pretrained=lmsys/vicuna-7b-v1.5,channel=2393 --tasks kv_retrieval
 
 Some channels of the hidden states grow or fall smoothly with the position. In the chosen layers the channel is
-multiplied by s < 1 in what the attention makes queries and keys of, not in the values, and only the prompt's last token
-and the answer's tokens attend in this way; all others attend as ever. The cache holds the scaled keys. That is what the
-authors' code does (github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``).
+multiplied by s < 1 in what the attention makes queries and keys of, and only the prompt's last token and the answer's
+tokens attend in this way. The cache holds the scaled keys. That is what the authors' code does
+(github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``).
 
-The channel is searched as there (``seach_dim_by_statistic.py``): hidden states of each layer are averaged over random
-prompts; a channel is monotone in a layer if a cubic fitted to it is; those that are so in more than a quarter of the
-layers are candidates; the smoothest one is taken.
+The channel is searched as there (``seach_dim_by_statistic.py``): hidden states are averaged over random prompts; a
+channel is monotone in a layer if a cubic fitted to it is; of those that are so in more than a quarter of the layers the
+smoothest one is taken.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ScaledChannel(PromptInterception):
         channel: number of the hidden channel; None: it is searched when the method is put into a model.
         scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
         layers: the layers from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the
-            depth, which are the layers 10 to 25 that the authors take in models of 32 layers. In a model: all.
+            depth, as the authors take. In a model: all.
         samples: random prompts of a search; 200 as in the authors' script.
     """
 
@@ -91,12 +91,12 @@ class ScaledChannel(PromptInterception):
         if call.cache is not None and call.cache.get_seq_length(call.layer) > 0:  # the answer's tokens
             return call.compute(query, *call.cached(key, call.value))
         call.cached(key, call.value)
-        length = query.shape[2]
-        if call.mask is not None and call.mask.ndim == 4:
+        length, has_rows = query.shape[2], call.mask is not None and call.mask.ndim == 4
+        if has_rows:
             call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
         plain = call.compute(*call.rotate(call.query, call.key, *call.table), call.value)
         if self.prompt_is_all(call):
-            if call.mask is not None and call.mask.ndim == 4:
+            if has_rows:
                 call = replace(call, mask=call.mask[:, :, -1:])
             return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
         end = self.prompt_end(call)[:, None]
@@ -111,13 +111,7 @@ class ScaledChannel(PromptInterception):
 
 @torch.no_grad()
 def candidates(model: Any, samples: int = 200) -> list[int]:
-    """The ten smoothest hidden channels that are monotone in the position, the smoothest first.
-
-    Args:
-        model: a transformers causal language model, without factors or a method in it.
-        samples: random prompts of ``LENGTH`` tokens (or as many as the model takes) that hidden states are averaged
-            over.
-    """
+    """The ten smoothest hidden channels of a plain model that are monotone in the position, the smoothest first."""
     config = model.config.get_text_config(decoder=True)
     length = min(LENGTH, config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
@@ -155,7 +149,7 @@ def _unit(values: np.ndarray) -> np.ndarray:
 
 
 class PositionalChannel(PromptLM):
-    """``hf`` with positional-channel scaling; its arguments are those of ``hf`` and ``ScaledChannel``."""
+    """``hf`` with positional-channel scaling; its arguments are those of ``hf`` and of ``ScaledChannel``."""
 
     title = ScaledChannel.name
     paper = "2406.02536"

@@ -35,9 +35,7 @@ class PromptInterception(Interception):
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
         """The prompt's last token is in this column, or in one column a row, of whatever is run without a filled cache.
 
-        Otherwise it is each row's last token that is not padding of the first pass, which has more than the prompt
-        without a cache and in speculative decoding, and less where a prompt comes in chunks; these are then refused
-        (``UserError``).
+        Otherwise it is each row's last token of the first pass that is not padding. A prompt in chunks is refused.
         """
         self._end = torch.as_tensor(column).cpu()
         try:
@@ -57,10 +55,8 @@ class PromptInterception(Interception):
         device = call.query.device
         if self._end is not None:
             if (furthest := int(self._end.max())) >= length:
-                raise UserError(
-                    f"{self.name}: the prompt ends in column {furthest}, and the first pass has {length} columns; run "
-                    "the whole prompt in one pass (leave out prefill_chunk_size)"
-                )
+                found = f"the prompt ends in column {furthest}, and the first pass has {length} columns"
+                raise UserError(f"{self.name}: {found}; run it in one pass (leave out prefill_chunk_size)")
             return self._end.to(device).expand(batch)
         if self.padding is None:
             return torch.full((batch,), length - 1, device=device)
@@ -68,11 +64,7 @@ class PromptInterception(Interception):
 
 
 class PromptLM(MethodLM):
-    """``hf`` that tells its method where prompts end.
-
-    In generation it is the last token before the answer, in likelihood scoring the last token of the context. The
-    windows of rolling likelihood (perplexity) have a context of one token. Likelihoods are scored one by one.
-    """
+    """``hf`` that tells its method where prompts end: before the answer, or at the end of a likelihood's context."""
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
         with self.method.prompt_ends_at(context.shape[1] - 1):

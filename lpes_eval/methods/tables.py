@@ -23,12 +23,7 @@ Pair = tuple[Tensor, ...]
 
 
 class Table(tuple[Tensor, Tensor]):
-    """The cosines and sines that a rotary module answered, (B, T, d) each, and how to ask it for other rotations.
-
-    Attributes:
-        rotary: the rotary module.
-        call: the arguments it was called with, by name.
-    """
+    """The cosines and sines that a rotary module answered to a call, (B, T, d) each; others can be asked of it."""
 
     rotary: nn.Module
     call: dict[str, Any]
@@ -50,7 +45,7 @@ class Table(tuple[Tensor, Tensor]):
     def identity(self) -> Pair:
         """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
         one = self[0].new_ones(1, 1, self[0].shape[-1])
-        return self._once("identity", lambda: (one, torch.zeros_like(one)))
+        return one, torch.zeros_like(one)
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
         """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
@@ -60,7 +55,7 @@ class Table(tuple[Tensor, Tensor]):
             positions = rotations.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
             return tuple(t.unflatten(0, (len(factors), -1)) for t in rotations.ask(self.rotary, self.call, positions))
 
-        return self._once(("factors", *factors), make)
+        return self._once(tuple(factors), make)
 
     def by_shift(self, shift: int) -> Pair:
         """Tables at positions moved by ``shift``, none of them below 0; computed once a forward."""
@@ -84,7 +79,7 @@ class Table(tuple[Tensor, Tensor]):
             tables = (tuple(self) if base == theta else at(base) for base in bases)
             return tuple(torch.stack(each) for each in zip(*tables, strict=True))
 
-        return self._once(("bases", *bases), make)
+        return self._once(tuple(bases), make)
 
     def _once(self, key: Any, make: Callable[[], Pair]) -> Pair:
         made: dict[Any, Pair] = self.__dict__.setdefault("made", {})
@@ -101,41 +96,36 @@ def frequencies(base: float, like: Tensor) -> Tensor:
 
 
 def own_base(model: nn.Module, method: str) -> float:
-    """The RoPE base of a model for which ``method`` is defined by its base; works without weights.
-
-    Raises:
-        UnsupportedModel: more than one rotary table, or frequencies that are not ``base ** (-2 i / d)``.
-    """
+    """The RoPE base of a model, which may be without weights, for a method that needs one (``UnsupportedModel``)."""
     decoder = rope.find_decoder(model)
     config: Any = model.config
     parameters = config.get_text_config(decoder=True).rope_parameters or {}
-    theta, kind = parameters.get("rope_theta"), parameters.get("rope_type", "default")
-    rotary = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
+    theta: Any = parameters.get("rope_theta")
+    kind = parameters.get("rope_type", "default")
+    rotary: Any = decoder.rotaries[0] if len(decoder.rotaries) == 1 and not decoder.own else None
     kept: Any = getattr(rotary, "inv_freq", None)
     found = None
     if any(isinstance(value, dict) for value in parameters.values()):
         found = "it has rotary tables of its own for each kind of attention"
     elif kind != "default":
         found = f"its rotary embedding is of type {kind}"
-    elif rotary is None or theta is None or kept is None:
+    elif theta is None or kept is None:
         found = "it has no single rotary module with a rope_theta and inverse frequencies"
     elif not kept.is_meta:
         rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
         near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
+        positions = torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device)
         try:
-            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))
+            table = rotary(kept.new_zeros(1, 1, 1), positions[0])
         except IndexError:  # Qwen 3.5 in transformers 5.18 takes positions of three axes alone
-            table = rotary(kept.new_zeros(1, 1, 1), torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device))
+            table = rotary(kept.new_zeros(1, 1, 1), positions)
         if torch.is_tensor(table):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
             found = f"its frequencies are not powers of its rope_theta, {theta:g}"
     if found is not None:
-        raise UnsupportedModel(
-            f"{config.model_type}: {found}; {method} replaces the base of default RoPE, the only kind that has one "
-            "base and nothing else (docs/methods.md)"
-        )
-    assert theta is not None
+        needs = f"{method} replaces the base of default RoPE, which has nothing else (docs/methods.md)"
+        raise UnsupportedModel(f"{config.model_type}: {found}; {needs}")
     return float(theta)
 
 
@@ -145,11 +135,7 @@ def published_bases(theta: float) -> tuple[float, ...]:
 
 
 def parse_bases(name: str, given: Any) -> tuple[float, ...]:
-    """RoPE bases as a user may write them for the argument ``name``: a list, one number, or ``10000:17500:25000``.
-
-    Raises:
-        UserError: something else.
-    """
+    """RoPE bases as a user may write them for the argument ``name``: a list, one number, or ``10000:17500:25000``."""
     parts = given.split(":") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
     bases: tuple[float, ...] = ()
     with suppress(UserError):

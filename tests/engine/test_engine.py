@@ -68,10 +68,7 @@ def forwards(monkeypatch):
 FAMILIES = {  # what differs in how keys, positions and masks reach attention
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "gpt_neox": {},
-    "falcon": {},
-    "qwen2_moe": {},
     "deepseek_v3": {},
-    "longcat_flash": {},
     "mistral": {},  # a window of 16 tokens in all layers
     "gemma3_text": {},  # in some of them
 }
@@ -89,7 +86,7 @@ def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("llama", "eager"), ("gemma3_text", "eager")]
+    ("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("gemma3_text", "eager")]
 )
 def test_prompts_of_a_batch_are_answered_as_each_alone(family, attention, tmp_path, forwards):
     special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID, **FAMILIES[family]}
@@ -105,17 +102,15 @@ def test_prompts_of_a_batch_are_answered_as_each_alone(family, attention, tmp_pa
         assert len(set(rows)) > 3  # answers that are complete leave
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_so_they_are_in_half_precision(dtype, tmp_path):
-    lm, requests = tiny_lm(tmp_path, "llama", dtype, eos_token_id=[1]), questions()
+def test_so_they_are_in_half_precision(tmp_path):
+    lm, requests = tiny_lm(tmp_path, "llama", "bfloat16", eos_token_id=[1]), questions()
     pairs = zip(texts(ExactEngine(lm, requests)), alone(lm, requests), strict=True)
     assert sum(ours == theirs for ours, theirs in pairs) >= 0.8 * len(requests)  # but for ties, which rounding decides
 
 
-@pytest.mark.parametrize("longer", [(), (90,)])
-def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm, longer):
+def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm):
     """By themselves, and in a batch with a longer row; one stands twice."""
-    requests = questions(beginnings=(60,), asked_of_each=1)[:1] + questions(beginnings=longer, asked_of_each=3)
+    requests = questions(beginnings=(90,), asked_of_each=3)
     text = max((request.args[0] for request in questions(beginnings=(60,), asked_of_each=1)), key=len)
     ends = ("", " red", " red 1", " red", " red" * 90)
     requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ends]
@@ -139,12 +134,10 @@ def test_drafts_save_steps_where_they_are_right_and_change_no_answer(right, toy_
     requests = questions()
     rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     engine = ExactEngine(toy_lm, requests)
-    monkeypatch.setattr(exact.Row, "draft", lambda row, most: [])
-    steps = []
     answered, responses = {}, engine._responses
     monkeypatch.setattr(engine, "_responses", lambda i, tokens: answered.update({i: tokens}) or responses(i, tokens))
-    expected = texts(engine)
-    steps.append(len(forwards))
+    monkeypatch.setattr(exact.Row, "draft", lambda row, most: [])
+    expected, without = texts(engine), len(forwards)
 
     def draft(row, most):
         following = answered[row.number][len(row.answer) :][:most]
@@ -154,9 +147,7 @@ def test_drafts_save_steps_where_they_are_right_and_change_no_answer(right, toy_
     monkeypatch.setattr(engine, "_draft_length", lambda drafts, pending: max(drafts))
     forwards.clear()
     assert texts(engine) == expected == alone(toy_lm, requests)
-    decoding = max(map(len, answered.values()))
-    saved = steps[0] - len(forwards)
-    assert saved >= (decoding * 0.7 if right else decoding * 0.3)
+    assert without - len(forwards) >= max(map(len, answered.values())) * (0.7 if right else 0.3)
 
 
 def test_a_draft_is_what_followed_the_last_tokens_where_they_stood_last():
@@ -166,26 +157,6 @@ def test_a_draft_is_what_followed_the_last_tokens_where_they_stood_last():
     assert row.draft(8) == [1, 2, 3, 5, 6, 7]
     row.tokens += [8]
     assert row.draft(8) == []
-
-
-@pytest.mark.parametrize(
-    ("drafts", "pending", "expected"),
-    [([0, 0], 1, 0), ([8, 8], 1, 8), ([8] * 12, 1, 8), ([8, *[0] * 40], 1, 0), ([8] * 3 + [2] * 3, 1, 8)],
-)
-def test_drafts_are_tried_where_enough_prompts_have_some(drafts, pending, expected):
-    assert ExactEngine._draft_length(SimpleNamespace(_on_cpu=True), drafts, pending) == expected
-
-
-def test_an_answer_ends_where_its_score_is_settled(toy_lm):
-    requests = questions()
-    engine = ExactEngine(toy_lm, requests)
-    whole = texts(engine)
-    settled = lambda number, text: number % 2 and len(text) >= 5  # noqa: E731
-    ended = texts(engine, settled=settled)
-    for number, (short, long) in enumerate(zip(ended, whole, strict=True)):
-        assert long.startswith(short)
-        assert short == long if number % 2 == 0 else len(short) >= min(5, len(long))
-    assert sum(map(len, ended[1::2])) < 0.7 * sum(map(len, whole[1::2]))
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
@@ -211,16 +182,15 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
 
 
 def test_a_batch_has_no_more_tokens_and_prompts_than_it_may(toy_lm, forwards, monkeypatch):
-    requests = questions(beginnings=(60, 61, 48, 20, 33, 70), asked_of_each=6)
+    requests = questions(beginnings=(60, 20, 33, 70), asked_of_each=4)
     expected = texts(ExactEngine(toy_lm, requests))
     sizes, answer = [], ExactEngine._answer
-    monkeypatch.setattr(ExactEngine, "_answer", lambda self, some, ends: sizes.append(some) or answer(self, some, ends))
+    monkeypatch.setattr(ExactEngine, "_answer", lambda self, some: sizes.append(some) or answer(self, some))
     for most in ({"tokens_per_batch": 600}, {"tokens_per_batch": 1500}, {"prompts_per_batch": 5}):
         sizes.clear()
         engine = ExactEngine(toy_lm, requests, **most)
         assert texts(engine) == expected
-        assert max(map(len, sizes)) > 1
-        assert max(map(len, sizes)) <= most.get("prompts_per_batch", len(requests))
+        assert 1 < max(map(len, sizes)) <= most.get("prompts_per_batch", len(requests))
         assert all(engine._tokens(some) <= most.get("tokens_per_batch", 1e9) for some in sizes)
     bytes_of_a_token = 2 * 3 * 16 * 4  # keys and values of three layers with a head of 16 numbers in float32
     engine = ExactEngine(toy_lm, requests)
@@ -229,7 +199,7 @@ def test_a_batch_has_no_more_tokens_and_prompts_than_it_may(toy_lm, forwards, mo
 
 
 def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_one(toy_lm):
-    requests = questions(beginnings=range(20, 36), asked_of_each=1)
+    requests = questions(beginnings=range(4, 20), asked_of_each=1)
     engine = ExactEngine(toy_lm, requests)
     order = [(i,) for i in reversed(range(len(requests)))]
     several = list(engine.answer(order, may_stop=True))
@@ -241,9 +211,8 @@ def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_on
 # -- lm-eval's own call ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "settings"), [(LPES, {"factors": [1.1, 1.2, 1, 1, 1.3, 1]}), (PI, {"factor": 1.3})])
-def test_lm_evals_call_is_answered_by_the_engine_as_hf_answers_it(kind, settings, forwards, capfd):
-    lm, slow = kind(batch_size=3, **settings), kind(batch_size=1, fast=False, **settings)
+def test_lm_evals_call_is_answered_by_the_engine_as_hf_answers_it(forwards, capfd):
+    lm, slow = (PI(factor=1.3, batch_size=size, fast=size > 1) for size in (3, 1))
     requests, partial = questions(), []
     lm.cache_hook = SimpleNamespace(add_partial=lambda *entry: partial.append(entry))
     answers = lm.generate_until(requests)
@@ -276,7 +245,7 @@ def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(f
         LPES(fast="no")
 
 
-@pytest.mark.parametrize("family", ["llama4_text", "gemma3n_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["llama4_text", "qwen3_next"])
 def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_path):
     engine, reason = engine_for(tiny_lm(tmp_path, family), questions()[:2])
     assert type(engine) is HarnessEngine

@@ -20,15 +20,11 @@ FAMILIES = (
     "gpt_oss",  # attention sinks, and a table of half the width
     "granite_swa",  # layers without positions, which get none
     "mistral",
-    "mixtral",
     "nemotron",
-    "olmo2",
     "phi",  # a part of the head rotated
     "phi3",  # one projection for queries, keys and values
     "qwen2",
     "qwen3",  # queries and keys normalised
-    "smollm3",
-    "stablelm",  # a part of the head rotated
 )
 FAMILIES = tuple(name for name in FAMILIES if name in CONFIG_MAPPING)  # older versions of transformers lack some
 LENGTH, PADDING = 20, 5

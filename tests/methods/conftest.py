@@ -5,11 +5,19 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
 from benchmarks.families import tiny_config, tiny_model
+from checks import answers, evaluate
+from lpes_eval import reference
 
 
 @pytest.fixture
 def llama():
     return tiny_model(tiny_config("llama"))
+
+
+@pytest.fixture(scope="session")
+def answers_of_hf(task_manager):
+    """What lm-eval's own ``hf`` answers, on the reference model."""
+    return answers(evaluate(HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4), task_manager))
 
 
 @pytest.fixture

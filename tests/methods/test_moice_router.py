@@ -1,29 +1,30 @@
-"""MoICE's router: its weights, its balance loss and its file."""
+"""MoICE's router: its weights, its balance loss, its file, and its training."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from scipy.special import softmax
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config
 
 from checks import spread
+from lpes_eval import reference
+from lpes_eval.data import fiction, kv
 from lpes_eval.errors import UserError
+from lpes_eval.methods.moice import MoICE, new_router, train
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
+from lpes_eval.methods.tables import PUBLISHED_BASES
+
+TEXTS = [f"{n}. The river runs past the mill {n}" for n in range(3)]
+SMALL = train.Settings(text="texts", length=40, steps=6, batch=3, rate=0.05)
 
 
 def config(**changes):
     return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
-
-
-def test_a_half_precision_query_is_routed_in_float32():
-    router = spread(Router(config()))
-    query = torch.randn(5, 8).bfloat16()
-    assert router(1, query).dtype == torch.float32
-    assert torch.equal(router(1, query), router(1, query.float()))
 
 
 def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed():
@@ -69,21 +70,16 @@ GOOD = {name: weight.detach() for name, weight in Router(config()).named_paramet
 @pytest.mark.parametrize(
     ("words", "tensors", "notes"),
     [
-        ("other: not a safetensors file", None, None),
-        ("holds no MoICE router", {"w1": torch.zeros(2)}, None),
-        (r"tensor 'w1': found \(\(3, 8, 7\), .*\), expected \(4, 8, 7\) of float32", GOOD, {"layers": 4}),
-        ("tensor 'w1': found .*float8", {name: w.to(torch.float8_e4m3fn) for name, w in GOOD.items()}, {}),
-        ("tensor 'w3': found none", {"w1": GOOD["w1"], "w2": GOOD["w2"]}, {}),
-        ("'w2' holds numbers that are not finite", GOOD | {"w2": GOOD["w2"] / 0}, {}),
+        ("header", None, None),
+        ("moice_router", {"w1": torch.zeros(2)}, None),
+        (r"tensor 'w1' of shape \(3, 8, 7\), expected \(4, 8, 7\)", GOOD, {"layers": 4}),
+        ("'w3'", {"w1": GOOD["w1"], "w2": GOOD["w2"]}, {}),
+        ("tensor 'w2' of shape .* finite", GOOD | {"w2": GOOD["w2"] / 0}, {}),
         ("version 2 of the format, expected 1", GOOD, {"version": 2}),
-        ("entry is not a router's .*top_k=7: expected 1 to 1", GOOD, {"bases": 3}),
-        ("entry is not a router's .*a router for 3 layers", GOOD, {"layers": "3"}),
-        ("entry is not a router's .*0 heads", GOOD, {"heads": 0}),
-        ("entry is not a router's", GOOD, {"surplus": 1}),
-        *(("entry is not a router's .*top_k=", GOOD, {"top_k": k}) for k in (0, 8)),
-        ("entry is not a router's .*bases=", GOOD, {"bases": [10000.0, -1]}),
-        ("entry is not a router's .*bases=", GOOD, {"bases": []}),
-        ("entry is not a router's .*training=1", GOOD, {"training": 1}),
+        ("top_k=7: expected 1 to 1", GOOD, {"bases": 3}),
+        ("a router for 3 layers .*above 0", GOOD, {"layers": "3"}),
+        ("surplus", GOOD, {"surplus": 1}),
+        ("bases=", GOOD, {"bases": [10000.0, -1]}),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors, notes):
@@ -93,10 +89,211 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors,
     else:
         described = {routers.METADATA: json.dumps({"version": 1, **asdict(config())} | (notes or {}))}
         save_file(tensors, file, metadata=None if notes is None else described)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=f"other: holds no MoICE router .*({words}).*; train one") as caught:
         routers.read(file)
     assert "\n" not in str(caught.value)
 
 
-def test_a_router_serves_a_model_of_the_same_sizes():
-    routers.check(config(model="org/small"), "r.safetensors", config(model="org/other-name-same-shape"))
+# -- training
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model of two layers with a tokenizer, and three texts: as many as a batch has."""
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = AutoTokenizer.from_pretrained(reference.path())
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(made).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def command(folder, out, *more):
+    data = () if "--task" in more else ("--text", str(folder / "texts.jsonl"))
+    small = ("--length", "40", "--batch", "3", "--steps", "6", "--rate", "0.05")
+    return train.main(["--model", str(folder), "--out", str(out), *data, *small, *more])
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def log_of(out):
+    return [json.loads(line) for line in (out / train.LOG).read_text().splitlines()]
+
+
+@pytest.fixture
+def one(folder):
+    """Sequences of the texts, without the command."""
+    return train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)
+
+
+def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, one):
+    assert command(folder, tmp_path, "--steps", "8") == 0
+    trained = routers.read(tmp_path)
+    log, notes = log_of(tmp_path), trained.config.training
+    assert [entry["step"] for entry in log] == list(range(1, 9))
+    assert (notes["rate"], notes["last_loss"], notes["text"]) == (0.05, log[-1]["loss"], "texts.jsonl")
+
+    means = []
+    for router in (trained, Router(trained.config)):
+        model = load(folder)
+        MoICE.apply(model, router=router)
+        with torch.no_grad():
+            means.append(sum(train.losses(model, router, [one(i)])[0].item() for i in range(3)) / 3)
+    assert means[0] < means[1] - 0.03
+    assert log[0]["loss"] == pytest.approx(means[1], abs=1e-3)
+
+    model = load(folder)
+    weights = {name: weight.clone() for name, weight in model.named_parameters()}
+    train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again")
+    assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+
+
+def test_the_gradient_is_the_slope_of_the_loss(folder):
+    model = load(folder).double()
+    made = spread(new_router(model)).double()
+    sequences = [(torch.tensor([5, 300, 7, 450, 12, 9, 600, 3, 2, 700]), first) for first in (1, 7)]
+    MoICE.apply(model, router=made)
+    model.requires_grad_(False)
+    made.requires_grad_(True)
+    train.losses(model, made, sequences)[0].sum().backward()
+    for weight in (made.w1, made.w2, made.w3):  # along its own gradient, where the slope stands out from rounding
+        direction, expected, values = weight.grad / weight.grad.norm(), weight.grad.norm().item(), []
+        for step in (0.02, -0.02):
+            with torch.no_grad():
+                weight += step * direction
+                values.append(train.losses(model, made, sequences)[0].sum().item())
+                weight -= step * direction
+        assert expected > 1e-3
+        assert (values[0] - values[1]) / 0.04 == pytest.approx(expected, rel=0.02)
+
+
+def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
+    for micro_batch in ("1", "3"):
+        command(folder, tmp_path / micro_batch, "--micro_batch", micro_batch, "--rate", "0.01", "--steps", "3")
+    one, together = (routers.read(tmp_path / name) for name in ("1", "3"))
+    assert torch.allclose(one.w1, together.w1, atol=2e-3)
+    assert not torch.allclose(one.w1, Router(one.config).w1, atol=2e-3)
+
+
+def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(folder, tmp_path):
+    for name in ("float32", "float16"):
+        assert command(folder, tmp_path / name, "--dtype", name, "--steps", "4") == 0
+    exact, half = (routers.read(tmp_path / name) for name in ("float32", "float16"))
+    assert half.w1.dtype == torch.float32
+    moved, moved_half = (
+        torch.cat([(w - s).flatten() for w, s in zip(r.parameters(), Router(r.config).parameters(), strict=True)])
+        for r in (exact, half)
+    )
+    assert torch.cosine_similarity(moved, moved_half, dim=0) > 0.8
+
+
+def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
+    for weight in ("0", "30"):
+        command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
+    plain, balanced = ([entry["balance"] for entry in log_of(tmp_path / weight)] for weight in ("0", "30"))
+    assert plain[0] == balanced[0]
+    assert balanced[-1] < plain[-1] - 1e-3
+    assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").write_text("")
+    for save in (T5Config().save_pretrained, AutoTokenizer.from_pretrained(folder).save_pretrained):
+        save(tmp_path / "t5")
+    for more, words in (
+        (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
+        (("--model", str(tmp_path / "t5")), "t5: cannot be loaded (Unrecognized configuration class"),
+        (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
+        (("--out", str(tmp_path / "file" / "within")), "Not a directory"),
+        (("--device", "meta"), "device=meta: PyTorch"),
+        (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
+        (("--top_k", "9"), "top_k=9: expected 1 to 7"),
+        (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
+        (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
+        (("--task", "kv_retrieval:9", "mdqa:1"), "--task mdqa:1: expected kv_retrieval or mdqa_pos with :SIZE"),
+        (("--task", "kv_retrieval:1"), "--task kv_retrieval:SIZE=1: expected at least 2"),
+    ):
+        assert command(folder, tmp_path / "out", *more) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        command(folder, tmp_path / "out", "--balance", "nan")
+    assert "argument --balance: expected" in capsys.readouterr().err
+
+
+# -- generated training data
+
+
+@pytest.mark.parametrize("task", ["kv_retrieval", "mdqa_pos"])
+def test_training_prompts_are_the_tasks_own_with_the_gold_item_anywhere_and_none_of_its_examples(task):
+    size, golds, evaluated = 6, set(), set()
+    for i in range(300):
+        if task == "kv_retrieval":
+            evaluated.update(key for key, _ in kv.generate(i, size).records)
+        else:
+            evaluated.add(fiction.generate(i, size).gold.text)
+    for prompt, answer in (train.task_text(task, size, 0, number) for number in range(60)):
+        if task == "kv_retrieval":
+            lines = prompt.split("JSON data:\n")[1].split("\n\n")[0].split("\n")
+            shown = [prompt.split('Key: "')[1].split('"')[0]]
+            index = next(i for i, line in enumerate(lines) if f'"{shown[0]}": {answer.strip()}' in line)
+        else:
+            lines = [line for line in prompt.split("\n") if line.startswith("Document [")]
+            index = next(i for i, line in enumerate(lines) if answer.strip() in line)
+            shown = [line.split(") ", 1)[1] for line in lines]
+        assert evaluated.isdisjoint(shown)
+        assert len(lines) == size
+        golds.add(index)
+    assert golds == set(range(size))
+    assert train.task_text(task, size, 1, 0) != train.task_text(task, size, 0, 0)
+
+
+def test_of_a_tasks_prompt_the_answer_alone_counts(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = train.Settings(tasks=(("kv_retrieval", 3), ("mdqa_pos", 2)))
+    one = train.from_tasks(settings, tokenizer)
+    for number, task, size in ((4, "kv_retrieval", 3), (5, "mdqa_pos", 2)):  # tasks take turns
+        (ids, first), (prompt, answer) = one(number), train.task_text(task, size, 0, number)
+        assert tokenizer.decode(ids[:first]) == prompt
+        assert tokenizer.decode(ids[first:-1]) == answer
+        assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
+    tokenizer, texts = AutoTokenizer.from_pretrained(folder), ["ghijklmnop", "qrstuvwxyz"]
+    one = train.from_texts(train.Settings(text="x", length=4, steps=1, batch=6), tokenizer, texts)
+    pieces = [tuple(one(i)[0].tolist()) for i in range(12)]
+    assert len(set(pieces[:6])) == 6 == len(set(pieces[6:]))
+    assert pieces[:6] != pieces[6:]
+    whole = [token for text in texts for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
+    assert sorted(token for piece in set(pieces) for token in piece) == sorted(whole)
+
+
+def test_a_run_records_its_tasks_and_bases_of_ones_own_choice(folder, tmp_path):
+    tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2", "--steps", "2")
+    assert command(folder, tmp_path, *tasks, "--bases", "10000:40000:1e5") == 0
+    made = routers.read(tmp_path / routers.FILE)
+    assert made.config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
+    assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
+
+
+def test_the_shipped_router_was_trained_by_the_published_settings():
+    trained = routers.read(reference.path() / routers.SHIPPED)
+    found = trained.config
+    settings = train.Settings(tasks=(("kv_retrieval", 50), ("mdqa_pos", 10)))
+    assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
+    assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
+    assert found.bases == PUBLISHED_BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
+    expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
+    assert {name: found.training[name] for name in expected} == expected
+    moved = [abs(a - b).max() for a, b in zip(Router(found).parameters(), trained.parameters(), strict=True)]
+    assert 0 < max(moved) <= 1.01 * settings.steps * settings.rate  # a step of AdamW is at most about its rate

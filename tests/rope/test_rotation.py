@@ -1,11 +1,16 @@
 """Layer factors in one family (Llama), at every kind of RoPE; tests/test_families.py takes all families."""
 
+import copy
 import inspect
+import io
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -13,16 +18,7 @@ import lpes_eval
 from lpes_eval import rope, rotary
 from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
 from lpes_eval.factors import Factors
-from small_llama import FACTORS, by_hand, generate, llama, logits
-
-
-def test_layers_in_another_order_rotate_at_the_scale_of_their_new_place(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    model.model.layers = torch.nn.ModuleList(reversed(model.model.layers))
-    lpes_eval.apply(model, FACTORS)
-    found = logits(model, ids)
-    lpes_eval.remove(model)
-    assert torch.allclose(found, by_hand(model, ids, FACTORS), atol=1e-4)
+from small_llama import DYNAMIC, FACTORS, by_hand, generate, llama, logits
 
 
 @pytest.mark.parametrize(
@@ -37,23 +33,18 @@ def test_uniform_factor_equals_linear_interpolation(model, ids, positions):
     assert torch.allclose(logits(model, ids, position_ids=positions), expected, atol=1e-4)
 
 
-def test_other_factors_replace_the_first(model, ids):
+def test_other_factors_replace_the_first_and_one_table_at_a_time_gives_the_same(model, ids, monkeypatch):
     lpes_eval.apply(model, FACTORS)
     first = logits(model, ids)
     lpes_eval.apply(model, [1.9] * 4)
     lpes_eval.apply(model, Factors.from_list(FACTORS))
     assert torch.equal(logits(model, ids), first)
+    monkeypatch.setattr(rotary, "ROWS", 0)
+    assert torch.equal(logits(model, ids), first)
     assert rope.applied(model) == FACTORS
     for _ in range(2):  # a second time does nothing
         lpes_eval.remove(model)
         assert rope.applied(model) is None
-
-
-def test_one_table_at_a_time_gives_what_all_at_once_give(model, ids, monkeypatch):
-    lpes_eval.apply(model, FACTORS)
-    batched = logits(model, ids)
-    monkeypatch.setattr(rotary, "ROWS", 0)
-    assert torch.equal(logits(model, ids), batched)
 
 
 @pytest.fixture
@@ -72,8 +63,10 @@ def watch(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 512)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
-def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, watch):
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("linear", [(4, 40), (4, 1)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])]
+)
+def test_tables_of_all_layers_are_made_in_one_call(kind, rows, ids, watch):
     """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
     model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})
     lpes_eval.apply(model, FACTORS)
@@ -82,32 +75,6 @@ def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_lay
     logits(model, ids[:1])
     logits(model, ids[:1, :1])
     assert calls == rows
-
-
-@pytest.mark.parametrize("first", [0, 250, 5000])
-def test_rows_of_kept_tables_are_what_the_rotary_module_computes(model, ids, first, monkeypatch):
-    """At positions in the first block, across two blocks, and beyond what is kept from the beginning."""
-    lpes_eval.apply(model, FACTORS)
-    logits(model, ids)
-    places = torch.stack((torch.arange(40), torch.arange(40).flip(0))) + first
-    gathered = logits(model, ids, position_ids=places)
-    monkeypatch.setattr(rotary, "_gathered", lambda *_: None)
-    assert torch.equal(gathered, logits(model, ids, position_ids=places))
-
-
-@pytest.mark.parametrize("change", ["replaced", "in place", "dtype"])
-def test_frequencies_that_somebody_changes_are_tabulated_anew(model, ids, change):
-    lpes_eval.apply(model, FACTORS)
-    logits(model, ids)
-    rotary_emb = model.model.rotary_emb
-    if change == "replaced":
-        rotary_emb.inv_freq = rotary_emb.inv_freq / 3
-    elif change == "in place":
-        rotary_emb.inv_freq.div_(3)
-    else:
-        model.double()
-    expected = by_hand(model, ids, FACTORS) if change != "dtype" else by_hand(llama(), ids, FACTORS)
-    assert torch.allclose(logits(model, ids).float(), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("whose", ["hook", "forward"])
@@ -122,14 +89,6 @@ def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_c
         rotary.forward = lambda x, position_ids: calls.append(x.shape) or forward(x, position_ids)
     assert torch.equal(logits(model, ids[:1]), expected)
     assert calls == [(1, ids.shape[1], model.config.hidden_size)]
-
-
-def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    with torch.inference_mode():
-        model(ids[:1])
-    model(ids[:1]).logits.sum().backward()
-    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
 
 
 def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, monkeypatch):
@@ -150,7 +109,7 @@ def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, mon
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids):
     model = llama(attn_implementation=attention).to(dtype)
     lpes_eval.apply(model, FACTORS)
@@ -158,7 +117,7 @@ def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids
     with torch.no_grad():
         cache = model(ids[:, :-1], use_cache=True).past_key_values
         cached = model(ids[:, -1:], past_key_values=cache).logits[:, -1].float()
-    assert torch.allclose(step, cached, atol={torch.float32: 1e-4, torch.bfloat16: 0.35, torch.float16: 0.05}[dtype])
+    assert torch.allclose(step, cached, atol=1e-4 if dtype == torch.float32 else 0.35)
     if dtype == torch.float32:
         assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
@@ -186,9 +145,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "factors", [[1.6] * 4, [1.3, 1.0, 2.0, 1.7], [0.6, 1.0, 0.8, 1.7]], ids=["uniform", "per layer", "below 1"]
-)
+@pytest.mark.parametrize("factors", [[1.6] * 4, [0.6, 1.0, 2.0, 1.7]], ids=["uniform", "per layer"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind, factors):
     model = llama(
@@ -279,6 +236,138 @@ def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was
 
 
 def test_what_is_no_model_of_transformers_is_refused(model):
-    for wrong, reason in ((torch.nn.Linear(2, 2), r"no config\)"), (torch.nn.DataParallel(model), "give its .module")):
-        with pytest.raises(UnsupportedModel, match=reason):
+    for wrong in (torch.nn.Linear(2, 2), torch.nn.DataParallel(model)):
+        with pytest.raises(UnsupportedModel, match="no config; of a wrapped one give its"):
             lpes_eval.apply(wrong, 1.5)
+
+
+# -- models that are copied, saved, placed on devices, wrapped or adapted ---------------------------------------------
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def wrap_forwards(model):
+    for module in (model.model, model.model.layers[1], model.model.rotary_emb):
+        add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))
+
+
+@pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("again", "wrapped"), [(copy.deepcopy, False), (copy.deepcopy, True), (saved_and_loaded, False)]
+)
+def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options, again, wrapped):
+    model = llama(**options)
+    if wrapped:  # by accelerate, which cannot be pickled
+        wrap_forwards(model)
+    plain = logits(model, ids)
+    lpes_eval.apply(model, FACTORS)
+    expected, first, second = logits(model, ids), again(model), again(model)
+    lpes_eval.apply(model, [1.9] * 4)
+    assert torch.equal(logits(first, ids), expected)
+    lpes_eval.remove(model)
+    assert torch.equal(logits(first, ids), expected)
+    assert rope.applied(first) == FACTORS
+    lpes_eval.remove(first)
+    assert torch.equal(logits(first, ids), plain)
+    assert torch.equal(logits(second, ids), expected)
+
+
+def test_a_copy_rotates_by_its_own_frequencies(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    other = copy.deepcopy(model)
+    other.model.rotary_emb.inv_freq = other.model.rotary_emb.inv_freq / 2
+    assert not torch.allclose(logits(other, ids[:1]), logits(model, ids[:1]), atol=1e-2)
+    filled = model(ids, use_cache=True).past_key_values
+    lpes_eval.remove(other)
+    model(ids[:, :1], past_key_values=filled)
+
+
+def replicated(model):
+    """What ``torch.nn.parallel.replicate`` does, for one more device that is the same."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            setattr(replica, name, replicas[child])
+        for name, weight in module._parameters.items():
+            setattr(replica, name, None if weight is None else weight.detach() * 2)
+    return replicas[model]
+
+
+def test_a_data_parallel_replica_runs_its_own_weights(model, ids):
+    twice = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twice.parameters():
+            weight.mul_(2)
+    lpes_eval.apply(twice, FACTORS)
+    lpes_eval.apply(model, FACTORS)
+    assert torch.equal(logits(replicated(model), ids), logits(twice, ids))
+    lpes_eval.remove(twice)
+    assert not torch.equal(logits(replicated(model), ids), logits(twice, ids))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("limit", [rotary.ROWS, 0])
+def test_a_layer_on_another_device_gets_its_table_there(model, ids, first, limit, monkeypatch):
+    """Whether accelerate places the model before the factors are applied or after; ``meta`` is the other device."""
+    monkeypatch.setattr(rotary, "ROWS", limit)
+    found, last = {}, model.model.layers[3]
+    if first:
+        lpes_eval.apply(model, FACTORS)
+    for module in (last, model.model.norm, model.lm_head):
+        add_hook_to_module(module.to("meta"), AlignDevicesHook(execution_device="meta"))
+    if not first:
+        lpes_eval.apply(model, FACTORS)
+    last.self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: found.update(tables=kwargs["position_embeddings"]), with_kwargs=True
+    )
+    assert logits(model, ids).device.type == "meta"
+    assert [part.device.type for part in found["tables"]] == ["meta", "meta"]
+
+
+def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
+    model.save_pretrained(tmp_path)
+    places = {f"model.layers.{h}": "cpu" if h % 2 else "disk" for h in range(4)}
+    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offload")
+    assert hasattr(spread, "hf_device_map")
+    lpes_eval.apply(model, FACTORS)
+    lpes_eval.apply(spread, FACTORS)
+    assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (LoraConfig, {"target_modules": ["q_proj"], "r": 2}),
+        (IA3Config, {}),
+        (PromptTuningConfig, {"num_virtual_tokens": 5}),
+    ],
+)
+def test_adapters_that_leave_the_cache_alone_go_with_factors(model, ids, kind, options):
+    expected = by_hand(model, ids, FACTORS)
+    wrapped = get_peft_model(model, kind(task_type="CAUSAL_LM", **options)).eval()
+    plain = logits(wrapped, ids)
+    # PEFT 0.21 under transformers 5.24: prompt tuning decodes differently with a cache, factors or not
+    cached = torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+    assert cached or kind is PromptTuningConfig
+    lpes_eval.apply(wrapped, [1.0] * 4)
+    assert torch.equal(logits(wrapped, ids), plain)
+    lpes_eval.apply(wrapped, FACTORS)
+    found = logits(wrapped, ids)
+    assert not torch.allclose(found, plain, atol=1e-2)
+    assert kind is PromptTuningConfig or torch.allclose(found, expected, atol=1e-4)  # before they learn they do nothing
+    assert not cached or torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+    lpes_eval.remove(wrapped)
+    assert rope.applied(wrapped) is None
+
+
+def test_learnt_keys_of_prefix_tuning_are_refused(model, ids):
+    wrapped = get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
+    lpes_eval.apply(wrapped, FACTORS)
+    with pytest.raises(CacheError, match="5 positions whose keys were not rotated under the layer factors now in"):
+        wrapped(input_ids=ids)

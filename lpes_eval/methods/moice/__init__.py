@@ -3,11 +3,8 @@
 lm_eval --model moice --model_args pretrained=lmsys/vicuna-7b-v1.5,router=DIR_OR_FILE --tasks kv_retrieval
 
 For base b and head h, with query and key rotated by b's angles, ``A_b = softmax(q_b k_b^T / sqrt(D))``. The head's
-output for a token is ``sum_b w_b A_b v``, where the weights w of this token and head are the router's
-(:mod:`lpes_eval.methods.moice.router`). Values carry no position, so they are the same for all bases.
-
-The cache holds every key N times, rotated by each base when it came, and every value once; docs/methods.md says how the
-bases are run, and what they cost.
+output for a token is ``sum_b w_b A_b v``, where the weights w of this token and head are the router's. The cache holds
+every key N times, rotated by each base when it came, and every value once; docs/methods.md says what the bases cost.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ class Mixture(Interception):
     Attributes:
         router: one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
             afterwards the router itself, on the model's device.
-        file: where it is from, or None.
 
     Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
     are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
@@ -61,10 +57,8 @@ class Mixture(Interception):
         self._theta = own_base(model, self.name)
         super().check(model)
         if self.router is None:
-            raise UserError(
-                "moice needs router=FILE_OR_FOLDER, a router that was trained for the model; train one with "
-                "python -m lpes_eval.methods.moice.train"
-            )
+            needs = "moice needs router=FILE_OR_FOLDER, a router that was trained for the model"
+            raise UserError(f"{needs}; train one with python -m lpes_eval.methods.moice.train")
         routers.check(self.router.config, self.file, routers.describe(model.config))
 
     def put(self, model: nn.Module) -> None:
@@ -112,10 +106,7 @@ class Mixture(Interception):
 
 
 class MoICE(MethodLM):
-    """``hf`` with MoICE; its arguments are those of ``hf`` and ``router`` (see ``Mixture``).
-
-    The reference model, which is loaded where ``pretrained`` is left out, needs none: its router is shipped with it.
-    """
+    """``hf`` with MoICE; its arguments are those of ``hf`` and ``router``, which comes with the reference model."""
 
     title = Mixture.name
     paper = "2406.19598"

@@ -5,11 +5,8 @@ In layer h the router looks at a head's query, rotated with the first base, and 
     scores = (SiLU(q W1) * (q W3)) W2,      q: (D,)   W1, W3: (D, N)   W2: (N, N),
 
 and the weights are the softmax over the k highest scores, 0 for the others. The three matrices of a layer are shared by
-its heads and have no bias; what sets heads apart is their query. docs/methods.md says what comes from where. The router
-computes in float32 whatever the model's dtype is.
-
-A router is saved as one safetensors file: the tensors ``w1``, ``w2``, ``w3`` of all layers, and a JSON object with what
-they are for (:class:`RouterConfig`).
+its heads. The router computes in float32 whatever the model's dtype is. It is saved as one safetensors file: ``w1``,
+``w2``, ``w3`` of all layers, and as JSON what they are for (:class:`RouterConfig`).
 """
 
 from __future__ import annotations
@@ -46,9 +43,7 @@ VERSION = 1
 class RouterConfig:
     """What a router is for, and how it was trained; ``UserError`` for what cannot be.
 
-    ``head_dim`` is the size of a query, the part that is not rotated included. The router sees the query of the first
-    of the ``bases``; ``top_k`` of them share a token's attention. ``model`` is the name or folder that was given for
-    training.
+    ``head_dim`` is the size of a query, and ``model`` the name or folder that was given for training.
     """
 
     layers: int
@@ -62,12 +57,11 @@ class RouterConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         object.__setattr__(self, "bases", parse_bases("bases", self.bases))
-        if not all(type(size) is int and size > 0 for size in (self.layers, self.heads, self.head_dim)):
-            raise UserError(f"a router for {self.shape}: expected whole numbers above 0")
-        if not (isinstance(self.top_k, int) and 1 <= self.top_k <= len(self.bases)):
+        sizes = self.layers, self.heads, self.head_dim, self.top_k
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise UserError(f"a router for {self.shape}, top_k={self.top_k}: expected whole numbers above 0")
+        if self.top_k > len(self.bases):
             raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
-        if not isinstance(self.training, dict):
-            raise UserError(f"training={self.training}: expected an object")
 
     @property
     def shape(self) -> str:
@@ -120,8 +114,7 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
     """The balance loss of the Switch Transformer (arXiv 2101.03961, Eq. 4-6), ``N * sum_i f_i P_i``.
 
     ``f_i`` is the share of queries that have base i among their ``k`` highest scores, and ``P_i`` the mean of its
-    softmax over all bases. With k = N every f_i is 1 and the loss is the constant N, whatever the router does: at the
-    published setting (k = 7 of 7) it has no gradient.
+    softmax over all bases. With k = N, as published (7 of 7), it is N whatever the router does.
 
     Args:
         scores: (queries, N) for each layer; the layers are averaged over together.
@@ -147,27 +140,17 @@ def read(path: str | Path) -> Router:
     file = file_of(path)
     try:
         with safe_open(file, framework="pt") as stored:
-            metadata = stored.metadata() or {}
+            data = json.loads((stored.metadata() or {})[METADATA])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: not a safetensors file ({error}); train a router anew") from None
-    if METADATA not in metadata:
-        raise UserError(f"{file}: holds no MoICE router (no {METADATA!r} in its metadata); train one, or name another")
-    try:
-        data = json.loads(metadata[METADATA])
         if (version := data.pop("version")) != VERSION:
-            raise ValueError(f"version {version} of the format, expected {VERSION}: update lpes-eval")
+            raise ValueError(f"version {version} of the format, expected {VERSION}")
         data.pop("weights_sha256", None)  # which the router of the reference model has
         config = RouterConfig(**data)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{file}: its {METADATA!r} entry is not a router's ({error}); train one anew") from None
-    for name, shape in config.tensors.items():  # before a router of these sizes is made, which may be any
-        tensor = tensors.get(name)
-        found = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-        if found != (shape, torch.float32):
-            raise UserError(f"{file}: tensor {name!r}: found {found or 'none'}, expected {shape} of float32")
-        if not bool(tensors[name].isfinite().all()):
-            raise UserError(f"{file}: tensor {name!r} holds numbers that are not finite; train the router anew")
+        for name, shape in config.tensors.items():
+            if tensors[name].shape != shape or not bool(tensors[name].float().isfinite().all()):
+                raise ValueError(f"tensor {name!r} of shape {tuple(tensors[name].shape)}, expected {shape}, finite")
+    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{file}: holds no MoICE router ({error}); train one, or name another") from None
     router = Router(config)
     router.load_state_dict({name: tensors[name] for name in config.tensors})
     return router.requires_grad_(False)
@@ -182,26 +165,16 @@ def file_of(path: str | Path) -> Path:
     return file
 
 
-# -- which model a router is for -------------------------------------------------------------------------------------
-
-
 def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
     """Refuse a router, ``config`` from the file ``source``, that was made for a model of other sizes than ``model``."""
     if config.shape != model.shape:
-        raise UserError(
-            f"router={source}: made for {config.model or 'a model'} with {config.shape}, but "
-            f"{model.model or 'the model'} has {model.shape}; train a router for this model with "
-            "python -m lpes_eval.methods.moice.train"
-        )
+        found = f"made for {config.model} with {config.shape}, but {model.model} has {model.shape}"
+        raise UserError(f"router={source}: {found}; train one with python -m lpes_eval.methods.moice.train")
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
-    """What a router must be made for to serve a transformers model with the configuration ``config``.
-
-    Its name is that of the folder that the configuration was read from. ``options`` are further fields.
-    """
-    text, name = config.get_text_config(decoder=True), getattr(config, "_name_or_path", None) or None
-    heads = text.num_attention_heads
+    """What a router must be for to serve a transformers model with this configuration; ``options`` are more fields."""
+    text, heads = config.get_text_config(decoder=True), config.get_text_config(decoder=True).num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    options.setdefault("model", name)
+    options.setdefault("model", getattr(config, "_name_or_path", None) or None)
     return RouterConfig(text.num_hidden_layers, heads, size, **options)

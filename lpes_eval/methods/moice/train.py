@@ -2,10 +2,8 @@
 
 Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
 script (docs/methods.md has a table). Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a
-``.jsonl`` file with a ``text`` in each line.
-
-Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that no evaluation set is made of. The loss is
-then that of the answer alone: the rest of such a prompt is drawn at random and cannot be predicted.
+``.jsonl`` file with a ``text`` in each line. Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that
+no evaluation set is made of. The loss is then that of the answer alone, as the rest is drawn at random.
 
 The same settings give the same file, byte for byte, on the same processor with the same number of threads.
 """
@@ -53,8 +51,7 @@ HALF_SCALE = 1024.0
 class Settings:
     """Everything that decides a router's weights, apart from the model, the processor and library versions.
 
-    There is a ``text`` file or there are ``tasks``, each with its number of records or documents. A sequence has at
-    most ``length`` tokens; longer texts are cut into pieces. ``balance`` is the weight of the balance loss.
+    There is a ``text`` file, or ``tasks`` with numbers of records or documents. ``balance`` weighs the balance loss.
     """
 
     text: str | None = None
@@ -87,13 +84,12 @@ def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
 
 def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
     """Sequences of prompts of ``settings.tasks`` with their answers."""
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def one(number: int) -> Tokens:
         task, size = settings.tasks[number % len(settings.tasks)]
         prompt, answer = task_text(task, size, settings.seed, number)
         context = tokenizer(prompt).input_ids
-        ids = context + tokenizer(answer, add_special_tokens=False).input_ids + end
+        ids = context + tokenizer(answer, add_special_tokens=False).input_ids + _end(tokenizer)
         if len(ids) > settings.length:
             found = f"a prompt and its answer take {len(ids)} tokens, more than --length {settings.length}"
             raise UserError(f"--task {task}:{size}: {found}; choose fewer records or documents")
@@ -103,16 +99,12 @@ def from_tasks(settings: Settings, tokenizer: Any) -> Sequences:
 
 
 def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequences:
-    """Pieces of at most ``settings.length`` tokens of the texts, all of them in a drawn order, then all again.
-
-    No more texts are read than the run needs.
-    """
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    """Pieces of at most ``settings.length`` tokens of the texts, all of them in a drawn order, then all again."""
     pieces: list[list[int]] = []
     for number in shuffled(range(len(texts)), stream("moice texts", settings.seed)):
-        ids = tokenizer(texts[number]).input_ids + end
+        ids = tokenizer(texts[number]).input_ids + _end(tokenizer)
         pieces += [ids[start : start + settings.length] for start in range(0, len(ids), settings.length)]
-        if len(pieces) >= settings.steps * settings.batch:
+        if len(pieces) >= settings.steps * settings.batch:  # no more texts are read than the run needs
             break
     pieces = [piece for piece in pieces if len(piece) > 1]
     if not pieces:
@@ -124,6 +116,10 @@ def from_texts(settings: Settings, tokenizer: Any, texts: Sequence[str]) -> Sequ
         return torch.tensor(pieces[order[place]]), 1
 
     return one
+
+
+def _end(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
 def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -153,13 +149,9 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
 def train(
     model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path, *, micro_batch: int = 1
 ) -> Path:
-    """Train a router for ``model`` and return its file; the model is given back as it was.
+    """Train a router for ``model``, which is given back as it was, and return its file; ``out`` gets the log, too.
 
-    ``out`` gets ``router.safetensors`` and the log. ``micro_batch`` sequences are computed together: this changes the
-    loss by rounding alone, except for the balance loss of fewer than all bases, which is that of a micro batch.
-
-    Raises:
-        UserError: the loss is not a number.
+    ``micro_batch`` sequences are computed together. ``UserError``: the loss is not a number.
     """
     router, batch = Router(config, seed=settings.seed), settings.batch
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
@@ -169,31 +161,28 @@ def train(
     optimizer = torch.optim.AdamW(router.parameters(), lr=settings.rate, weight_decay=0.0)
     scale = HALF_SCALE if model.dtype == torch.float16 else 1.0
     log: list[dict[str, Any]] = []
-    bar = tqdm(total=settings.steps * batch, unit="seq")
     try:
-        for step in range(1, settings.steps + 1):
+        for step in tqdm(range(settings.steps), unit="step"):
             loss = balance = 0.0
-            numbers = range((step - 1) * batch, step * batch)
+            numbers = range(step * batch, (step + 1) * batch)
             for together in (numbers[start : start + micro_batch] for start in range(0, batch, micro_batch)):
                 each, of_balance = losses(model, router, [one(number) for number in together])
                 of_balance = of_balance * len(together) / batch
                 (scale * (each.sum() / batch + settings.balance * of_balance)).backward()
                 loss += each.sum().item() / batch
                 balance += of_balance.item()
-                bar.update(len(together))
             for weight in router.parameters():
                 weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 reason = f"the loss is {loss:g} and its gradient has norm {norm:g}"
-                raise UserError(f"step {step}: {reason}; use --dtype bfloat16 or float32")
+                raise UserError(f"step {step + 1}: {reason}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
-            log.append({"step": step, "loss": round(loss, 6), "balance": round(balance, 6), "gradient": round(norm, 6)})
-            bar.set_postfix(loss=log[-1]["loss"])
+            measured = {"loss": loss, "balance": balance, "gradient": norm}
+            log.append({"step": step + 1} | {name: round(value, 6) for name, value in measured.items()})
             files.write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
     finally:
-        bar.close()
         method.detach()
         for weight in frozen:
             weight.requires_grad_(True)
@@ -215,15 +204,16 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--text", type=Path, help=".txt file, or .jsonl file with a 'text' in each line")
     task_help = f"train on prompts like these tasks' ({' or '.join(TASKS)}), with SIZE records or documents"
     data.add_argument("--task", nargs="+", metavar="TASK:SIZE", help=task_help)
-    for name, kind, words in (
-        ("length", at_least(2), "most tokens of a sequence"),
-        ("steps", at_least(1), "optimizer steps"),
-        ("batch", at_least(1), "sequences a step"),
-        ("rate", positive, "learning rate"),
-        ("balance", amount, "weight of the balance loss"),
-        ("seed", whole, "of the router's first weights and of the data"),
-        ("micro_batch", at_least(1), "sequences computed together"),
-    ):
+    numbers = {
+        "length": (at_least(2), "most tokens of a sequence"),
+        "steps": (at_least(1), "optimizer steps"),
+        "batch": (at_least(1), "sequences a step"),
+        "rate": (positive, "learning rate"),
+        "balance": (amount, "weight of the balance loss"),
+        "seed": (whole, "of the router's first weights and of the data"),
+        "micro_batch": (at_least(1), "sequences computed together"),
+    }
+    for name, (kind, words) in numbers.items():
         default = getattr(Settings, name, 1)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
     add("--top_k", type=whole, metavar="N", help="bases with the highest scores, which are mixed (7, or all if fewer)")
@@ -239,6 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     check_device(given.device)
     asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
+    texts: list[str] = []
     if given.task is not None:
         settings = Settings(tasks=tuple(map(_task, given.task)), **asked)
     else:
@@ -258,16 +249,12 @@ def main(arguments: list[str] | None = None) -> None:
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
     described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
     for number in range(max(1, len(settings.tasks))):
-        one(number)
+        one(number)  # whether a prompt fits is said before the model is loaded
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
-    learnt = sum(weight.numel() for weight in Router(described).parameters())
-    source = settings.text or ", ".join(f"{task} of {size}" for task, size in settings.tasks)
-    listed = ", ".join(f"{base:g}" for base in bases)
-    print(f"{given.model}: {described.shape}, {learnt:,} numbers to learn, bases {listed}, top {top_k}")
-    print(f"{settings.steps} steps of {settings.batch} sequences from {source}, at most {settings.length} tokens each")
-    print(f"{given.out / routers.FILE}; {given.dtype} on {given.device}", flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)  # before the model is loaded, as it may be refused
+    given.out.mkdir(parents=True, exist_ok=True)
+    print(f"{given.model}: {described.shape}, bases {', '.join(f'{base:g}' for base in bases)}, top {top_k}")
+    print(f"{settings.steps} steps of {settings.batch} sequences; {given.dtype} on {given.device}", flush=True)
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch)
     notes = routers.read(file).config.training
