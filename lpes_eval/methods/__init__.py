@@ -2,7 +2,7 @@
 
 The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is the
 one thing that other code needs: a :class:`lpes_eval.methods.base.MethodLM`. A new file here is a new method: the model
-types, the efficiency benchmark and the documentation's test take their lists from ``names()``.
+types, the benchmark of costs and the documentation's test take their lists from ``names()``.
 
     >>> from lpes_eval import methods
     >>> method = methods.load("ms_poe").apply(model, max=2)
