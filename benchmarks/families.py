@@ -1,13 +1,11 @@
 """Which transformers families take layer factors, found by building each one small and running it.
 
 ``python -m benchmarks.families`` prints ``docs/support.md`` for the transformers that is installed; with the names of
-families (``gemma3_text qwen3_next``), what it says of these, also of one that it has never heard of.
+families (``gemma3_text qwen3_next``), what it says of these.
 
-A family is a model type of ``AutoModelForCausalLM``. Each is built with random weights at about 100,000 parameters: the
-fields of its configuration that set a size are replaced (``families.yaml``), kinds of layers that alternate are kept
-(``layer_types``), and the few configurations that need more have an entry there. What the page says is what the model
-then did, not what its source promises: a refused family has the reason that ``lpes_eval.apply`` gave, and the layers
-where factors change nothing are those where a factor of 2 changed nothing.
+A family is a model type of ``AutoModelForCausalLM``. Each is built with random weights at about 100,000 parameters
+(``families.yaml``). What the page says is what the model then did: a refused family has the reason that
+``lpes_eval.apply`` gave, and the layers where factors change nothing are those where a factor of 2 changed nothing.
 """
 
 import argparse
@@ -34,7 +32,7 @@ NOT_BUILT: dict[str, str] = _DATA["not_built"]
 
 
 def _sized(config_class: Any, particulars: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that make a small ``config_class``; sub-configurations are made small in the same way."""
+    """Keyword arguments that make a ``config_class`` and its sub-configurations small."""
     names = {field.name for field in fields(config_class)}
     arguments = {name: size for name, size in SIZES.items() if name in names}
     if "qk_nope_head_dim" in names:  # latent attention has a key head for each query head
@@ -52,7 +50,7 @@ def _sized(config_class: Any, particulars: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alternating(config_class: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The kinds of layer that ``config_class`` alternates at its full depth, one after the other over four layers."""
+    """The kinds of layer that ``config_class`` alternates at its full depth, one after the other over a few layers."""
     try:
         kinds = list(dict.fromkeys(config_class().layer_types or ()))
     except Exception:  # a configuration without defaults says nothing about its kinds
@@ -65,7 +63,7 @@ def _alternating(config_class: Any, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
-    """The configuration of a small model of the family ``model_type``; ``changes`` are set last."""
+    """The configuration of a small model of a family; ``changes`` are set last."""
     config_class = CONFIG_MAPPING[model_type]
     return config_class(**{**_sized(config_class, PARTICULARS.get(model_type, {})), **changes})
 
@@ -82,7 +80,7 @@ def tiny_model(config: Any, seed: int = 0) -> Any:
 
 
 class Family(NamedTuple):
-    """A family, ``supported``, ``refused`` or ``not built``, and why, or which layers factors change nothing in."""
+    """A family, its status (``supported``, ``refused`` or ``not built``), and the reason or what is particular."""
 
     model_type: str
     status: str

@@ -1,25 +1,21 @@
 """Measure the tables of ``docs/results.md``, and write them and the numbers of ``README.md``.
 
     python -m benchmarks.results                            measure what is missing, and write the pages
-    python -m benchmarks.results --limit 4 --only ms_poe    try it: few questions, the tables are printed
     python -m benchmarks.results --check                    say whether the pages hold what was measured
 
 A row of a table is one ``lm_eval`` command. Its scores, question by question, are a line of
-``benchmarks/results/results.jsonl``; a command whose line is there is not run again unless the weights changed. Tables
-stand between ``<!-- numbers: NAME -->`` and ``<!-- /numbers -->``; the words around them are written by hand.
+``benchmarks/results/results.jsonl``; a command whose line is there is not run again unless the weights changed.
 """
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +23,15 @@ import pandas as pd
 from scipy import stats
 
 from benchmarks.machine import hardware, versions
+from benchmarks.pages import filled
 from lpes_eval import files, reference
 from lpes_eval.compare import statistics
+from lpes_eval.compare.tables import markdown_table
 from lpes_eval.errors import UserError, program
-from lpes_eval.flags import at_least
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "benchmarks/results/results.jsonl"
 PAGES = ("README.md", "docs/results.md")
-MARKED = re.compile(r"(?P<begin><!-- numbers: (?P<name>\w+) -->\n).*?(?P<end><!-- /numbers -->)", re.S)
 METRICS = {"kv_retrieval": "acc", "mdqa_pos": "best_subspan_em"}
 PAPER = {"kv_retrieval": 11.2, "mdqa_pos": 3.7}
 """What the paper gains over the plain model in the mean over positions (Vicuna-7B, Table 1), in points."""
@@ -44,16 +40,13 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """An evaluation: what the table calls it, and what its command names."""
+    """An evaluation: its label in the table, and lm_eval's task, limit, model arguments, model type and metadata."""
 
     label: str
     task: str
     n: int
-    """Questions: the first of the held-out split, each asked at every position."""
     args: str = ""
-    """lm-eval's model arguments."""
     model: str = "lpes"
-    """lm-eval's model type."""
     metadata: str = ""
 
     @property
@@ -88,12 +81,9 @@ def methods(task: str, uniform: float) -> list[Row]:
 
 def lengths(task: str, size: str, unit: str, sizes: Sequence[int]) -> list[list[Row]]:
     """The plain model and the same layer factors at other lengths."""
+    args = {"plain": "", "layer factors": "factors=reference"}
     return [
-        [
-            Row(f"{number} {unit}, plain", task, 50, metadata=f'{{"{size}":{number}}}'),
-            Row(f"{number} {unit}, layer factors", task, 50, "factors=reference", metadata=f'{{"{size}":{number}}}'),
-        ]
-        for number in sizes
+        [Row(f"{n} {unit}, {kind}", task, 50, args[kind], metadata=f'{{"{size}":{n}}}') for kind in args] for n in sizes
     ]
 
 
@@ -121,8 +111,7 @@ def measure(row: Row) -> Result:
         command += ["--log_samples", "--output_path", folder]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if ended.returncode:
-            last = ended.stderr.strip().splitlines()[-1:]
-            raise UserError(": ".join([f"{row.command} ended with status {ended.returncode}", *last]))
+            raise UserError(f"{row.command} ended with status {ended.returncode}: {ended.stderr.strip()[-300:]}")
         (file,) = Path(folder).rglob("samples_*.jsonl")
         samples = list(files.read_jsonl(file, required=("doc",)))
     metric = METRICS[row.task]
@@ -179,7 +168,7 @@ class Results:
         known = [result for group in groups for row in group if (result := self.get(row))]
         positions = list(known[0]["scores"]) if known else []
         header = ["", "n", *(f"{position} %" for position in positions), "mean", "worst", "gain", "command"]
-        lines = [markdown(header), markdown([":--", *["--:"] * (len(header) - 2), ":--"])]
+        rows = []
         for row, first in ((row, group[0]) for group in groups for row in group):
             result, scores = self.get(row), self.scores(row)
             if result is None or scores is None:
@@ -190,8 +179,8 @@ class Results:
                 over = self.gain(first, row) if row != first else None
                 cells = [str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
                 cells += [f"{at.min():.1f}", points(over) if over else ""]
-            lines.append(markdown([row.label, *cells, f"`{row.command}`"]))
-        return "\n".join(lines)
+            rows.append([row.label, *cells, f"`{row.command}`"])
+        return markdown_table(header, rows)
 
     def goals(self) -> str:
         """How many goals the layer factors reach on each task, and which not."""
@@ -211,8 +200,7 @@ class Results:
 
     def headline(self) -> str:
         """The table of README.md: both tasks, plain, with layer factors, and with the best uniform factor."""
-        header = ["accuracy, %", "first position", "last", "mean", "gain in the mean"]
-        lines = [markdown(header), markdown([":--", *["--:"] * 4])]
+        header, rows = ["accuracy, %", "first position", "last", "mean", "gain in the mean"], []
         for task in METRICS:
             plain, ours, _, uniform, *_ = TABLES[task][0]
             for row in (plain, uniform, ours):
@@ -220,8 +208,8 @@ class Results:
                     continue
                 at, over = scores.mean(), self.gain(plain, row) if row != plain else None
                 cells = [f"{share:.1f}" for share in (at.iloc[0], at.iloc[-1], at.mean())]
-                lines.append(markdown([f"{task}, {row.label}", *cells, points(over) if over else ""]))
-        return "\n".join(lines)
+                rows.append([f"{task}, {row.label}", *cells, points(over) if over else ""])
+        return markdown_table(header, rows)
 
     def texts(self) -> dict[str, str]:
         """What stands between the markers of the pages."""
@@ -229,61 +217,31 @@ class Results:
         return {**tables, "goals": self.goals(), "headline": self.headline()}
 
 
-def markdown(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def points(difference: tuple[float, float, float]) -> str:
     return "{:+z.1f} [{:+z.1f}, {:+z.1f}]".format(*difference)
-
-
-def pages(results: Results) -> dict[Path, str]:
-    """The pages that change with the numbers that were measured."""
-    texts = results.texts()
-
-    def fill(path: Path, match: re.Match[str]) -> str:
-        if match["name"] not in texts:
-            raise UserError(f"{path}: no numbers are called {match['name']}; there are {', '.join(texts)}")
-        return f"{match['begin']}{texts[match['name']]}\n{match['end']}"
-
-    before = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
-    after = {path: MARKED.sub(partial(fill, path), text) for path, text in before.items()}
-    return {path: text for path, text in after.items() if text != before[path]}
 
 
 @program("results")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--only", metavar="WORD", default="", help="only rows whose command contains this")
-    add("--limit", type=at_least(2), metavar="N", help="try it: at most N questions a row; no page is written")
-    add("--store", type=Path, metavar="FILE", help="where results are kept (default: benchmarks/results/results.jsonl, "
-        "with --limit runs/results.jsonl)")  # fmt: skip
-    add("--check", action="store_true", help="measure and write nothing; 1 if a page does not hold the results")
+    parser.add_argument("--check", action="store_true", help="measure and write nothing; 1 if a page differs")
     args = parser.parse_args(argv)
-    limit = args.limit or sys.maxsize
-    tables = [[[replace(row, n=min(row.n, limit)) for row in group] for group in groups] for groups in TABLES.values()]
-    results = Results(args.store or (ROOT / "runs/results.jsonl" if args.limit else STORE))
-    rows = [row for groups in tables for group in groups for row in group if args.only in row.command]
-    if not rows:
-        raise UserError(f"--only {args.only}: no command contains it; see docs/results.md for the commands")
-    for row in dict.fromkeys(rows) if not args.check else ():
+    results = Results(STORE)
+    for row in [row for groups in TABLES.values() for group in groups for row in group if not args.check]:
         if results.get(row) is None:
             began = time.perf_counter()
             results.keep(measure(row))
             print(f"{time.perf_counter() - began:5.0f} s  {row.command}", flush=True)
-    if args.limit:
-        for groups in tables:
-            if any(row in rows for group in groups for row in group):
-                print("", results.table(groups), sep="\n")
-        return 0
-    changed = pages(results)
-    for path, text in changed.items():
-        print(f"{path.relative_to(ROOT)}: {'does not hold the results' if args.check else 'written'}")
-        if not args.check:
-            files.write_atomically(path, text)
-    return int(args.check and bool(changed))
+    changed = 0
+    for name in PAGES:
+        page = (ROOT / name).read_text(encoding="utf-8")
+        if (new := filled(page, results.texts())) != page:
+            changed += 1
+            print(f"{name}: {'does not hold the results' if args.check else 'written'}")
+            if not args.check:
+                files.write_atomically(ROOT / name, new)
+    return int(args.check and changed > 0)
 
 
 if __name__ == "__main__":

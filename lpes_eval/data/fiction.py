@@ -42,8 +42,6 @@ def _lists(words: dict[str, str]) -> dict[str, tuple[str, ...]]:
 
 _LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
 
-# -- names and numbers -----------------------------------------------------------------------------------------------
-
 SYLLABLES = tuple(onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou")
 ENDINGS = _lists(_LANGUAGE["endings"])
 MONTHS, NOUNS, BATTLES = (tuple(_LANGUAGE[name].split()) for name in ("months", "nouns", "battles"))
@@ -89,9 +87,6 @@ def _value(kind: str, rng: Random) -> Value:
         return Value(f"{text} (now {today})", (text, today))
     others = {"person": (text.split()[-1],), "river": (f"River {text}",)}.get(kind, ())
     return Value(text, (text, *others))
-
-
-# -- articles --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,9 +203,6 @@ def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind
         article = _article(kind, rng, remarks)
         articles.setdefault(normalize(article.subject), article)
     return kind, list(articles.values())
-
-
-# -- the language ----------------------------------------------------------------------------------------------------
 
 
 def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:

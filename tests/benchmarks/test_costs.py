@@ -57,7 +57,7 @@ def test_no_method_mixes_devices(name, monkeypatch):
 
 
 def test_a_method_that_does_not_fit_or_refuses_is_named_and_a_bug_is_not_hidden(monkeypatch, capsys):
-    errors = {"moice": torch.OutOfMemoryError("CUDA out of memory. More"), "pi": UnsupportedModel("llama: not this one")}
+    errors = {"moice": torch.OutOfMemoryError("CUDA out of memory. More"), "pi": UnsupportedModel("llama: not this")}
     build = costs.with_method
 
     def failing(name, model):
@@ -69,7 +69,7 @@ def test_a_method_that_does_not_fit_or_refuses_is_named_and_a_bug_is_not_hidden(
     costs.main(FLAGS)
     said = capsys.readouterr().out
     assert "| moice: CUDA out of memory | – | – | – | – | 2.42 |" in said
-    assert "| pi: llama: not this one | – |" in said
+    assert "| pi: llama: not this | – |" in said
     errors["lpes"] = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         costs.main(FLAGS)
