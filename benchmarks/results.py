@@ -233,10 +233,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             began = time.perf_counter()
             results.keep(measure(row))
             print(f"{time.perf_counter() - began:5.0f} s  {row.command}", flush=True)
-    changed = 0
+    texts, changed = results.texts(), 0
     for name in PAGES:
         page = (ROOT / name).read_text(encoding="utf-8")
-        if (new := filled(page, results.texts())) != page:
+        if (new := filled(page, texts)) != page:
             changed += 1
             print(f"{name}: {'does not hold the results' if args.check else 'written'}")
             if not args.check:

@@ -7,13 +7,11 @@ import sys
 from collections import Counter
 from functools import cache, partial
 
-import pytest
-
 from lpes_eval.data import fiction, mdqa
 from lpes_eval.data.documents import best_subspan_em
 
 example = partial(fiction.generate, num_documents=10)
-EXAMPLES = range(0, fiction.POOL, 9)
+EXAMPLES = range(0, fiction.POOL, 18)
 
 
 def values_of(document: mdqa.Document) -> dict[fiction.Fact, str]:
@@ -75,14 +73,6 @@ def test_answers_do_not_repeat_so_there_is_nothing_to_know_by_heart():
     assert max(facts.values()) == 1
 
 
-def test_documents_are_english_and_about_as_long_as_the_published_benchmarks_hundred_words():
-    texts = [document.text for i in EXAMPLES for document in example(i).documents(0)]
-    lengths = [len(text.split()) for text in texts]
-    assert 85 <= min(lengths) < max(lengths) <= 135
-    assert re.search(r"\ba [b-df-hj-np-tv-z]", " ".join(texts))
-    assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", " ".join(texts))
-
-
 def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_that_can_be_asked_for():
     orders = set()
     for i in EXAMPLES:
@@ -98,7 +88,7 @@ def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_th
 
 
 def test_larger_sets_only_add_distractors_and_another_seed_shares_no_question():
-    for i in EXAMPLES[::30]:
+    for i in EXAMPLES[::15]:
         assert fiction.generate(i, 30).distractors[:19] == fiction.generate(i, 20).distractors
         assert fiction.generate(i, 20).distractors[:9] == example(i).distractors
     ours = {example(i).question for i in EXAMPLES}
@@ -124,10 +114,9 @@ def test_the_examples_are_those_of_version_2_in_every_process():
     ]
 
 
-@pytest.mark.parametrize("num_documents", [10, 30])
-def test_the_vocabulary_spells_every_prompt_and_answer(num_documents):
+def test_the_vocabulary_spells_every_prompt_and_answer():
     pieces = "|".join(re.escape(piece) for piece in sorted(fiction.vocabulary(), key=len, reverse=True))
     for i in range(40):
-        e = fiction.generate(i, num_documents)
+        e = fiction.generate(i, 10)
         text = e.prompt(50) + f" {e.answers[0]}\n"
         assert re.fullmatch(f"(?:{pieces})+", text), text

@@ -10,57 +10,20 @@ from lpes_eval.harness.segments import join
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-HEADER = (
-    "A chat between a curious user and an artificial intelligence assistant.The assistant gives helpful, detailed, and"
-    " polite answers to the user's questions."
-)
-DOC, QUESTION = "Zwei {Fragen}\n über «é» ", "Which one?\nA. {x}\nB. y"
-SENT = {  # style -> system message, user's message, and what stands behind sci_fi's second question
-    "vicuna": (
-        "",
-        HEADER + " USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:",
-        "\nAnswer:",
-    ),
-    "llama2": (
-        "",
-        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {question}.  Please"
-        " directly give the answer without any additional output or explanation [/INST]\nAnswer:",
-        "Please directly answer without any additional output or explanation. \nAnswer:",
-    ),
-    "chat": (
-        "{system}",
-        "Document is as follows. {document} Question: {question} \nPlease directly give answer without any additional"
-        " output or explanation\n Answer: ",
-        "\nPlease directly give answer without any additional output or explanation \nAnswer:",
-    ),
-}
+PROMPTS = "0f5df5a33269951c99c402b6d491174ec908e595e7bd967df381686e63947146"
 
 
-def test_the_benchmarks_system_messages_are_kept_to_the_byte():
-    """The digest was taken once, of the messages in the benchmark's scripts."""
-    messages = "\n".join(leval.SYSTEM[name] for name in leval.NAMES).encode()
-    digest = "4b8901ea42e4628afd16e864b8376a84f449cb373de17ee72854ebd20aaa02da"
-    assert hashlib.sha256(messages).hexdigest() == digest
-
-
-@pytest.mark.parametrize("name", leval.NAMES)
-@pytest.mark.parametrize("style", leval.STYLES)
-def test_prompts_to_the_byte(name, style):
-    segments, system = leval.prompt(name, style, DOC, QUESTION)
-    inserted = {"system": leval.SYSTEM[name], "document": DOC, "question": QUESTION}
-    assert [system, join(segments)] == [part.format(**inserted) for part in SENT[style][:2]]
-    assert [part.label for part in segments] == ["instruction", "document", "question"]
-    assert segments[1].text == DOC
-
-
-@pytest.mark.parametrize("style", leval.STYLES)
-def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style):
-    story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
-    world = (
-        "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
-        "your last training"
-    )
-    assert leval.fact_prompt(style, story) == world + SENT[style][2]
+def test_prompts_are_the_benchmarks_to_the_byte():
+    """The digest was taken once, of the prompts that the benchmark's own scripts send."""
+    document, question = "Zwei {Fragen}\n über «é» ", "Which one? based on the world described in the document."
+    sent = []
+    for name in leval.NAMES:
+        for style in leval.STYLES:
+            segments, system = leval.prompt(name, style, document, question)
+            assert [part.label for part in segments] == ["instruction", "document", "question"]
+            assert segments[1].text == document
+            sent += [system, join(segments), leval.fact_prompt(style, question)]
+    assert hashlib.sha256("\n".join(sent).encode()).hexdigest() == PROMPTS
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:

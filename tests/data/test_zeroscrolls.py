@@ -218,7 +218,7 @@ def test_f1_normalisation():
         assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score), prediction
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet=[chr(c) for c in range(0x20, 0x180) if chr(c).isalnum() or chr(c) in " .,'-–“”’"], max_size=20))
 def test_transliteration_equals_unidecode(text):
     """The package of the benchmark's own metric."""
@@ -313,7 +313,7 @@ def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, 
     other = {**samples[0], "doc": {"id": "qasper_3"}}
     assert "1 ids are not in the test set, such as qasper_3" in refused(*samples, other)
     assert "sample 4: id qasper_0 stands there twice" in refused(*samples, samples[0])
-    assert "sample 1: id qasper_3 stands there twice, or its answer is no text" in refused({**other, "resps": [[None]]})
+    assert "line 1: 'resps'[0][0] is NoneType" in refused({**other, "resps": [[None]]})
     assert "qasper has samples in another file too" in refused(*samples, also=[str(tmp_path / name)])
 
     assert submission.main(arguments) == 0

@@ -27,7 +27,7 @@ texts = st.one_of(st.text(), st.lists(st.one_of(awkward, st.text(max_size=3)), m
 uuids = st.uuids().map(str)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=texts)
 def test_any_text_survives_the_round_trip(tokenizer, text):
     ids = tokenizer(text).input_ids
@@ -35,7 +35,7 @@ def test_any_text_survives_the_round_trip(tokenizer, text):
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=texts)
 def test_text_is_covered_by_the_fewest_pieces(text):
     known = {piece.encode() for piece in vocabulary.pieces()} | {bytes([byte]) for byte in range(256)}
