@@ -23,7 +23,7 @@ NOISES = {"0.2 %": 0.002, "2 %": 0.02, "20 %": 0.2, "all drawn anew": None}
 
 
 def chances(rng, *accuracies, questions=QUESTIONS):
-    """The chances of a right answer with each of the accuracies, of shape (questions, positions), to one difficulty."""
+    """The chances of a right answer with each of the accuracies: (questions, positions)."""
     difficulty = rng.normal(size=(questions, 1))
     return [expit(logit(each) + difficulty) for each in accuracies]
 
@@ -59,10 +59,10 @@ def as_run(tasks):
 
 
 def failing(seed, tasks, noise, lost=None, columns=range(5)):
-    """The tasks (questions -> accuracies) that fail the gate.
+    """Which of the tasks (questions -> accuracies) fail the gate.
 
-    A share ``noise`` of the answers flips in both runs (None: all are drawn anew), and of each task (questions) the
-    right answers that are ``lost`` turn wrong, so many at each of the columns.
+    A share ``noise`` of the answers flips in both runs (None: all are drawn anew), and ``lost`` right answers of a task
+    turn wrong at each of the columns.
     """
     rng, old, new = np.random.default_rng(seed), {}, {}
     for questions, accuracies in tasks.items():

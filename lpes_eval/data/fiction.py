@@ -1,17 +1,12 @@
 """A generated set for multi-document question answering: short encyclopaedia articles about what never was.
 
-Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and the
-facts in a drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its
-distractors are articles of the same kind, with the same six facts about other names: topic and wording say nothing
-about which article answers, only the name does.
+Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and in a
+drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its distractors are
+articles of the same kind with the same six facts, so only the name says which article answers. Names are put together
+from syllables and every fact is drawn anew, so an answer can only be read.
 
-Names are put together from syllables and every fact is drawn anew for every example, so there is nothing to know by
-heart: an answer can only be read. Words come from a short closed list (``vocabulary``), so a small model can learn to.
-
-Words and sentences stand in ``fiction.json``. A list of words is one string there; a ``{field}`` of a sentence is
-filled from the list of its name. The order of words, sentences and kinds counts: they are drawn by number.
-
-Example ``i`` depends on the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
+Words and sentences stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on
+the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from lpes_eval.data.documents import TEMPLATE, Document, Example, best_subspan_e
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
-"""Examples there are to draw splits from; each is made only when it is asked for."""
+"""Examples there are to draw splits from."""
 SEED = 2
 """One with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
 REMARKS = 4

@@ -21,20 +21,17 @@ from lm_eval.api.instance import Instance
 
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.data.source import Files, Source, asked, named_path
+from lpes_eval.data.source import Asked, Files, Source, asked, named_path
 from lpes_eval.errors import DataError, PromptTooLong, first_line
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
 
 logger = logging.getLogger(__name__)
 
-STRIDE = 256
+STRIDE, WINDOWS = 256, 4
+"""Tokens that are scored of a window, and windows of a text."""
 LONGEST = 16384
 """Four times the trained window of a 4k model."""
-
-WINDOWS = 4
-"""Windows for each text."""
-
 PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, as YaRN's authors published it
     "lpes_ppl",
     "test-00000-of-00001-29a571947c0b5ccc.parquet",
@@ -58,41 +55,28 @@ def read(path: str | Path) -> list[Text]:
     Raises:
         DataError: nothing is there, or it is not UTF-8 text.
     """
-    path = named_path("text_file", path)
-    if path.is_dir():
-        folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
-        texts = [_read_text(file) for file in next(filter(None, folders), [])]
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        lines = files.read_jsonl(path, {"text": "TEXT"})
-        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(lines, 1)]
-    elif path.suffix == ".parquet":
-        texts = _read_parquet(path)
-    else:
-        texts = [_read_text(path)]
-    if not texts:
-        raise DataError(f"{path}: no text in it; expected .txt files, or lines with a 'text'")
-    return texts
-
-
-def _read_text(path: Path) -> Text:
-    if not path.is_file():  # a pipe would be waited for
-        raise DataError(f"{path}: no such file; expected a text file, a .jsonl file or a folder of .txt files")
-    try:
-        return Text(path.name, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-
-
-def _read_parquet(path: Path) -> list[Text]:
     from pyarrow import ArrowException, parquet
 
+    path = named_path("text_file", path)
     try:
-        columns = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
-    except (OSError, ValueError, ArrowException) as error:  # ValueError: text that is not UTF-8
-        raise DataError(f"{path}: cannot be read as PG-19's parquet file ({first_line(error)})") from None
-    if None in columns["short_book_title"] + columns["text"]:
-        raise DataError(f"{path}: a book has no title or no text")
-    return list(map(Text, columns["short_book_title"], columns["text"]))
+        if path.name.endswith((".jsonl", ".jsonl.gz")):
+            lines = files.read_jsonl(path, {"text": "TEXT"})
+            texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(lines, 1)]
+        elif path.suffix == ".parquet":
+            books = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
+            texts = list(map(Text, books["short_book_title"], books["text"]))
+        elif path.is_file():  # a pipe would be waited for
+            texts = [Text(path.name, path.read_text(encoding="utf-8"))]
+        else:
+            folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
+            texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in next(filter(None, folders), [])]
+    except DataError:
+        raise
+    except (OSError, ValueError, ArrowException) as error:  # ValueError: what is not UTF-8
+        raise DataError(f"{path}: cannot be read as UTF-8 text or PG-19's parquet file ({first_line(error)})") from None
+    if not texts:
+        raise DataError(f"{path}: no text there; expected a text file, a .jsonl file or a folder of .txt files")
+    return texts
 
 
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
@@ -195,11 +179,8 @@ class Task(BenchmarkTask):
         """One row a text, without the text itself."""
         if text_file is not None and (settings.get("source") not in (None, "folder") or settings.get("data_dir")):
             raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        if text_file is not None:
-            kind, path = "folder", named_path("text_file", text_file)
-        else:
-            request = asked(settings)
-            kind, path = request.kind, request.folder or PG19.path(request)
+        request = asked(settings) if text_file is None else Asked("folder", named_path("text_file", text_file))
+        kind, path = request.kind, request.folder or PG19.path(request)
         self.texts: list[Text] = read(path)
         chosen = text_numbers(len(self.texts), split, search_seed)
         rows = [{"question_id": n, "name": self.texts[n].name, "characters": len(self.texts[n].text)} for n in chosen]

@@ -115,11 +115,6 @@ def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
         assert accuracy(wrong, "2a8d-x") == 0.0
 
 
-def test_nothing_but_the_end_token_and_the_limit_ends_an_answer(task_manager):
-    task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
-    assert task.config.generation_kwargs == {"until": [], "do_sample": False, "max_gen_toks": 100}
-
-
 RECORDS = kv.generate(3, 4).records
 (A, VALUE_A), (B, VALUE_B), *_ = RECORDS
 

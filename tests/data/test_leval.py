@@ -220,16 +220,6 @@ def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):
     assert world.startswith("<user>Question 0 about 0")
 
 
-def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(run, lm):
-    sizes = []
-    for task, metadata in (("lpes_leval_tpo", {"prompt_tokens": 600}), ("lpes_leval_tpo", {"prompt_tokens": 15872})):
-        (sample,) = run([task], limit=1, **metadata)["samples"][task]
-        sizes.append(len(lm.tok_encode(sample["arguments"][0][0])))
-    assert sizes[0] <= 600 < sizes[1] <= WINDOW - NEW_TOKENS
-    with pytest.raises(PromptTooLong, match=r"lpes_leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
-        run(["lpes_leval_tpo"], prompt_tokens=100)
-
-
 def test_the_official_files_have_the_published_sizes_and_run(run, shared):
     folder = shared("leval")
     sizes = {name: leval.read(folder / f"{name}.jsonl", name) for name in leval.NAMES}

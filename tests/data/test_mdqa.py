@@ -196,19 +196,6 @@ def test_a_file_that_is_not_synthwikis_is_refused(tmp_path):
         kv.load(source="synthwiki")
 
 
-def test_real_synthwiki_is_read_whole(shared):
-    path = shared("synthwiki-madlibs1.csv.gz")
-    rows, source = mdqa.load(source="synthwiki", text_file=str(path))
-    assert (source.total, len(rows), len({row["gold"]["text"] for row in rows})) == (990, 500, 297)
-    assert all(len(row["distractors"]) == 9 for row in rows)
-
-
-def test_the_real_set_of_ten_documents_is_read_with_its_gold_first(shared):
-    examples = mdqa.read(shared(NAME), 10)
-    assert len(examples) == 271
-    assert all(best_subspan_em(e.gold.text.replace("\n", " "), e.answers) for e in examples[:50])
-
-
 # -- the metric -----------------------------------------------------------------------------------------------------
 
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -255,14 +242,6 @@ def test_worked_cases(prediction, answers, score):
 
 
 # -- the task --------------------------------------------------------------------------------------------------------
-
-
-def test_a_search_gets_its_own_questions_and_another_seed_gets_others():
-    drawn = [mdqa.load(**split)[0] for split in ({}, {"split": "search"}, {"split": "search", "search_seed": 1})]
-    held_out, search, other = ({row["question"] for row in rows} for rows in drawn)
-    assert (len(held_out), len(search), len(other)) == (500, 200, 200)
-    assert held_out.isdisjoint(search | other)
-    assert search != other
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data"])
