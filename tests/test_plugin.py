@@ -51,6 +51,20 @@ def test_one_environment_variable_turns_it_off(tmp_path):
     assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
 
 
+def test_our_tasks_come_first_so_that_others_of_the_same_name_win():
+    built, defaults = [], Path("/lm_eval/tasks")
+    module = SimpleNamespace(
+        TaskIndex=SimpleNamespace(build=lambda paths: built.append(paths)),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        __file__=str(defaults / "manager.py"),
+    )
+    plugin.extend_tasks(module)
+    module.TaskIndex.build([defaults, Path("/mine")])
+    module.TaskIndex.build([Path("/mine")])  # without built-in tasks there are none of ours
+    assert built == [[plugin.tasks_folder(), defaults, Path("/mine")], [Path("/mine")]]
+
+
+@pytest.mark.slow
 def test_from_any_folder_a_task_manager_knows_the_tasks_and_keeps_other_peoples(tmp_path):
     for name in ("kv_retrieval", "lpes_leval_tpo", "zeroscrolls"):  # the second one is defined in place in ours
         (tmp_path / f"{name}.yaml").write_text(f"task: {name}\ndataset_path: mine\n")

@@ -100,7 +100,8 @@ def test_models_in_turns_answer_as_each_does_alone():
 ARGS = SimpleNamespace(model="reference-kv", dtype="float32", device="cpu", batch_size=8, questions=1, rounds=1)
 
 
-def test_an_individual_of_a_search_scores_as_simple_evaluate_does():
+def test_an_individual_of_a_search_scores_as_simple_evaluate_does(monkeypatch):
+    monkeypatch.setattr(costs, "METADATA", costs.METADATA | {"num_keys": 10})
     what, against, _, _ = costs.individual(ARGS)
     assert (what, against) == ("an individual of a search (6 of 6 scores equal)", "simple_evaluate with hf")
 

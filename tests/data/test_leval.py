@@ -122,7 +122,7 @@ LONG = "Document 0. " + "the story goes on and on " * 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, write):
-    """The benchmark's repository in small: five documents, the first one long."""
+    """The benchmark's repository in small: three documents, the first one long."""
     home = tmp_path_factory.mktemp("leval")
     for name in leval.NAMES:
         lines = [
@@ -134,7 +134,7 @@ def folder(tmp_path_factory, write):
                 ],
                 "outputs": ["True [fact: False]" if name == "sci_fi" else "AC"] * 3,
             }
-            for d in range(5)
+            for d in range(3)
         ]
         write(home / "LEval-data" / "Closed-ended-tasks" / f"{name}.jsonl", *lines)
     return home
@@ -165,8 +165,8 @@ def document_of(prompt: str) -> str:
 def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, folder):
     assert list(results["samples"]) == [f"lpes_leval_{name}" for name in leval.NAMES]
     for samples in results["samples"].values():
-        assert [sample["doc"]["question_id"] for sample in samples] == list(range(15))
-        assert [sample["doc"]["document"] for sample in samples] == [n for n in range(5) for _ in range(3)]
+        assert [sample["doc"]["question_id"] for sample in samples] == list(range(9))
+        assert [sample["doc"]["document"] for sample in samples] == [n for n in range(3) for _ in range(3)]
         assert not any("input" in sample["doc"] for sample in samples)
         for prompt, arguments in (request for sample in samples for request in sample["arguments"]):
             assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
@@ -179,7 +179,7 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
     scores = [results["results"][f"lpes_leval_{name}"]["exact_match,none"] for name in leval.NAMES]
     assert results["results"]["lpes_leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
     source = results["configs"]["lpes_leval_tpo"]["metadata"]["source"]
-    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
+    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 9, 9)
     assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
     assert len(source["sha256"]) == 64
 
