@@ -213,16 +213,6 @@ def test_what_other_tasks_are_told_is_their_business():
 
 
 LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metadata", "num_keys=4", "--device", "cpu")
-AS_MAIN_READS_THEM = """
-import sys
-from importlib.metadata import entry_points
-from lm_eval.api.registry import model_registry
-import lm_eval.models
-for one in entry_points(group="lm_eval.models"):
-    model_registry.register(one.name, target=one)
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-"""
 
 
 @pytest.mark.slow
@@ -238,7 +228,6 @@ def test_with_the_hook_and_without_it_the_same_table(tmp_path):
     path = python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path)
     without = {"LPES_EVAL_PLUGIN": "off"}
     by_path = ("--include_path", path)
-    assert table("-c", AS_MAIN_READS_THEM, *LM_EVAL[2:], "--model", "lpes", *by_path, **without) == hooked
     plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
     assert table(*LM_EVAL, *plain, *by_path, **without) == hooked
 

@@ -128,15 +128,15 @@ def _add_members(manager: Any) -> None:
     from lm_eval.tasks.manager import TaskIndex, load_yaml
 
     def in_place(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-        members = group.get("task") if isinstance(group.get("task"), list) else []
-        return [member for member in members or () if isinstance(member, dict) and {"task", "class"} <= set(member)]
+        members = group.get("task")
+        members = members if isinstance(members, list) else []
+        return [member for member in members if isinstance(member, dict) and {"task", "class"} <= set(member)]
 
     index = manager.task_index
     for group in manager.all_groups:
-        if in_place(index[group].cfg or {}):
-            for member in in_place(load_yaml(index[group].yaml_path)):
-                if member["task"] not in index:
-                    TaskIndex.process_cfg(member, None, index)
+        for member in in_place(load_yaml(index[group].yaml_path)) if in_place(index[group].cfg or {}) else ():
+            if member["task"] not in index:
+                TaskIndex.process_cfg(member, None, index)
 
 
 @functools.cache
@@ -248,14 +248,10 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     manager.load(sorted({task for matched in names.values() for task in matched}))
 
 
-EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
-    "lm_eval.api.registry": extend_models,
-    "lm_eval.tasks.manager": extend_tasks,
-}
-"""Module of lm-eval -> what to do once it is imported. The hook keeps the same names."""
+EXTENSIONS = {"lm_eval.api.registry": extend_models, "lm_eval.tasks.manager": extend_tasks}
+"""Module of lm-eval -> what to do once it is imported. The hook has the same names."""
 
 
 def extend(module: ModuleType) -> None:
     """Extend a module of lm-eval that has just been imported; what the hook calls."""
-    if extension := EXTENSIONS.get(module.__name__):
-        extension(module)
+    EXTENSIONS[module.__name__](module)
