@@ -86,10 +86,7 @@ def _value(kind: str, rng: Random) -> Value:
 
 @dataclass(frozen=True)
 class Fact:
-    """One kind of fact: what kind of value it has, how an article states it, how a question asks for it.
-
-    ``{value}`` in a statement is the fact's value; ``{title}`` in a question the article's title.
-    """
+    """One kind of fact: its kind of value, how articles state a ``{value}``, how questions ask by the ``{title}``."""
 
     value: str
     statements: tuple[str, str]
@@ -98,11 +95,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of article: what all of this kind state, and remarks that make them longer and are never asked about.
+    """One kind of article: what all of this kind state, and remarks that are never asked about and hold no answer.
 
-    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``,
-    which goes on with the first, and of the remarks name the lists in ``choices``. A remark holds no name and no number
-    in digits, so no answer.
+    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``
+    and of the remarks name the lists in ``choices``.
     """
 
     name: str
@@ -124,10 +120,7 @@ KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].ite
 
 @dataclass(frozen=True)
 class Article:
-    """An article: its title, what it calls its subject, its text, and the values of its kind's facts, in their order.
-
-    ``said`` is its first sentence, what states each fact, and its remarks, in that order and not in the text's.
-    """
+    """An article, with the values of its kind's facts, and what is ``said`` in it: opening, statements, remarks."""
 
     title: str
     subject: str
@@ -209,8 +202,7 @@ def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
 def vocabulary() -> list[str]:
     """Pieces of which every prompt of this set and every answer can be put together; for building a tokenizer.
 
-    A word, a number's first two digits and a name's first syllable carry the space before them. The longest pieces are
-    the fixed parts of the prompt; other digits stand alone. Words that only remarks have come last.
+    A word, a number's first two digits and a name's first syllable carry the space before them.
     """
     told, remarked = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}, set()
     for kind in KINDS:

@@ -55,10 +55,8 @@ def read(path: Path, num_documents: int) -> list[Example]:
 
     def parse(number: int, line: dict[str, Any]) -> Example:
         question, answers, contexts = line["question"], line["answers"], line["ctxs"]
-        if not question.strip() or not answers:
-            raise ValueError("'question' or 'answers' is empty")
-        if not all(answer.strip() for answer in answers):
-            raise ValueError("'answers' holds an empty text, so every answer would be right")
+        if not question.strip() or not answers or not all(answer.strip() for answer in answers):
+            raise ValueError("'question' or 'answers' is empty, or holds an empty text")
         if len(contexts) != num_documents:
             raise ValueError(f"{len(contexts)} documents in 'ctxs', expected {num_documents}")
         golds = [context for context in contexts if context.get("isgold") is True]

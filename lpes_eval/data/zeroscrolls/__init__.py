@@ -99,10 +99,8 @@ def read(path: Path, name: str, split: str) -> list[Example]:
 def _parse(line: dict[str, Any], name: str) -> Example:
     text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
     if not 0 <= start <= end <= query <= query_end <= len(text):
-        raise ValueError(
-            f"document {start}..{end} and query {query}..{query_end} do not follow each other in an input of "
-            f"{len(text)} characters"
-        )
+        places = f"document {start}..{end} and query {query}..{query_end}"
+        raise ValueError(f"{places} do not follow each other in an input of {len(text)} characters")
     output = line.get("output")
     if output is not None and not isinstance(output, str):
         raise ValueError(f"'output' is {type(output).__name__}, expected a text, or null where there is none")
