@@ -136,10 +136,9 @@ class Results:
         lines = files.read_jsonl(store, required=("command", "weights", "scores")) if store.exists() else ()
         self.by_command: dict[str, Result] = {line["command"]: line for line in lines}
 
-    def get(self, row: Row) -> Result | None:
-        """A row's result, if it is of today's weights."""
-        result = self.by_command.get(row.command)
-        return result if result and result["weights"] == row.weights else None
+    def has(self, row: Row) -> bool:
+        """Whether a row was measured with today's weights."""
+        return self.by_command.get(row.command, {}).get("weights") == row.weights
 
     def keep(self, result: Result) -> None:
         """Write a result down."""
@@ -147,39 +146,32 @@ class Results:
         lines = (json.dumps(line) for line in self.by_command.values())
         files.write_atomically(self.store, "".join(f"{line}\n" for line in lines))
 
-    def scores(self, row: Row) -> pd.DataFrame | None:
+    def scores(self, row: Row) -> pd.DataFrame:
         """0 or 100 for each answer: a line a question, a column a position."""
-        if (result := self.get(row)) is None:
-            return None
+        if not self.has(row):
+            raise UserError(f"{row.command}: not measured with these weights; run python -m benchmarks.results")
+        result = self.by_command[row.command]
         columns = {position: [100.0 * int(score) for score in scores] for position, scores in result["scores"].items()}
         return pd.DataFrame(columns, index=result["questions"].split())
 
-    def gain(self, first: Row, second: Row, quantity: str = "mean") -> tuple[float, float, float] | None:
+    def gain(self, first: Row, second: Row, quantity: str = "mean") -> tuple[float, float, float]:
         """The second minus the first, in points, on the questions that both were asked, and its 95 % interval."""
         a, b = self.scores(first), self.scores(second)
-        if a is None or b is None:
-            return None
         common = a.index.intersection(b.index)
         difference = getattr(statistics.compare_paired(a.loc[common] / 100, b.loc[common] / 100), quantity)
         return 100 * difference.difference, 100 * difference.low, 100 * difference.high
 
     def table(self, groups: Sequence[Sequence[Row]]) -> str:
         """Accuracy by position, mean and worst, and what a row gains over the first of its group."""
-        known = [result for group in groups for row in group if (result := self.get(row))]
-        positions = list(known[0]["scores"]) if known else []
-        header = ["", "n", *(f"{position} %" for position in positions), "mean", "worst", "gain", "command"]
-        rows = []
+        rows: list[list[str]] = []
         for row, first in ((row, group[0]) for group in groups for row in group):
-            result, scores = self.get(row), self.scores(row)
-            if result is None or scores is None:
-                cells = ["–"] * (len(header) - 3) + ["not measured"]
-            else:
-                at, mean = scores.mean(), statistics.mean_over_positions(scores)
-                half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
-                over = self.gain(first, row) if row != first else None
-                cells = [str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
-                cells += [f"{at.min():.1f}", points(over) if over else ""]
-            rows.append([row.label, *cells, f"`{row.command}`"])
+            scores = self.scores(row)
+            at, mean = scores.mean(), statistics.mean_over_positions(scores)
+            half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
+            cells = [row.label, str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
+            cells += [f"{at.min():.1f}", points(self.gain(first, row)) if row != first else "", f"`{row.command}`"]
+            rows.append(cells)
+        header = ["", "n", *(f"{position} %" for position in scores), "mean", "worst", "gain", "command"]
         return markdown_table(header, rows)
 
     def goals(self) -> str:
@@ -190,11 +182,7 @@ class Results:
             goals = [(f"{bar} points over plain", bar, self.gain(plain, ours))]
             goals += [("a better worst position than plain", 0.0, self.gain(plain, ours, "worst"))]
             goals += [(f"better than {other.label}", 0.0, self.gain(other, ours)) for other in others]
-            missed = [
-                f"{words} ({points(gain) if gain else 'not measured'})"
-                for words, least, gain in goals
-                if gain is None or gain[0] < least or gain[1] <= 0
-            ]
+            missed = [f"{words} ({points(gain)})" for words, least, gain in goals if gain[0] < least or gain[1] <= 0]
             lines.append(f"- `{task}`: {len(goals) - len(missed)} of {len(goals)} met. Missed: {', '.join(missed)}.")
         return "\n".join(lines)
 
@@ -204,11 +192,9 @@ class Results:
         for task in METRICS:
             plain, ours, _, uniform, *_ = TABLES[task][0]
             for row in (plain, uniform, ours):
-                if (scores := self.scores(row)) is None:
-                    continue
-                at, over = scores.mean(), self.gain(plain, row) if row != plain else None
+                at = self.scores(row).mean()
                 cells = [f"{share:.1f}" for share in (at.iloc[0], at.iloc[-1], at.mean())]
-                rows.append([f"{task}, {row.label}", *cells, points(over) if over else ""])
+                rows.append([f"{task}, {row.label}", *cells, points(self.gain(plain, row)) if row != plain else ""])
         return markdown_table(header, rows)
 
     def texts(self) -> dict[str, str]:
@@ -229,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     results = Results(STORE)
     for row in [row for groups in TABLES.values() for group in groups for row in group if not args.check]:
-        if results.get(row) is None:
+        if not results.has(row):
             began = time.perf_counter()
             results.keep(measure(row))
             print(f"{time.perf_counter() - began:5.0f} s  {row.command}", flush=True)
