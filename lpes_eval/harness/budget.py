@@ -105,17 +105,13 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
     metadata = metadata or {}
     window = getattr(lm, "max_length", None) or metadata.get("max_length")
     if not isinstance(window, int):
-        raise DataError(
-            f"{type(lm).__name__} does not say how long its context window is; add max_length=N to --metadata"
-        )
+        raise DataError(f"{type(lm).__name__} does not say how long its window is; add max_length=N to --metadata")
     tokenizer = getattr(lm, "tokenizer", None)
     if not tokenizer:
         name = metadata.get("tokenizer")
         if not isinstance(name, str):
-            raise DataError(
-                f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
-                "--metadata tokenizer=NAME_OR_FOLDER"
-            )
+            way_out = "name one: --metadata tokenizer=NAME_OR_FOLDER"
+            raise DataError(f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; {way_out}")
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:

@@ -79,6 +79,12 @@ def _ours(part: str) -> Iterator[None]:
         logger.warning("lpes-eval could not %s (%r); LPES_EVAL_PLUGIN=0 turns its extensions off", part, error)
 
 
+def _around(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Call ``function`` in place of a function of lm-eval's, with that one before its arguments."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(lambda *args, **options: function(original, *args, **options)))
+
+
 def extend_models(registry: ModuleType) -> None:
     """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins."""
     if hasattr(registry, "import_plugins"):  # lm-eval's main branch reads our entry points itself
@@ -97,16 +103,14 @@ def extend_tasks(manager: ModuleType) -> None:
 
     Built-in tasks and those of ``--include_path`` win over ours; lm-eval warns of a name that is there twice.
     """
-    build, init = manager.TaskIndex.build, manager.TaskManager.__init__
-    defaults = Path(str(manager.__file__)).parent
+    build, defaults = manager.TaskIndex.build, Path(str(manager.__file__)).parent
 
     def build_with_ours(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
         ours = [tasks_folder()] if defaults in paths and tasks_folder() not in paths else []
         return build([*ours, *paths], **options)
 
-    @functools.wraps(init)
-    def init_with_members(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+    def init(original: Callable[..., None], self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
         with _ours("add its tasks to the task manager"):
             _add_members(self)
             for name in [name for name in self.task_index if name.startswith(ALIASED)]:
@@ -114,7 +118,7 @@ def extend_tasks(manager: ModuleType) -> None:
             self._all_tasks = sorted(self.task_index)
 
     manager.TaskIndex.build = staticmethod(build_with_ours)
-    manager.TaskManager.__init__ = init_with_members
+    _around(manager.TaskManager, "__init__", init)
     with _ours("check commands early"):
         _extend_command()
     separate_caches()
@@ -144,30 +148,24 @@ def follow_evaluations() -> None:
     """Let tasks see the model that ``lm_eval.evaluate`` evaluates (``current_lm``), and its results afterwards."""
     from lm_eval import evaluator
 
-    original = evaluator.evaluate
-
-    @functools.wraps(original)
-    def evaluate(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(original: Callable[..., Any], lm: Any, task_dict: Any, *args: Any, **options: Any) -> Any:
         with evaluating(lm):
-            results = original(lm, task_dict, *args, **kwargs)
+            results = original(lm, task_dict, *args, **options)
         with _ours("look at the results"):
             for name, task in task_dict.get("tasks", {}).items() if results else ():
                 if hasattr(task, "after_evaluation"):
                     task.after_evaluation(results["results"][name])
         return results
 
-    setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
+    _around(evaluator, "evaluate", evaluate)
 
 
 @functools.cache
 def separate_caches() -> None:
     """``--use_cache`` knows answers by the request alone: give each set of factors a file of its own."""
-    from lm_eval.api import model as api
+    from lm_eval.api.model import CachingLM
 
-    original = api.CachingLM.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
+    def init(original: Callable[..., None], self: Any, lm: Any, cache_db: str, *args: Any, **options: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
         if key is None and module is not None and hasattr(module, "modules"):
@@ -179,9 +177,9 @@ def separate_caches() -> None:
         if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"
-        original(self, lm, cache_db, *args, **kwargs)
+        original(self, lm, cache_db, *args, **options)
 
-    setattr(api.CachingLM, "__init__", init)  # noqa: B010
+    _around(CachingLM, "__init__", init)
 
 
 @functools.cache
@@ -189,16 +187,13 @@ def _extend_command() -> None:
     """Check what ``lm_eval`` was asked before anything is loaded, and end with one line where the user can help it."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    original = EvaluatorConfig.process_tasks  # the command's first use of what it was given
-
-    @functools.wraps(original)
-    def process_tasks(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def process_tasks(original: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
         sys.excepthook = functools.partial(_one_line, sys.excepthook)
         with _ours("check the command early"):
             _check_early(self)
-        return original(self, *args, **kwargs)
+        return original(self, *args, **options)
 
-    setattr(EvaluatorConfig, "process_tasks", process_tasks)  # noqa: B010
+    _around(EvaluatorConfig, "process_tasks", process_tasks)  # the command's first use of what it was given
 
 
 def _one_line(before: Callable[..., Any], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
@@ -229,15 +224,10 @@ def _check_early(config: Any) -> None:
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Load the examples of those of ``tasks`` that are ours, which takes a second or two and no model.
-
-    Args:
-        tasks: names as for ``lm_eval --tasks``.
-        arguments: the model's, which may decide where examples come from.
-        metadata: what ``--metadata`` says.
+    """Load the examples of those of ``tasks`` that are ours, under the model's arguments and ``--metadata``.
 
     Raises:
-        DataError: as the tasks do, or a setting that none of them takes where all tasks are ours.
+        DataError: as the tasks do, or for a setting that none of them takes where all tasks are ours.
     """
     from lpes_eval.harness.settings import refuse_misspelt
 
