@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import lm_eval
 import numpy as np
@@ -168,7 +169,8 @@ def individual(args: argparse.Namespace) -> list[str]:
             else:
                 rope.apply(hf.model, factors)
                 given = {"limit": args.questions, "task_manager": own_tasks(METADATA), "bootstrap_iters": 0}
-                samples = lm_eval.simple_evaluate(model=hf, tasks=[TASK], **given)["samples"][TASK]
+                with patch.object(lm_eval.evaluator, "add_env_info"):  # a report that takes seconds
+                    samples = lm_eval.simple_evaluate(model=hf, tasks=[TASK], **given)["samples"][TASK]
             if number:  # the first one warms up
                 seconds[name].append(time.perf_counter() - began)
         samples.sort(key=lambda sample: sample["doc_id"])
@@ -201,7 +203,6 @@ def command(args: argparse.Namespace) -> list[list[str]]:
 def tables(args: argparse.Namespace) -> str:
     """Measure everything, as Markdown."""
     transformers.logging.set_verbosity_error()
-    lm_eval.evaluator.add_env_info = lambda results: None  # it starts a dozen programs
     model, machine, used = build(args.model, args.device, args.dtype), hardware(args.threads, args.device), versions()
     where = machine.get("gpu") or f"{machine['processor']}, {args.threads} threads"
     lines = [

@@ -86,10 +86,3 @@ def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(undisturbed, 
     assert str(where) in error
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_levels_grow_from_two_bytes_to_whole_uuids_and_to_the_longest_context():
-    stages = recipe.levels(recipe.Recipe(pairs=30))
-    assert stages[0] == (2, 8)
-    assert stages[-1] == (16, 30)
-    assert stages == sorted(set(stages))
