@@ -1,25 +1,21 @@
 """Measure the tables of ``docs/results.md``, and write them and the numbers of ``README.md``.
 
     python -m benchmarks.results                            measure what is missing, and write the pages
-    python -m benchmarks.results --limit 4 --only ms_poe    try it: few questions, the tables are printed
     python -m benchmarks.results --check                    say whether the pages hold what was measured
 
 A row of a table is one ``lm_eval`` command. Its scores, question by question, are a line of
-``benchmarks/results/results.jsonl``; a command whose line is there is not run again unless the weights changed. Tables
-stand between ``<!-- numbers: NAME -->`` and ``<!-- /numbers -->``; the words around them are written by hand.
+``benchmarks/results/results.jsonl``; a command whose line is there is not run again unless the weights changed.
 """
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +23,15 @@ import pandas as pd
 from scipy import stats
 
 from benchmarks.machine import hardware, versions
+from benchmarks.pages import filled
 from lpes_eval import files, reference
 from lpes_eval.compare import statistics
+from lpes_eval.compare.tables import markdown_table
 from lpes_eval.errors import UserError, program
-from lpes_eval.flags import at_least
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "benchmarks/results/results.jsonl"
 PAGES = ("README.md", "docs/results.md")
-MARKED = re.compile(r"(?P<begin><!-- numbers: (?P<name>\w+) -->\n).*?(?P<end><!-- /numbers -->)", re.S)
 METRICS = {"kv_retrieval": "acc", "mdqa_pos": "best_subspan_em"}
 PAPER = {"kv_retrieval": 11.2, "mdqa_pos": 3.7}
 """What the paper gains over the plain model in the mean over positions (Vicuna-7B, Table 1), in points."""
@@ -44,16 +40,13 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """An evaluation: what the table calls it, and what its command names."""
+    """An evaluation: its label in the table, and lm_eval's task, limit, model arguments, model type and metadata."""
 
     label: str
     task: str
     n: int
-    """Questions: the first of the held-out split, each asked at every position."""
     args: str = ""
-    """lm-eval's model arguments."""
     model: str = "lpes"
-    """lm-eval's model type."""
     metadata: str = ""
 
     @property
@@ -88,12 +81,9 @@ def methods(task: str, uniform: float) -> list[Row]:
 
 def lengths(task: str, size: str, unit: str, sizes: Sequence[int]) -> list[list[Row]]:
     """The plain model and the same layer factors at other lengths."""
+    args = {"plain": "", "layer factors": "factors=reference"}
     return [
-        [
-            Row(f"{number} {unit}, plain", task, 50, metadata=f'{{"{size}":{number}}}'),
-            Row(f"{number} {unit}, layer factors", task, 50, "factors=reference", metadata=f'{{"{size}":{number}}}'),
-        ]
-        for number in sizes
+        [Row(f"{n} {unit}, {kind}", task, 50, args[kind], metadata=f'{{"{size}":{n}}}') for kind in args] for n in sizes
     ]
 
 
@@ -121,8 +111,7 @@ def measure(row: Row) -> Result:
         command += ["--log_samples", "--output_path", folder]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if ended.returncode:
-            last = ended.stderr.strip().splitlines()[-1:]
-            raise UserError(": ".join([f"{row.command} ended with status {ended.returncode}", *last]))
+            raise UserError(f"{row.command} ended with status {ended.returncode}: {ended.stderr.strip()[-300:]}")
         (file,) = Path(folder).rglob("samples_*.jsonl")
         samples = list(files.read_jsonl(file, required=("doc",)))
     metric = METRICS[row.task]
@@ -147,10 +136,9 @@ class Results:
         lines = files.read_jsonl(store, required=("command", "weights", "scores")) if store.exists() else ()
         self.by_command: dict[str, Result] = {line["command"]: line for line in lines}
 
-    def get(self, row: Row) -> Result | None:
-        """A row's result, if it is of today's weights."""
-        result = self.by_command.get(row.command)
-        return result if result and result["weights"] == row.weights else None
+    def has(self, row: Row) -> bool:
+        """Whether a row was measured with today's weights."""
+        return self.by_command.get(row.command, {}).get("weights") == row.weights
 
     def keep(self, result: Result) -> None:
         """Write a result down."""
@@ -158,40 +146,33 @@ class Results:
         lines = (json.dumps(line) for line in self.by_command.values())
         files.write_atomically(self.store, "".join(f"{line}\n" for line in lines))
 
-    def scores(self, row: Row) -> pd.DataFrame | None:
+    def scores(self, row: Row) -> pd.DataFrame:
         """0 or 100 for each answer: a line a question, a column a position."""
-        if (result := self.get(row)) is None:
-            return None
+        if not self.has(row):
+            raise UserError(f"{row.command}: not measured with these weights; run python -m benchmarks.results")
+        result = self.by_command[row.command]
         columns = {position: [100.0 * int(score) for score in scores] for position, scores in result["scores"].items()}
         return pd.DataFrame(columns, index=result["questions"].split())
 
-    def gain(self, first: Row, second: Row, quantity: str = "mean") -> tuple[float, float, float] | None:
+    def gain(self, first: Row, second: Row, quantity: str = "mean") -> tuple[float, float, float]:
         """The second minus the first, in points, on the questions that both were asked, and its 95 % interval."""
         a, b = self.scores(first), self.scores(second)
-        if a is None or b is None:
-            return None
         common = a.index.intersection(b.index)
         difference = getattr(statistics.compare_paired(a.loc[common] / 100, b.loc[common] / 100), quantity)
         return 100 * difference.difference, 100 * difference.low, 100 * difference.high
 
     def table(self, groups: Sequence[Sequence[Row]]) -> str:
         """Accuracy by position, mean and worst, and what a row gains over the first of its group."""
-        known = [result for group in groups for row in group if (result := self.get(row))]
-        positions = list(known[0]["scores"]) if known else []
-        header = ["", "n", *(f"{position} %" for position in positions), "mean", "worst", "gain", "command"]
-        lines = [markdown(header), markdown([":--", *["--:"] * (len(header) - 2), ":--"])]
+        rows: list[list[str]] = []
         for row, first in ((row, group[0]) for group in groups for row in group):
-            result, scores = self.get(row), self.scores(row)
-            if result is None or scores is None:
-                cells = ["–"] * (len(header) - 3) + ["not measured"]
-            else:
-                at, mean = scores.mean(), statistics.mean_over_positions(scores)
-                half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
-                over = self.gain(first, row) if row != first else None
-                cells = [str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
-                cells += [f"{at.min():.1f}", points(over) if over else ""]
-            lines.append(markdown([row.label, *cells, f"`{row.command}`"]))
-        return "\n".join(lines)
+            scores = self.scores(row)
+            at, mean = scores.mean(), statistics.mean_over_positions(scores)
+            half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
+            cells = [row.label, str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
+            cells += [f"{at.min():.1f}", points(self.gain(first, row)) if row != first else "", f"`{row.command}`"]
+            rows.append(cells)
+        header = ["", "n", *(f"{position} %" for position in scores), "mean", "worst", "gain", "command"]
+        return markdown_table(header, rows)
 
     def goals(self) -> str:
         """How many goals the layer factors reach on each task, and which not."""
@@ -201,27 +182,20 @@ class Results:
             goals = [(f"{bar} points over plain", bar, self.gain(plain, ours))]
             goals += [("a better worst position than plain", 0.0, self.gain(plain, ours, "worst"))]
             goals += [(f"better than {other.label}", 0.0, self.gain(other, ours)) for other in others]
-            missed = [
-                f"{words} ({points(gain) if gain else 'not measured'})"
-                for words, least, gain in goals
-                if gain is None or gain[0] < least or gain[1] <= 0
-            ]
+            missed = [f"{words} ({points(gain)})" for words, least, gain in goals if gain[0] < least or gain[1] <= 0]
             lines.append(f"- `{task}`: {len(goals) - len(missed)} of {len(goals)} met. Missed: {', '.join(missed)}.")
         return "\n".join(lines)
 
     def headline(self) -> str:
         """The table of README.md: both tasks, plain, with layer factors, and with the best uniform factor."""
-        header = ["accuracy, %", "first position", "last", "mean", "gain in the mean"]
-        lines = [markdown(header), markdown([":--", *["--:"] * 4])]
+        header, rows = ["accuracy, %", "first position", "last", "mean", "gain in the mean"], []
         for task in METRICS:
             plain, ours, _, uniform, *_ = TABLES[task][0]
             for row in (plain, uniform, ours):
-                if (scores := self.scores(row)) is None:
-                    continue
-                at, over = scores.mean(), self.gain(plain, row) if row != plain else None
+                at = self.scores(row).mean()
                 cells = [f"{share:.1f}" for share in (at.iloc[0], at.iloc[-1], at.mean())]
-                lines.append(markdown([f"{task}, {row.label}", *cells, points(over) if over else ""]))
-        return "\n".join(lines)
+                rows.append([f"{task}, {row.label}", *cells, points(self.gain(plain, row)) if row != plain else ""])
+        return markdown_table(header, rows)
 
     def texts(self) -> dict[str, str]:
         """What stands between the markers of the pages."""
@@ -229,61 +203,31 @@ class Results:
         return {**tables, "goals": self.goals(), "headline": self.headline()}
 
 
-def markdown(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def points(difference: tuple[float, float, float]) -> str:
     return "{:+z.1f} [{:+z.1f}, {:+z.1f}]".format(*difference)
-
-
-def pages(results: Results) -> dict[Path, str]:
-    """The pages that change with the numbers that were measured."""
-    texts = results.texts()
-
-    def fill(path: Path, match: re.Match[str]) -> str:
-        if match["name"] not in texts:
-            raise UserError(f"{path}: no numbers are called {match['name']}; there are {', '.join(texts)}")
-        return f"{match['begin']}{texts[match['name']]}\n{match['end']}"
-
-    before = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
-    after = {path: MARKED.sub(partial(fill, path), text) for path, text in before.items()}
-    return {path: text for path, text in after.items() if text != before[path]}
 
 
 @program("results")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--only", metavar="WORD", default="", help="only rows whose command contains this")
-    add("--limit", type=at_least(2), metavar="N", help="try it: at most N questions a row; no page is written")
-    add("--store", type=Path, metavar="FILE", help="where results are kept (default: benchmarks/results/results.jsonl, "
-        "with --limit runs/results.jsonl)")  # fmt: skip
-    add("--check", action="store_true", help="measure and write nothing; 1 if a page does not hold the results")
+    parser.add_argument("--check", action="store_true", help="measure and write nothing; 1 if a page differs")
     args = parser.parse_args(argv)
-    limit = args.limit or sys.maxsize
-    tables = [[[replace(row, n=min(row.n, limit)) for row in group] for group in groups] for groups in TABLES.values()]
-    results = Results(args.store or (ROOT / "runs/results.jsonl" if args.limit else STORE))
-    rows = [row for groups in tables for group in groups for row in group if args.only in row.command]
-    if not rows:
-        raise UserError(f"--only {args.only}: no command contains it; see docs/results.md for the commands")
-    for row in dict.fromkeys(rows) if not args.check else ():
-        if results.get(row) is None:
+    results = Results(STORE)
+    for row in [row for groups in TABLES.values() for group in groups for row in group if not args.check]:
+        if not results.has(row):
             began = time.perf_counter()
             results.keep(measure(row))
             print(f"{time.perf_counter() - began:5.0f} s  {row.command}", flush=True)
-    if args.limit:
-        for groups in tables:
-            if any(row in rows for group in groups for row in group):
-                print("", results.table(groups), sep="\n")
-        return 0
-    changed = pages(results)
-    for path, text in changed.items():
-        print(f"{path.relative_to(ROOT)}: {'does not hold the results' if args.check else 'written'}")
-        if not args.check:
-            files.write_atomically(path, text)
-    return int(args.check and bool(changed))
+    texts, changed = results.texts(), 0
+    for name in PAGES:
+        page = (ROOT / name).read_text(encoding="utf-8")
+        if (new := filled(page, texts)) != page:
+            changed += 1
+            print(f"{name}: {'does not hold the results' if args.check else 'written'}")
+            if not args.check:
+                files.write_atomically(ROOT / name, new)
+    return int(args.check and changed > 0)
 
 
 if __name__ == "__main__":

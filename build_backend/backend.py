@@ -1,9 +1,8 @@
 """setuptools, plus what it has no setting for.
 
-- ``_lpes_eval_hook.py`` in ``site-packages``, and what runs it at Python's start-up, after an ordinary and after an
-  editable install: ``lpes_eval.pth``, and for Python 3.15 and later, which would pass over that, ``lpes_eval.start``;
-- the folder ``tasks`` inside the installed package, as ``lpes_eval/tasks``. (``package_dir`` could say so too, but then
-  an editable install imports a finder and ``pathlib`` at every start of Python, 10 ms that nobody asked for.)
+- ``_lpes_eval_hook.py`` in ``site-packages``, after an ordinary and an editable install, and what runs it at Python's
+  start-up: ``lpes_eval.pth``, and ``lpes_eval.start`` for Python 3.15 and later;
+- the folder ``tasks`` inside the installed package (``package_dir`` would slow down every start of Python).
 """
 
 from pathlib import Path

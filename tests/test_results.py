@@ -2,6 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from scipy import stats
 
 from benchmarks import results as bench
 from benchmarks.results import Results, Row
+from lpes_eval.errors import UserError
 
 PLAIN, OURS = Row("plain", "kv_retrieval", 40), Row("layer factors", "kv_retrieval", 40, "factors=1.37")
 
@@ -53,19 +57,20 @@ def test_a_gain_is_over_the_questions_that_both_were_asked(results):
     assert results.gain(PLAIN, OURS)[0] == 50
 
 
-def test_what_was_not_measured_or_with_other_weights_is_no_number(results):
+def test_what_was_measured_with_other_weights_is_no_number(results):
     keep(results, PLAIN, [[1], [0]])
     keep(results, OURS, [[1], [1]])
     results.by_command[OURS.command]["weights"] = "another"
-    assert cells(results.table([[PLAIN, OURS]]), "layer factors")[-2] == "not measured"
-    assert "better than MoICE (not measured)" in results.goals()
+    with pytest.raises(UserError, match=r"factors=1.37 .*: not measured with these weights; run"):
+        results.table([[PLAIN, OURS]])
 
 
 def test_a_goal_is_met_by_enough_points_beyond_chance(results):
-    plain, ours, *others = bench.TABLES["kv_retrieval"][0]
     right = np.arange(100)[:, None]
-    for row, share in zip((plain, ours, *others), (40, 53, 20, 20, 20, 20, 20, 50, 60), strict=True):
-        keep(results, row, right < share)
+    for task in ("mdqa_pos", "kv_retrieval"):
+        plain, ours, *others = bench.TABLES[task][0]
+        for row, share in zip((plain, ours, *others), (40, 53, 20, 20, 20, 20, 20, 50, 60), strict=True):
+            keep(results, row, right < share)
     records = results.goals().splitlines()[0]
     assert "`kv_retrieval`: 7 of 9 met. Missed: " in records
     assert f"better than {others[-2].label} (+3.0 [+0.0, " in records  # its interval holds 0
@@ -78,28 +83,38 @@ def test_the_pages_hold_what_was_measured(capsys):
     assert bench.main(["--check"]) == 0, capsys.readouterr().out
     kept = Results(bench.STORE)
     rows = [row for groups in bench.TABLES.values() for group in groups for row in group]
-    assert {row.command for row in rows if kept.get(row)} == set(kept.by_command)
+    assert {row.command for row in rows if kept.has(row)} == set(kept.by_command)
 
 
-def test_a_row_is_measured_by_its_command_and_only_once(tmp_path, capsys, monkeypatch):
-    flags = ["--limit", "2", "--only", "reference-kv,factors=1.05", "--store", str(tmp_path / "tried.jsonl")]
-    assert bench.main(flags) == 0
-    (line,) = (tmp_path / "tried.jsonl").read_text().splitlines()
-    tried = json.loads(line)
-    ids = tried["questions"].split()
-    assert list(tried["scores"]) == ["0", "20", "40", "60", "80", "100"]
-    kept = Results(bench.STORE).scores(bench.TABLES["smaller"][0][2])
-    assert {name: [100.0 * int(score) for score in column] for name, column in tried["scores"].items()} == (
-        kept.loc[ids].to_dict("list")
+def test_a_rows_scores_are_those_that_its_command_logs(monkeypatch):
+    """Of a command that writes two samples, in the order of lm_eval's columns."""
+    ran = []
+
+    def run(command, **options):
+        if "--output_path" in command:
+            ran.append(command)
+            samples = [{"doc": {"question_id": n}, "acc@100": 1.0, "acc@0": float(n), "acc": 0.5} for n in (7, 0)]
+            folder = Path(command[command.index("--output_path") + 1], "model")
+            folder.mkdir()
+            (folder / "samples_x.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+        return SimpleNamespace(returncode=0, stdout="abc")
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    found = bench.measure(OURS)
+    assert (found["questions"], found["scores"]) == ("7 0", {"0": "70", "100": "11"})
+    assert " ".join(ran[0][1:]).startswith(f"-m {OURS.command} --batch_size 16 --log_samples")
+
+
+@pytest.mark.slow
+def test_a_row_measured_again_has_the_scores_that_are_kept():
+    row = replace(bench.TABLES["smaller"][0][2], n=2)
+    found, kept = bench.measure(row), Results(bench.STORE).scores(bench.TABLES["smaller"][0][2])
+    assert {name: [100.0 * int(score) for score in column] for name, column in found["scores"].items()} == (
+        kept.loc[found["questions"].split()].to_dict("list")
     )
-    monkeypatch.setattr(bench, "measure", lambda row: pytest.fail("measured again"))
-    assert bench.main(flags) == 0
-    assert "| PI, best factor (1.05) | 2 |" in capsys.readouterr().out
 
 
-def test_a_command_that_fails_and_a_word_that_no_command_has_are_named_in_a_line(monkeypatch, capsys, tmp_path):
+def test_a_command_that_fails_is_named_in_a_line(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert bench.main(["--limit", "2", "--only", "ms_poe", "--store", str(tmp_path / "x.jsonl")]) == 2
-    assert "lm_eval --model ms_poe --tasks kv_retrieval --limit 2 ended with status 1" in capsys.readouterr().err
-    assert bench.main(["--only", "nonsense"]) == 2
-    assert "--only nonsense: no command contains it" in capsys.readouterr().err
+    with pytest.raises(UserError, match="lm_eval --model ms_poe --tasks kv_retrieval --limit 2 ended with status 1"):
+        bench.measure(Row("", "kv_retrieval", 2, model="ms_poe"))

@@ -1,10 +1,8 @@
 """Many queries on one context, each of which sees exactly what its own single-query prompt would hold.
 
 A prompt is a context (instruction and records or documents) and a query. Training asks the same context several times:
-the queries lie behind the context one after the other, each one's positions start where the context ends, and each
-attends to the context and to itself alone. So a query gives what its own prompt gives, at the price of one context.
-
-Shapes: B contexts, C context tokens, Q queries a context, W tokens a query, so T = C + Q*W.
+the queries lie behind the context, each one's positions start where the context ends, and each attends to the context
+and to itself alone. B contexts, C context tokens, Q queries a context, W tokens a query, so T = C + Q*W.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,10 +46,7 @@ def _uuid_ids(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np
 
 
 def draw(rng: np.random.Generator, contexts: int, pairs: int, golds: np.ndarray | int, size: int = 16) -> Asked:
-    """Contexts of random records, with queries at the gold positions ``golds``: (B, Q) indices, or how many to draw.
-
-    With a ``size`` below 16, keys and values are the first bytes of UUIDs.
-    """
+    """Contexts of random records (``size`` bytes of UUIDs), with queries at ``golds``: (B, Q), or how many to draw."""
     piece = vocabulary.PIECE_ID
     keys, values = (_uuid_ids(rng, (contexts, pairs), size) for _ in range(2))
     if isinstance(golds, int):
@@ -90,8 +85,8 @@ def draw_documents(rng: Random, documents: int, golds: Sequence[int] | int, rema
     """One context of generated articles in the prompt of ``mdqa_pos``, with questions about facts in it.
 
     ``golds`` are the numbers of the articles that are asked about, from 0, or how many of all facts to draw. Queries
-    are as wide as the longest, padded behind their ends. Of a question, the tokens of its title have targets once the
-    tokens before them name one article; of the context, the subject of an article that begins a sentence.
+    are padded behind their ends. Of a question, a title's tokens have targets once those before them name one article;
+    of the context, the subjects that begin a sentence.
     """
     kind, articles = fiction.shelf(documents, rng, remarks)
     if isinstance(golds, int):

@@ -14,7 +14,7 @@ WINDOW = 8192
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a stage's weights, apart from where it begins, the processor and library versions."""
+    """What decides a stage's weights, beside where it begins, the processor and library versions."""
 
     seed: int = 0
     layers: int = 4
@@ -91,10 +91,9 @@ def build(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def grow(model: LlamaForCausalLM, recipe: Recipe) -> LlamaForCausalLM:
-    """A model of ``recipe``'s depth and vocabulary that computes what ``model`` does: its new layers add nothing yet.
+    """A model of ``recipe``'s depth and vocabulary that computes what ``model`` does.
 
-    They come last, and start with zeros in the two projections that write to the residual stream, so that both get
-    gradients from the first step on. What the new entries of the vocabulary start with is drawn.
+    New layers come last and add nothing yet: the two projections that write to the residual stream start with zeros.
     """
     deeper = build(recipe)
     before, after = model.state_dict(), deeper.state_dict()

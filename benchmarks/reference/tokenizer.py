@@ -1,17 +1,9 @@
 """The reference model's tokenizer: a UUID is sixteen tokens, and any text at all survives the round trip.
 
-A text becomes its UTF-8 bytes, and the bytes are covered by the fewest pieces of a fixed vocabulary:
-
-* 256 single bytes, so that nothing is out of vocabulary;
-* 256 two-digit pieces ``00`` ... ``ff`` and 256 with a dash before them, ``-00`` ... ``-ff``: a byte of a UUID each;
-* the fixed parts of the key-value prompt (Fig. 6 of the paper), :data:`PROMPT_PIECES`;
-* words, syllables and the fixed parts of generated multi-document prompts (:func:`lpes_eval.data.fiction.vocabulary`).
-
-"The fewest" is the Viterbi search of a unigram model (Kudo, arXiv 1804.10959) whose pieces all score the same. Sixteen
-pieces cover a UUID in one way only: ``xx xx xx xx -xx xx -xx xx -xx xx -xx xx xx xx xx xx``. A record is 34 tokens.
-
-Nothing is put before a prompt; ``<|end|>`` ends an answer and ``<|pad|>`` pads. Text that happens to spell these two is
-split into bytes like any other text (``split_special_tokens``).
+A text's UTF-8 bytes are covered by the fewest pieces of a fixed vocabulary (the Viterbi search of a unigram model,
+Kudo, arXiv 1804.10959, whose pieces all score the same): single bytes; ``00`` ... ``ff`` and ``-00`` ... ``-ff``, which
+are a byte of a UUID each; the fixed parts of the key-value prompt; and the words of generated articles. Sixteen pieces
+cover a UUID in one way only. Nothing is put before a prompt; ``<|end|>`` ends an answer, ``<|pad|>`` pads.
 """
 
 import json
@@ -38,7 +30,7 @@ DASHED = (4, 6, 8, 10)
 
 
 def pieces() -> list[str]:
-    """Vocabulary entries behind the single bytes, as plain text: hex pairs, dashed ones, the prompts' parts, words."""
+    """Vocabulary entries behind the single bytes: hex pairs, dashed ones, the prompts' parts, words."""
     pairs = [f"{byte:02x}" for byte in range(256)]
     known = [*pairs, *(f"-{pair}" for pair in pairs), *PROMPT_PIECES]
     return known + [piece for piece in fiction.vocabulary() if len(piece.encode()) > 1 and piece not in known]
@@ -60,8 +52,7 @@ def build(size: int = VOCAB_SIZE) -> Tokenizer:
     """The tokenizer as an object of the ``tokenizers`` library, with the first ``size`` entries of the vocabulary."""
     symbols = bytes_to_unicode()  # one printable character for each byte
     texts = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in pieces()]
-    # Whole numbers add without rounding, so equal counts of pieces score exactly equal at any length. The two special
-    # tokens are there to have their ids; text that spells them always costs less as single bytes.
+    # Whole numbers add without rounding, so equal counts score equal. Text that spells PAD or END costs less as bytes.
     special = [(PAD, -1000.0), (END, -1000.0)]
     vocabulary = special + [("".join(symbols[byte] for byte in text), -1.0) for text in texts]
     tokenizer = Tokenizer(models.Unigram(vocabulary[:size], unk_id=None, byte_fallback=False))

@@ -1,13 +1,12 @@
 """Train a reference model: ``python -m benchmarks.reference.train --out DIR``.
 
-Every batch is fresh. First, random sequences that repeat themselves, until the model copies: this is where induction
-heads form (Olsson et al., arXiv 2209.11895), and without it retrieval did not form in the time this recipe takes. Then
-key-value contexts in the task's own prompt, many queries on each (:mod:`benchmarks.reference.queries`), with a loss on
-every token of a query that the context determines; keys, values and contexts grow level by level. Last, generated
+Every batch is fresh. First, random sequences that repeat themselves, until the model copies: here induction heads form
+(Olsson et al., arXiv 2209.11895). Then key-value contexts in the task's own prompt, many queries on each, with a loss
+on every token of a query that the context determines; keys, values and contexts grow level by level. Last, generated
 articles in the prompt of ``mdqa_pos``, of another stream than the task's, short ones before long ones.
 
-A batch is a function of the seed and its step alone, so a run that was killed goes on from its last checkpoint to the
-same weights, and the same command on the same processor ends with the same hash (printed, and in ``run.json``).
+A batch is a function of the seed and its step alone, so a run that was killed goes on to the same weights, and the same
+command on the same processor ends with the same hash (printed, and in ``run.json``).
 """
 
 import argparse
@@ -143,7 +142,7 @@ def _advance(state: State, recipe: Recipe, seen: Seen) -> None:
 
 
 def _rate(step: int, recipe: Recipe, first: int) -> float:
-    """Learning rate: a short rise from the model's ``first`` step, a plateau, a straight fall to zero."""
+    """Learning rate: a rise from the model's ``first`` step, a plateau, a straight fall to zero."""
     left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
     return recipe.rate * min(1.0, (step - first + 1) / 50, left)
 

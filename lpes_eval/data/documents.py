@@ -1,9 +1,8 @@
 """A question over documents: its prompt and its metric (Liu et al. 2024, arXiv 2307.03172).
 
-The metric is best-subspan exact match: an answer counts when one of the accepted answers is contained in it, both after
-SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250). Only the text up to the first newline counts: a model
-that copies its whole context would otherwise always be right. A word boundary is that of the ``regex`` module (accents
-are parts of words), not of ``re``, as in the benchmark's own code.
+The metric is best-subspan exact match: an answer counts when an accepted answer is contained in its first line, both
+after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250). A word boundary is that of the ``regex`` module
+(accents are parts of words), not of ``re``, as in the benchmark's own code.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """A generated set for multi-document question answering: short encyclopaedia articles about what never was.
 
-Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and the
-facts in a drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its
-distractors are articles of the same kind, with the same six facts about other names: topic and wording say nothing
-about which article answers, only the name does.
+Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and in a
+drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its distractors are
+articles of the same kind with the same six facts, so only the name says which article answers. Names are put together
+from syllables and every fact is drawn anew, so an answer can only be read.
 
-Names are put together from syllables and every fact is drawn anew for every example, so there is nothing to know by
-heart: an answer can only be read. Words come from a short closed list (``vocabulary``), so a small model can learn to.
-
-Words and sentences stand in ``fiction.json``. A list of words is one string there; a ``{field}`` of a sentence is
-filled from the list of its name. The order of words, sentences and kinds counts: they are drawn by number.
-
-Example ``i`` depends on the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
+Words and sentences stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on
+the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from lpes_eval.data.documents import TEMPLATE, Document, Example, best_subspan_e
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
-"""Examples there are to draw splits from; each is made only when it is asked for."""
+"""Examples there are to draw splits from."""
 SEED = 2
 """One with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
 REMARKS = 4
@@ -41,8 +36,6 @@ def _lists(words: dict[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 _LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
-
-# -- names and numbers -----------------------------------------------------------------------------------------------
 
 SYLLABLES = tuple(onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou")
 ENDINGS = _lists(_LANGUAGE["endings"])
@@ -91,15 +84,9 @@ def _value(kind: str, rng: Random) -> Value:
     return Value(text, (text, *others))
 
 
-# -- articles --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Fact:
-    """One kind of fact: what kind of value it has, how an article states it, how a question asks for it.
-
-    ``{value}`` in a statement is the fact's value; ``{title}`` in a question the article's title.
-    """
+    """One kind of fact: its kind of value, how articles state a ``{value}``, how questions ask by the ``{title}``."""
 
     value: str
     statements: tuple[str, str]
@@ -108,11 +95,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of article: what all of this kind state, and remarks that make them longer and are never asked about.
+    """One kind of article: what all of this kind state, and remarks that are never asked about and hold no answer.
 
-    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``,
-    which goes on with the first, and of the remarks name the lists in ``choices``. A remark holds no name and no number
-    in digits, so no answer.
+    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``
+    and of the remarks name the lists in ``choices``.
     """
 
     name: str
@@ -134,10 +120,7 @@ KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].ite
 
 @dataclass(frozen=True)
 class Article:
-    """An article: its title, what it calls its subject, its text, and the values of its kind's facts, in their order.
-
-    ``said`` is its first sentence, what states each fact, and its remarks, in that order and not in the text's.
-    """
+    """An article, with the values of its kind's facts, and what is ``said`` in it: opening, statements, remarks."""
 
     title: str
     subject: str
@@ -210,9 +193,6 @@ def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind
     return kind, list(articles.values())
 
 
-# -- the language ----------------------------------------------------------------------------------------------------
-
-
 def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
     fields = {field for sentence in sentences for field in re.findall(r"\{(\w+)\}", sentence)}
     drawn = {word for field in fields & kind.choices.keys() for word in kind.choices[field]}
@@ -222,8 +202,7 @@ def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
 def vocabulary() -> list[str]:
     """Pieces of which every prompt of this set and every answer can be put together; for building a tokenizer.
 
-    A word, a number's first two digits and a name's first syllable carry the space before them. The longest pieces are
-    the fixed parts of the prompt; other digits stand alone. Words that only remarks have come last.
+    A word, a number's first two digits and a name's first syllable carry the space before them.
     """
     told, remarked = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}, set()
     for kind in KINDS:

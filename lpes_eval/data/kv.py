@@ -1,10 +1,9 @@
 """Key-value retrieval (Liu et al. 2024, arXiv 2307.03172): find one UUID's value in a JSON object of UUID pairs.
 
 In the generated set a question is one object of ``num_keys`` records, and its positions differ only in the key that is
-asked. Records are exchangeable, so this measures what moving the gold record measures, and the prompts of a question's
-positions share everything up to the key: a prefix that has to be prefilled once. In the official files one key is
-asked, and its record moves. The metric is ``acc``: the value stands in the answer, in whatever case (section 3). A
-model that repeats the context satisfies it where the gold record comes first; ``first_value_acc`` is not fooled.
+asked, so their prompts share everything up to the key. In the official files one key is asked, and its record moves.
+The metric is ``acc``: the value stands in the answer, in whatever case (section 3). A model that repeats the context
+satisfies it where the gold record comes first; ``first_value_acc`` is not fooled.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -36,9 +34,9 @@ LINE = {"ordered_kv_records": [["KEY", "VALUE"], ["KEY 2", "VALUE 2"]], "key": "
 """What a line of a file has."""
 
 POOL = 2700
-"""Generated examples there are to draw splits from; each is made only when it is asked for."""
+"""Generated examples there are to draw splits from."""
 SEED = 1
-"""Changing it changes every generated example, and with that the version of the task."""
+"""Changing it changes every generated example, and so the version of the task."""
 
 Record = tuple[str, str]
 
@@ -55,10 +53,7 @@ Corresponding value:"""
 
 @dataclass(frozen=True)
 class Question:
-    """Records, (key, value) pairs, in their order, and which is asked for.
-
-    It is number ``gold``, which moves; in the generated set, where ``gold`` is None, whichever stands at the position.
-    """
+    """Records, (key, value) pairs, and the number of the gold one, which moves; of None the one at the position is."""
 
     question_id: int
     records: tuple[Record, ...]
@@ -92,30 +87,20 @@ class Question:
 
 def lines(records: Sequence[Record]) -> list[str]:
     """The JSON text of the benchmark: one record a line, each after the first behind one space."""
-    last = len(records) - 1
-    return [
-        f'{" " if number else "{"}"{key}": "{value}"' + ("}" if number == last else ",\n")
-        for number, (key, value) in enumerate(records)
-    ]
+    begins, ends = ["{", *" " * (len(records) - 1)], [*[",\n"] * (len(records) - 1), "}"]
+    return [f'{a}"{key}": "{value}"{b}' for a, (key, value), b in zip(begins, records, ends, strict=True)]
 
 
 @lru_cache(maxsize=1024)
 def generate(question_id: int, num_keys: int, seed: int = SEED) -> Question:
     """Question ``question_id`` of the generated set with ``num_keys`` records."""
     rng = stream("kv_retrieval", seed, num_keys, question_id)
-    return Question(question_id, tuple((_uuid4(rng), _uuid4(rng)) for _ in range(num_keys)))
-
-
-def _uuid4(rng: Random) -> str:
-    return str(UUID(int=rng.getrandbits(128), version=4))
+    uuids = [str(UUID(int=rng.getrandbits(128), version=4)) for _ in range(2 * num_keys)]
+    return Question(question_id, tuple(zip(uuids[::2], uuids[1::2], strict=True)))
 
 
 def read(path: Path, num_keys: int) -> list[Question]:
-    """The questions of an official file.
-
-    Raises:
-        DataError: a line that is not in the benchmark's form, or with another number of records; names the line.
-    """
+    """The questions of an official file; raises ``DataError`` for a line that is not in the benchmark's form."""
 
     def parse(number: int, line: dict[str, Any]) -> Question:
         records, gold = line["ordered_kv_records"], [line["key"], line["value"]]
@@ -145,10 +130,9 @@ _UUID_LIKE = r"""[0-9a-f]{8}-[0-9a-f-]*|(?<=")[0-9a-f]{1,8}$"""
 
 
 def first_value_accuracy(answer: str, records: Sequence[Record], key: str, value: str) -> float:
-    """1.0 where ``value`` is the first thing in ``answer`` that is shaped as a value, case ignored, else 0.0.
+    """1.0 where ``value`` is the first UUID, or text of a record, in ``answer``, case ignored, else 0.0.
 
-    The key may stand before it, if no other record follows: a model that copies its context from the beginning would
-    else be right about the first record. Shaped as a value are UUIDs, and all texts of the records.
+    The key may stand before it, if no other record follows, as it does where a model copies its context.
     """
     texts = {text for record in records for text in record if not re.fullmatch(_UUID_LIKE, text)}
     pattern = "|".join([_UUID_LIKE, *map(re.escape, sorted(texts, key=len, reverse=True))])
@@ -161,10 +145,7 @@ def first_value_accuracy(answer: str, records: Sequence[Record], key: str, value
 def load(
     *, num_keys: int = 50, split: str = "held_out", search_seed: int = 0, **settings: Any
 ) -> tuple[list[dict[str, Any]], Source]:
-    """The questions of one split.
-
-    Unlike other benchmarks this one is generated for every model, unless its files are asked for: UUIDs are UUIDs.
-    """
+    """The questions of one split: generated ones for every model, unless the files are asked for."""
     request = asked({key: settings.get(key) for key in ("source", "data_dir")})
     if request.kind == "generated":
         made = ("generated", f"{num_keys} pairs", f"lpes_eval.data.kv, seed {SEED}", POOL)

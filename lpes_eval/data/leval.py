@@ -3,12 +3,8 @@
 The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is what ``vicuna-test.py`` and
 ``longchat-test.py`` send, ``llama2`` is ``llama2-chat-test.py``'s, and ``chat`` has the two messages of
 ``turbo16k-test.py``, for a model's own chat template. In sci_fi each question is asked twice: about the story, and
-then, without it, about the real world.
-
-The scores are those of ``auto_eval.py`` and ``em.py``. They read letters out of free text by rules with odd corners,
-and published scores contain all of them, so they are kept: an answer without any letter counts as ``A`` (``None`` if it
-is blank), ``The Cat`` answers ``C``, and a Coursera answer is first its leading letters, then every capital that stands
-before a space, full stop or bracket, then the first run of letters anywhere, in the order in which it stands.
+then, without it, about the real world. The scores are those of ``auto_eval.py`` and ``em.py``, with all odd corners of
+their rules for letters in free text, since published scores contain them.
 """
 
 from __future__ import annotations
@@ -38,15 +34,9 @@ LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
 CUT_STEP = 250
 """Words that go each time a document is found too long."""
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
 
 def read(path: Path, name: str) -> list[dict[str, Any]]:
-    """The documents of a file of subset ``name``, each with its questions and their references, as ``LINE`` has them.
-
-    Raises:
-        DataError: no such file, a broken line, or one that is not in the benchmark's form.
-    """
+    """The documents of a file of subset ``name``, as ``LINE`` has them; raises ``DataError`` for any other line."""
 
     def parse(number: int, line: dict[str, Any]) -> dict[str, Any]:
         instructions, outputs = line["instructions"], line["outputs"]
@@ -60,8 +50,6 @@ def read(path: Path, name: str) -> list[dict[str, Any]]:
 
     return read_examples(path, LINE, parse)
 
-
-# -- prompts -----------------------------------------------------------------------------------------------------------
 
 _LETTERS = (
     "Now you are given a very long document. Please follow the instruction based on this document. For multi-choice "
@@ -114,22 +102,14 @@ def prompt(name: str, style: str, document: str, instruction: str) -> tuple[list
 
 
 def fact_prompt(style: str, instruction: str) -> str:
-    """sci_fi's second question, about the real world.
-
-    In every style it is asked by itself, as the benchmark's scripts for open models ask it; the one for OpenAI's models
-    puts it behind the first question as a second user message, which chat templates refuse.
-    """
+    """sci_fi's second question, about the real world, by itself as in the benchmark's scripts for open models."""
     return STYLES[style][2].format(question=instruction.replace(_IN_THE_STORY, _IN_THE_WORLD))
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
-    """Shorten a document as L-Eval does: to its first ``limit`` words, then to 250 words less, until it fits.
+    """Shorten a document as L-Eval does: to its first ``limit`` words, then to 250 words less, until it fits, or None.
 
-    Words are what stands between single spaces. L-Eval asks whether the document alone has at most ``limit`` tokens;
-    here ``fits`` is asked, so that the whole prompt can be held to the limit.
-
-    Returns:
-        The document, whole if it fits, or None if not even the last step made it fit.
+    Words are what stands between single spaces. L-Eval asks for the document's tokens, where here ``fits`` is asked.
     """
     text, words = document, limit
     while not fits(text):
@@ -139,8 +119,6 @@ def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
         words -= CUT_STEP
     return text
 
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 LETTERS = "ABCD"
 SUBSET_SCORE = 0.25
@@ -153,10 +131,7 @@ _OPTION = re.compile(r"\s*[A-Z](?=[\s.)])")
 
 
 def predicted_letters(response: str, several: bool = False) -> str:
-    """The letters that L-Eval takes a response to answer, or ``None`` (the word) for a blank one.
-
-    Of Coursera, whose questions may have ``several`` correct letters, more than one is read.
-    """
+    """The letters that L-Eval reads in a response: one, or ``several`` (Coursera); the word ``None`` in a blank one."""
     if not response.strip():
         return "None"
     if response in LETTERS:  # "AB", "BCD" and the like too, but not "AC"
@@ -181,10 +156,10 @@ def reference_letters(output: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """L-Eval's exact match of an extracted answer with an extracted reference: 1, 0.25 or 0.
+    """L-Eval's exact match of an extracted answer with an extracted reference.
 
-    Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else (``true``,
-    ``false``, numbers) is worth 1 if the reference is contained in the prediction, case and spaces aside.
+    Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else is worth 1
+    if the reference is contained in the prediction, case and spaces aside.
     """
     # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
     wanted, found = squad.bare(reference), squad.bare(prediction)
@@ -200,8 +175,7 @@ def exact_match(prediction: str, reference: str) -> float:
 def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
     """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
 
-    The benchmark writes both responses into one line before it reads them, and so does this: a story's response that
-    itself contains ``[fact:`` takes the second one's place. A reference is such as ``True [fact: False]``.
+    As in the benchmark both responses become one line, in which a first one that holds ``[fact:`` displaces the second.
     """
 
     def two_parts(text: str) -> tuple[str, str]:
@@ -215,9 +189,6 @@ def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> 
     said = two_parts(f"{loyalty_response} {FACT_MARK} {fact_response}]")
     loyalty, fact = map(exact_match, map(first_verdict, said), two_parts(output))
     return loyalty, fact
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 class Task(ExamTask):
@@ -244,10 +215,8 @@ class Task(ExamTask):
         ]
         rows = [{"question_id": i, **row} for i, row in enumerate(questions) if row["document"] in chosen]
         if not rows:
-            raise DataError(
-                f"{path}: split={split} has {len(chosen)} of its {len(self.documents)} documents and no question; "
-                "expected questions in two documents or more, to hold out and to search on, or --metadata split=all"
-            )
+            message = "has no question; expected questions in two documents or more, or --metadata split=all"
+            raise DataError(f"{path}: split={split} {message}")
         seed = splits.seed(split, search_seed).replace(str(splits.SPLIT_SEED), f"{splits.SPLIT_SEED}, by document")
         origin = (request.kind, self.subset, str(path), files.sha256(path))
         return rows, Source(*origin, split, seed, len(questions), len(rows))
@@ -287,18 +256,19 @@ class Task(ExamTask):
         """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
         document, limits = self.documents[number], self.budget()
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
-        if key not in self._cut:
-            questions = sorted(document["instructions"], key=limits.count, reverse=True)
-            limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
+        if key in self._cut:
+            return self._cut[key]
+        questions = sorted(document["instructions"], key=limits.count, reverse=True)
+        limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
 
-            def fits(text: str) -> bool:
-                if self.prompt_tokens:
-                    return all(limits.fits(sent(text, question)) for question in questions)
-                return limits.count(text) <= limit
+        def fits(text: str) -> bool:
+            if self.prompt_tokens:
+                return all(limits.fits(sent(text, question)) for question in questions)
+            return limits.count(text) <= limit
 
-            text = cut(document["input"], limit, fits)
-            if text is None:
-                bare = limits.count(sent("", questions[0]))
-                raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
-            self._cut[key] = text
-        return self._cut[key]
+        text = cut(document["input"], limit, fits)
+        if text is None:
+            bare = limits.count(sent("", questions[0]))
+            raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
+        self._cut[key] = text
+        return text

@@ -1,12 +1,8 @@
 """Multi-document question answering (Liu et al. 2024, arXiv 2307.03172): one document of n answers the question.
 
-The gold document moves; the distractors and their order stay as they are. Where the other documents come from is said
-in a set's name: the benchmark's own files hold passages that a retriever found (``nq-open-10_total_documents_...``);
-from a folder that has the gold passages only, distractors are drawn among other questions' gold passages
-(``nq-open-oracle+drawn``), and so they are for SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427); the generated
-set is ``lpes_eval.data.fiction``.
-
-Prompt and metric are in ``lpes_eval.data.documents``.
+The gold document moves; the distractors keep their order. The benchmark's own files hold passages that a retriever
+found. From a folder with the gold passages alone, and for SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427),
+distractors are drawn among other questions' gold passages. The generated set is ``lpes_eval.data.fiction``.
 """
 
 from __future__ import annotations
@@ -55,18 +51,12 @@ LINE = {
 
 
 def read(path: Path, num_documents: int) -> list[Example]:
-    """The examples of a file, wherever its gold documents stand.
-
-    Raises:
-        DataError: a line that is not in the benchmark's form, or with another number of documents.
-    """
+    """The examples of a file; raises ``DataError`` for a line that is not in the benchmark's form."""
 
     def parse(number: int, line: dict[str, Any]) -> Example:
         question, answers, contexts = line["question"], line["answers"], line["ctxs"]
-        if not question.strip() or not answers:
-            raise ValueError("'question' or 'answers' is empty")
-        if not all(answer.strip() for answer in answers):
-            raise ValueError("'answers' holds an empty text, so every answer would be right")
+        if not question.strip() or not answers or not all(answer.strip() for answer in answers):
+            raise ValueError("'question' or 'answers' is empty, or holds an empty text")
         if len(contexts) != num_documents:
             raise ValueError(f"{len(contexts)} documents in 'ctxs', expected {num_documents}")
         golds = [context for context in contexts if context.get("isgold") is True]
@@ -80,11 +70,7 @@ def read(path: Path, num_documents: int) -> list[Example]:
 
 
 def read_synthwiki(path: Path) -> list[Example]:
-    """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``: context, question, answer); passages have no title.
-
-    Raises:
-        DataError: no such file, or a row that has not the three.
-    """
+    """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``); raises ``DataError`` for a row that is none."""
     if not path.is_file():
         raise DataError(f"text_file={path}: no such file; expected SynthWiki's .csv or .csv.gz")
     examples = []
@@ -125,8 +111,7 @@ def drawn_distractors(
 
     The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
     contains an accepted answer, and no two documents of an example have the same text. An answer of one character is
-    looked for as a word (every text contains the letter s, which is an answer once). ``pool`` are the examples whose
-    documents may be drawn; all by default.
+    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all.
 
     Raises (when called):
         DataError: too few documents without the answer.

@@ -1,12 +1,9 @@
 """Perplexity at a context length: long texts, the windows of them that are scored, and lm-eval's task.
 
 What is measured at length n is the perplexity of the last ``stride`` tokens of a window of n tokens, as in the sliding
-windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256: these
-tokens have between n - 256 and n - 1 tokens before them. Averages over a whole window (and lm-eval's rolling windows)
-would mix in tokens that have next to no context, and those would dominate the figure.
-
-The scored tokens are the same at every length. Only the amount of text before them differs, so that a difference
-between two lengths can come from nothing else. A text must therefore be as long as the longest window compared.
+windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256. The
+scored tokens are the same at every length, and only the text before them differs; so a text must be as long as the
+longest window compared.
 """
 
 from __future__ import annotations
@@ -24,20 +21,17 @@ from lm_eval.api.instance import Instance
 
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.data.source import Files, Source, asked, named_path
+from lpes_eval.data.source import Asked, Files, Source, asked, named_path
 from lpes_eval.errors import DataError, PromptTooLong, first_line
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
 
 logger = logging.getLogger(__name__)
 
-STRIDE = 256
+STRIDE, WINDOWS = 256, 4
+"""Tokens that are scored of a window, and windows of a text."""
 LONGEST = 16384
 """Four times the trained window of a 4k model."""
-
-WINDOWS = 4
-"""Windows for each text."""
-
 PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, as YaRN's authors published it
     "lpes_ppl",
     "test-00000-of-00001-29a571947c0b5ccc.parquet",
@@ -45,8 +39,6 @@ PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, 
 )
 SUBFOLDERS = ("", "test", "pg19/test", "pg19")
 SMALLEST_TO_SPLIT = 5
-
-# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,62 +50,42 @@ class Text:
 
 
 def read(path: str | Path) -> list[Text]:
-    """The texts of a file (``.txt``: one; ``.jsonl``, ``.jsonl.gz``: ``text`` of each line) or of a folder of ``.txt``.
+    """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``.
 
     Raises:
         DataError: nothing is there, or it is not UTF-8 text.
     """
+    from pyarrow import ArrowException, parquet
+
     path = named_path("text_file", path)
-    if path.is_dir():
-        folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
-        texts = [_read_text(file) for file in next(filter(None, folders), [])]
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        lines = enumerate(files.read_jsonl(path, {"text": "TEXT"}), 1)
-        texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in lines]
-    elif path.suffix == ".parquet":
-        texts = _read_parquet(path)
-    else:
-        texts = [_read_text(path)]
+    try:
+        if path.name.endswith((".jsonl", ".jsonl.gz")):
+            lines = files.read_jsonl(path, {"text": "TEXT"})
+            texts = [Text(f"{path.name}:{n}", line["text"]) for n, line in enumerate(lines, 1)]
+        elif path.suffix == ".parquet":
+            books = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
+            texts = list(map(Text, books["short_book_title"], books["text"]))
+        elif path.is_file():  # a pipe would be waited for
+            texts = [Text(path.name, path.read_text(encoding="utf-8"))]
+        else:
+            folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
+            texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in next(filter(None, folders), [])]
+    except DataError:
+        raise
+    except (OSError, ValueError, ArrowException) as error:  # ValueError: what is not UTF-8
+        raise DataError(f"{path}: cannot be read as UTF-8 text or PG-19's parquet file ({first_line(error)})") from None
     if not texts:
-        raise DataError(f"{path}: no text in it; expected .txt files, or lines with a 'text'")
+        raise DataError(f"{path}: no text there; expected a text file, a .jsonl file or a folder of .txt files")
     return texts
 
 
-def _read_text(path: Path) -> Text:
-    if not path.is_file():  # a pipe would be waited for
-        raise DataError(f"{path}: no such file; expected a text file, a .jsonl file or a folder of .txt files")
-    try:
-        return Text(path.name, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-
-
-def _read_parquet(path: Path) -> list[Text]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        columns = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
-    except (OSError, ValueError, ArrowException) as error:  # ValueError: text that is not UTF-8
-        raise DataError(f"{path}: cannot be read as PG-19's parquet file ({first_line(error)})") from None
-    if None in columns["short_book_title"] + columns["text"]:
-        raise DataError(f"{path}: a book has no title or no text")
-    return list(map(Text, columns["short_book_title"], columns["text"]))
-
-
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
-    """The texts of a split, in order. Of fewer than five texts all are held out, and there is nothing to search on.
-
-    Raises:
-        DataError: an unknown split, or a search split of too few texts.
-    """
+    """The texts of a split, in order; of fewer than five texts all are held out, and none is there to search on."""
     if total < SMALLEST_TO_SPLIT:
         if split == "search":
             raise DataError(f"{total} texts are too few to search on some and report others; give 5 or more")
         split = "all" if split == "held_out" else split
     return sorted(splits.indices(total, split, search_seed))
-
-
-# -- windows -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -127,11 +99,7 @@ class Window:
 
 
 def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
-    """Where in a text of ``total`` tokens the scored spans end: up to ``count``, evenly spread, none overlapping.
-
-    The first ends at ``longest``, so that a window of any length up to that lies in the text; the last at ``total``.
-    Empty if the text is too short for even one.
-    """
+    """Where in a text of ``total`` tokens the scored spans end: from ``longest`` to ``total``, none overlapping."""
     count = min(count, 1 + (total - longest) // stride)
     return [longest + i * (total - longest) // max(count - 1, 1) for i in range(count)]
 
@@ -139,8 +107,8 @@ def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
 def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> Window:
     """The window that comes nearest to ``length`` tokens and has no more, its start below token ``before``.
 
-    A text cut out of its surroundings can tokenize into a few more or fewer tokens than it had there, and a special
-    token may be added in front: the start moves by what is too much until the size is right or a start comes back.
+    A text cut out of its surroundings can have a few more or fewer tokens than it had there, so the start moves by what
+    is too much until the size is right or a start comes back.
     """
     tried: dict[int, Window] = {}
     while start not in tried and 0 <= start < before:
@@ -165,9 +133,14 @@ def windows(
 ) -> list[Window]:
     """``count`` windows of ``length`` tokens of a text, special tokens included; none if it has fewer than ``longest``.
 
-    The last ``stride`` tokens of a window are scored. Which these are depends on ``longest``, not on ``length``.
-    ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's own
-    tokenization of a context and what follows it, by which sizes are counted.
+    Args:
+        text: all of it.
+        length: of a window.
+        longest: of all lengths; it decides which tokens are scored.
+        stride: how many tokens at the end of a window are scored.
+        count: at most.
+        offsets: ``(start, end)`` of the text's tokens, in characters.
+        encode_pair: the model's own tokenization of a context and what follows it, by which sizes are counted.
 
     Raises:
         DataError: a window that is not longer than what is scored of it.
@@ -192,14 +165,8 @@ def perplexity(items: Sequence[tuple[float, int]]) -> float:
     return exp(-sum(loglikelihood for loglikelihood, _ in items) / sum(tokens for _, tokens in items))
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-
 class Task(BenchmarkTask):
-    """The log-likelihood of the same tokens of each text, behind a context whose length is the task's.
-
-    A group's YAML says in ``dataset_kwargs`` which length is the longest of the group.
-    """
+    """The log-likelihood of the same tokens of each text behind a context; ``dataset_kwargs`` name the longest one."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._windows: dict[int, list[Window]] = {}
@@ -210,13 +177,10 @@ class Task(BenchmarkTask):
         self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
     ) -> tuple[list[dict[str, Any]], Source]:
         """One row a text, without the text itself."""
-        if text_file is None:
-            request = asked(settings)
-            kind, path = request.kind, request.folder or PG19.path(request)
-        elif settings.get("source") not in (None, "folder") or settings.get("data_dir"):
+        if text_file is not None and (settings.get("source") not in (None, "folder") or settings.get("data_dir")):
             raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        else:
-            kind, path = "folder", named_path("text_file", text_file)
+        request = asked(settings) if text_file is None else Asked("folder", named_path("text_file", text_file))
+        kind, path = request.kind, request.folder or PG19.path(request)
         self.texts: list[Text] = read(path)
         chosen = text_numbers(len(self.texts), split, search_seed)
         rows = [{"question_id": n, "name": self.texts[n].name, "characters": len(self.texts[n].text)} for n in chosen]

@@ -1,8 +1,8 @@
 """Which data a task runs on, where the files are, and how the results say so.
 
-The source is decided by what was asked for, never by what could be reached: a model that is named gets the benchmark's
+The source follows from what was asked for, never from what could be reached: a named model gets the benchmark's
 official files, the shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides
-both. Nothing falls back to anything else; what is missing is an error that names the file.
+both. What is missing is an error that names the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
@@ -53,11 +53,7 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
 
 
 def named_path(setting: str, name: Any) -> Path:
-    """The path that a setting names, whether something is there or not.
-
-    Raises:
-        DataError: the home of somebody whom this machine does not know, or a name that no file can have.
-    """
+    """The path that a setting names, whether something is there or not; ``DataError`` for what can be no path."""
     try:
         path = Path(str(name)).expanduser()
         path.exists(), path.resolve()
@@ -68,10 +64,7 @@ def named_path(setting: str, name: Any) -> Path:
 
 
 def _names_a_model(metadata: Mapping[str, Any]) -> bool:
-    """Whether a model other than the shipped one was named: by ``pretrained``, ``model``, or the factors' origin.
-
-    A loaded model that is handed over in place of a name goes by the name that it was loaded from.
-    """
+    """Whether a model other than the shipped one was named: by ``pretrained``, ``model``, or the factors' origin."""
     from lpes_eval import factors, reference
 
     name = metadata.get("pretrained") or metadata.get("model")
@@ -82,9 +75,6 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
     name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)
     home = Path(reference.__file__).resolve().parent
     return name not in reference.NAMES and home not in named_path("pretrained", name).resolve().parents
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -130,16 +120,9 @@ class Files:
                     path = request.folder / place.format(which) / ending
                     if path.is_file():
                         return path
-        there = self._there(request.folder)
-        sizes = f" (there: {', '.join(there)}; choose with {self.size}=N in --metadata)" if there else ""
-        missing = f"{request.folder}: {' or '.join(names)} is not there{sizes}"
+        found = ", ".join(sorted(path.name for path in request.folder.rglob("*.jsonl*"))[:10])
+        missing = f"{request.folder}: {' or '.join(names)} is not there (found {found or 'no .jsonl file'})"
         raise DataError(f"{missing}; {problem or f'get it from {address}'}; {way_out}")
-
-    def _there(self, folder: Path) -> list[str]:
-        """The files of other sizes that there are."""
-        patterns = [self.name.removesuffix(".gz").format("[0-9]*") + ending for ending in ("", ".gz")]
-        places = ("", *(place.format("*") for place in self.places)) if self.size else ()
-        return sorted({path.name for p in places for name in patterns for path in folder.glob(str(PurePath(p, name)))})
 
 
 def download(url: str, way_out: str) -> Path:
@@ -170,17 +153,14 @@ def download(url: str, way_out: str) -> Path:
     return target
 
 
-# -- examples --------------------------------------------------------------------------------------------------------
-
-
 def read_examples(
     path: Path, like: Mapping[str, Any], parse: Callable[[int, Any], Any], member: str = "", divided: bool = False
 ) -> list[Any]:
     """What ``parse(number, line)`` makes of each line of a file that is ``like`` this one (``files.read_jsonl``).
 
     Raises:
-        DataError: a line that is not, or of which ``parse`` says with a ValueError what is wrong; or, of a file that is
-            ``divided`` into search and held-out examples, a line that stands there twice; names the place.
+        DataError: a line that is not, or for which ``parse`` raises ValueError; or, of a file that is ``divided`` into
+            search and held-out examples, a line that stands there twice.
     """
     found: list[Any] = []
     lines: dict[str, int] = {}
@@ -196,10 +176,9 @@ def read_examples(
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's examples came from, as the results keep it: ``examples`` of the set's ``total``.
+    """Where a task's ``examples`` of the set's ``total`` came from, as the results keep it.
 
-    ``location`` and ``sha256`` are those of the file; of a generated set the generator with its seed, and the checksum
-    of the examples themselves.
+    ``location`` and ``sha256`` are the file's; of a generated set the generator, and the checksum of the examples.
     """
 
     kind: str
@@ -230,8 +209,7 @@ def draw(
     """The examples of a split of a set of ``total``, as rows, and where they came from.
 
     ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
-    checksum is made of; else it is that of the file. ``numbers`` are those of the split's examples, where it is not
-    ``splits.indices`` that says so.
+    checksum is made of. ``numbers`` are those of the split's examples; by default ``splits.indices``.
 
     Raises:
         DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.

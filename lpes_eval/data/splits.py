@@ -20,9 +20,7 @@ def indices(total: int, name: str, search_seed: int = 0) -> tuple[int, ...]:
     """The numbers of the examples of split ``name``, of a benchmark's ``total``.
 
     Held out are 500 (three fifths of a smaller set), which depend on ``total`` alone. A search draws up to 200 from all
-    others, so that searches on different samples (Table 8, ``search_seed``) are still scored on the same examples, none
-    of which any of them saw. ``all`` is the whole set, for comparison with published scores of factors that were
-    searched on something else.
+    others by its ``search_seed`` (Table 8). ``all`` is the whole set, for comparison with published scores.
 
     Raises:
         DataError: an unknown split.

@@ -1,7 +1,6 @@
 """SQuAD's normalisation of answers (Rajpurkar et al. 2016, arXiv 1606.05250), of which three benchmarks have a variant.
 
-Where a word ends, and with it what is an article, ``re`` and ``regex`` see differently: to ``re`` an accent (U+0301) is
-no part of a word. Each benchmark's own code says which it takes, and scores follow it.
+``re`` and ``regex`` see the end of a word differently; each benchmark takes the one that its own code takes.
 """
 
 import re

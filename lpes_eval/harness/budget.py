@@ -1,10 +1,8 @@
 """How many tokens a benchmark's prompt may have, for the model that is being evaluated.
 
-lm-eval's Hugging Face models cut a prompt that is too long from the left: the instruction and the first documents go,
-and a benchmark about positions is void (lm-evaluation-harness, issue 3115). Here a prompt is fitted to the model before
-it becomes a request, with the model's own tokenizer and by the benchmark's own rule, or it is refused with the numbers.
-
-Tokens are counted over the whole prompt as the model will see it: special tokens, chat template and all.
+lm-eval's Hugging Face models cut a prompt that is too long from the left, and with it the instruction and the first
+documents (lm-evaluation-harness, issue 3115). Here a prompt is fitted to the model, or refused with the numbers. Tokens
+are counted over the whole prompt as the model will see it: special tokens, chat template and all.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lm_eval.utils import warning_once
+from transformers import AutoTokenizer
 
 from lpes_eval import reference
 from lpes_eval.errors import DataError, PromptTooLong, UserError, first_line
@@ -42,7 +41,7 @@ class Budget:
         return len(self.encode(getattr(prompt, "prompt", prompt)))  # API models wrap a rendered chat in a named tuple
 
     def fills(self, answer: str, new_tokens: int) -> bool:
-        """Whether an answer has all the tokens that it may have, so that nothing but the limit ended it."""
+        """Whether an answer was ended by the limit of ``new_tokens`` alone."""
         return self.count(answer) - self.count("") >= new_tokens
 
     def fits(self, prompt: str) -> bool:
@@ -50,12 +49,12 @@ class Budget:
         return self.count(prompt) <= self.tokens
 
     def check(self, prompt: str, what: str) -> None:
-        """Raise ``PromptTooLong`` where a prompt does not fit that the protocol does not allow to cut."""
+        """Raise ``PromptTooLong`` where a prompt that may not be cut does not fit; ``what`` names the example."""
         if not self.fits(prompt):
             raise self.too_long(what, self.count(prompt))
 
     def too_long(self, what: str, found: int) -> PromptTooLong:
-        """The error for a prompt of ``found`` tokens, with the numbers and the ways out."""
+        """The error for a prompt of ``found`` tokens."""
         return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {self.why}")
 
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
@@ -106,10 +105,17 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
     metadata = metadata or {}
     window = getattr(lm, "max_length", None) or metadata.get("max_length")
     if not isinstance(window, int):
-        raise DataError(
-            f"{type(lm).__name__} does not say how long its context window is; add max_length=N to --metadata"
-        )
-    tokenizer = getattr(lm, "tokenizer", None) or _load_tokenizer(lm, metadata.get("tokenizer"))
+        raise DataError(f"{type(lm).__name__} does not say how long its window is; add max_length=N to --metadata")
+    tokenizer = getattr(lm, "tokenizer", None)
+    if not tokenizer:
+        name = metadata.get("tokenizer")
+        if not isinstance(name, str):
+            way_out = "name one: --metadata tokenizer=NAME_OR_FOLDER"
+            raise DataError(f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; {way_out}")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise DataError(f"tokenizer={name}: cannot be loaded ({first_line(error)})") from None
     backend = getattr(lm, "backend", None)
     free = window - (0 if backend == "seq2seq" else new_tokens)  # an encoder-decoder's window holds the prompt alone
     if free <= 0:
@@ -139,23 +145,6 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
     return Budget(limit, why, encode, offsets if getattr(tokenizer, "is_fast", False) else None)
 
 
-def _load_tokenizer(lm: Any, name: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    if not isinstance(name, str):
-        raise DataError(
-            f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; name one: "
-            "--metadata tokenizer=NAME_OR_FOLDER"
-        )
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer={name}: cannot be loaded ({first_line(error)})") from None
-
-
-# -- chat templates ----------------------------------------------------------------------------------------------------
-
-
 def require_chat_template(lm: Any) -> None:
     """Refuse a model whose tokenizer has no chat template; raises ``UserError``."""
     if not getattr(lm.tokenizer, "chat_template", None):
@@ -163,12 +152,7 @@ def require_chat_template(lm: Any) -> None:
 
 
 def require_named_chat_template(arguments: Mapping[str, Any]) -> None:
-    """The same of the model that ``--model_args`` name, of which the tokenizer alone is loaded.
-
-    What cannot be loaded so is passed over: the model's own loading says why.
-    """
-    from transformers import AutoTokenizer
-
+    """The same of the model that ``--model_args`` name; where its tokenizer cannot be loaded, its loading says why."""
     name = arguments.get("tokenizer") or arguments.get("pretrained")
     if not isinstance(name, str) or name in reference.NAMES or arguments.get("gguf_file"):
         return
@@ -187,7 +171,7 @@ ROOM = 1024
 
 
 def warn_of_thoughts(lm: Any, prompt: str, new_tokens: int, task: str) -> None:
-    """Say what to set where the chat template lets a model think, so that no answer comes within its tokens."""
+    """Say what to set where the chat template lets a model think for longer than an answer may be."""
     template = str(getattr(getattr(lm, "tokenizer", None), "chat_template", None) or "")
     opening = next((tag for tag in THOUGHTS if tag in template), None)
     if opening is None or getattr(lm, "enable_thinking", None) is False:
@@ -214,8 +198,7 @@ def render(
 
     Args:
         user: the user's message.
-        system: what the benchmark says in a system message. Where a template has no such message it opens the user's;
-            lm-eval would drop it.
+        system: the benchmark's system message. Where a template has none it opens the user's; lm-eval would drop it.
         system_instruction: lm-eval's ``--system_instruction``, which comes before everything.
         chat_template: turns a list of messages into text (``LM.apply_chat_template``).
     """

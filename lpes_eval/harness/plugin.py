@@ -1,13 +1,11 @@
 """How the plain ``lm_eval`` command finds this package's models and tasks.
 
 lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
-start-up (``_lpes_eval_hook``, standard library only). It waits for two modules of ``lm_eval`` to be imported, and then
-calls ``extend_models`` and ``extend_tasks``; in a Python that does not import lm-eval nothing happens.
-``LPES_EVAL_PLUGIN=0`` turns it off. Whatever else lm-eval has to do for us (``follow_evaluations``,
-``separate_caches``) is patched when our own modules are imported, with the hook or without it.
+start-up (``_lpes_eval_hook``, standard library only) that calls ``extend`` once one of two modules of ``lm_eval`` has
+been imported. ``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in when
+our own modules are imported, with the hook or without it.
 
-Whatever another version of lm-eval has changed, lm-eval itself still runs: where a part of ours fails, a line says so,
-and lm-eval goes on without it. Benchmarks whose prompts may not be cut then refuse to run (``lpes_eval.harness.task``).
+Where another version of lm-eval breaks a part of ours, a line says so, and lm-eval goes on without it.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def current_lm() -> Any:
 
 @contextmanager
 def evaluating(lm: Any) -> Iterator[None]:
-    """Make ``lm`` the ``current_lm()``, for whoever builds requests without ``lm_eval.evaluate``."""
+    """Make ``lm`` the ``current_lm()``."""
     token = _lm.set(lm)
     try:
         yield
@@ -58,7 +56,7 @@ def tasks_folder() -> Path:
 
 
 def own_tasks(metadata: Mapping[str, Any]) -> Any:
-    """lm-eval's manager of our tasks alone, which are told ``metadata``; an index of all tasks takes seconds."""
+    """lm-eval's manager of our tasks alone, which are told ``metadata``."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=dict(metadata))
@@ -72,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
 
 @contextmanager
 def _ours(part: str) -> Iterator[None]:
-    """What we add to a call of lm-eval's: if it breaks, say so and go on. lm-eval's own part never stands here."""
+    """A part of ours in a call of lm-eval's: if it breaks, say so and go on."""
     try:
         yield
     except UserError:
@@ -81,15 +79,15 @@ def _ours(part: str) -> Iterator[None]:
         logger.warning("lpes-eval could not %s (%r); LPES_EVAL_PLUGIN=0 turns its extensions off", part, error)
 
 
-# -- called by the hook ------------------------------------------------------------------------------------------------
+def _around(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Call ``function`` in place of a function of lm-eval's, with that one before its arguments."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(lambda *args, **options: function(original, *args, **options)))
 
 
 def extend_models(registry: ModuleType) -> None:
-    """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins.
-
-    Where lm-eval reads entry points (its main branch, docs/plugins.md) it has registered them from setup.cfg.
-    """
-    if hasattr(registry, "import_plugins"):
+    """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins."""
+    if hasattr(registry, "import_plugins"):  # lm-eval's main branch reads our entry points itself
         return
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
@@ -105,30 +103,22 @@ def extend_tasks(manager: ModuleType) -> None:
 
     Built-in tasks and those of ``--include_path`` win over ours; lm-eval warns of a name that is there twice.
     """
-    build, init, load = manager.TaskIndex.build, manager.TaskManager.__init__, manager.TaskManager.load
-    defaults = Path(str(manager.__file__)).parent
+    build, defaults = manager.TaskIndex.build, Path(str(manager.__file__)).parent
 
     def build_with_ours(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
         ours = [tasks_folder()] if defaults in paths and tasks_folder() not in paths else []
         return build([*ours, *paths], **options)
 
-    @functools.wraps(init)
-    def init_with_members(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
+    def init(original: Callable[..., None], self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
         with _ours("add its tasks to the task manager"):
             _add_members(self)
-            _add_aliases(self.task_index)
+            for name in [name for name in self.task_index if name.startswith(ALIASED)]:
+                self.task_index.setdefault(name.removeprefix("lpes_"), self.task_index[name])
             self._all_tasks = sorted(self.task_index)
 
-    @functools.wraps(load)
-    def load_and_say_which(self: Any, task_list: Any) -> Any:
-        with _ours("say which tasks run"):
-            _say_which(self.task_index, task_list if isinstance(task_list, list) else [task_list])
-        return load(self, task_list)
-
     manager.TaskIndex.build = staticmethod(build_with_ours)
-    manager.TaskManager.__init__ = init_with_members
-    manager.TaskManager.load = load_and_say_which
+    _around(manager.TaskManager, "__init__", init)
     with _ours("check commands early"):
         _extend_command()
     separate_caches()
@@ -137,39 +127,20 @@ def extend_tasks(manager: ModuleType) -> None:
 def _add_members(manager: Any) -> None:
     """Let ``--tasks`` take the names and tags of the tasks that a group's YAML defines in place.
 
-    lm-eval knows one name a file, and a benchmark of many parts would need a file for each part. A member defined in
-    place has ``task`` and ``class``; names that the manager has already win. ``lm_eval ls`` lists groups.
+    Such a member has ``task`` and ``class``. Names that the manager has already win.
     """
     from lm_eval.tasks.manager import TaskIndex, load_yaml
 
     def in_place(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-        members = group.get("task") if isinstance(group.get("task"), list) else []
-        return [member for member in members or () if isinstance(member, dict) and {"task", "class"} <= set(member)]
+        members = group.get("task")
+        members = members if isinstance(members, list) else []
+        return [member for member in members if isinstance(member, dict) and {"task", "class"} <= set(member)]
 
     index = manager.task_index
     for group in manager.all_groups:
-        if in_place(index[group].cfg or {}):
-            for member in in_place(load_yaml(index[group].yaml_path)):
-                if member["task"] not in index:
-                    TaskIndex.process_cfg(member, None, index)
-
-
-def _add_aliases(index: dict[str, Any]) -> None:
-    for name in [name for name in index if name.startswith(ALIASED)]:
-        index.setdefault(name.removeprefix("lpes_"), index[name])
-
-
-def _say_which(index: Mapping[str, Any], names: Sequence[Any]) -> None:
-    """Of the names that have a longer form, whose task runs: ours, or one that somebody else calls so."""
-    for name in names:
-        ours = index.get(f"lpes_{name}")
-        if ours is not None and index.get(str(name)) is ours:
-            logger.info("%s: this is lpes_%s of lpes-eval", name, name)
-        elif ours is not None:
-            logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
-
-
-# -- patched when our own modules are imported -------------------------------------------------------------------------
+        for member in in_place(load_yaml(index[group].yaml_path)) if in_place(index[group].cfg or {}) else ():
+            if member["task"] not in index:
+                TaskIndex.process_cfg(member, None, index)
 
 
 @functools.cache
@@ -177,30 +148,24 @@ def follow_evaluations() -> None:
     """Let tasks see the model that ``lm_eval.evaluate`` evaluates (``current_lm``), and its results afterwards."""
     from lm_eval import evaluator
 
-    original = evaluator.evaluate
-
-    @functools.wraps(original)
-    def evaluate(lm: Any, task_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(original: Callable[..., Any], lm: Any, task_dict: Any, *args: Any, **options: Any) -> Any:
         with evaluating(lm):
-            results = original(lm, task_dict, *args, **kwargs)
+            results = original(lm, task_dict, *args, **options)
         with _ours("look at the results"):
             for name, task in task_dict.get("tasks", {}).items() if results else ():
                 if hasattr(task, "after_evaluation"):
                     task.after_evaluation(results["results"][name])
         return results
 
-    setattr(evaluator, "evaluate", evaluate)  # noqa: B010  (a module, to the type checker)
+    _around(evaluator, "evaluate", evaluate)
 
 
 @functools.cache
 def separate_caches() -> None:
     """``--use_cache`` knows answers by the request alone: give each set of factors a file of its own."""
-    from lm_eval.api import model as api
+    from lm_eval.api.model import CachingLM
 
-    original = api.CachingLM.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, lm: Any, cache_db: str, *args: Any, **kwargs: Any) -> None:
+    def init(original: Callable[..., None], self: Any, lm: Any, cache_db: str, *args: Any, **options: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
         if key is None and module is not None and hasattr(module, "modules"):
@@ -212,12 +177,9 @@ def separate_caches() -> None:
         if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"
-        original(self, lm, cache_db, *args, **kwargs)
+        original(self, lm, cache_db, *args, **options)
 
-    setattr(api.CachingLM, "__init__", init)  # noqa: B010
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
+    _around(CachingLM, "__init__", init)
 
 
 @functools.cache
@@ -225,16 +187,13 @@ def _extend_command() -> None:
     """Check what ``lm_eval`` was asked before anything is loaded, and end with one line where the user can help it."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    original = EvaluatorConfig.process_tasks  # the command's first use of what it was given
-
-    @functools.wraps(original)
-    def process_tasks(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def process_tasks(original: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
         sys.excepthook = functools.partial(_one_line, sys.excepthook)
         with _ours("check the command early"):
             _check_early(self)
-        return original(self, *args, **kwargs)
+        return original(self, *args, **options)
 
-    setattr(EvaluatorConfig, "process_tasks", process_tasks)  # noqa: B010
+    _around(EvaluatorConfig, "process_tasks", process_tasks)  # the command's first use of what it was given
 
 
 def _one_line(before: Callable[..., Any], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
@@ -265,36 +224,24 @@ def _check_early(config: Any) -> None:
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Load the examples of our own tasks once, which takes a second or two and no model.
-
-    Args:
-        tasks: names as for ``lm_eval --tasks``; those of other tasks are passed over.
-        arguments: the model's, which may decide where examples come from.
-        metadata: what ``--metadata`` says.
+    """Load the examples of those of ``tasks`` that are ours, under the model's arguments and ``--metadata``.
 
     Raises:
-        DataError: as the tasks do, or a setting that none of them takes where all tasks are ours.
+        DataError: as the tasks do, or for a setting that none of them takes where all tasks are ours.
     """
     from lpes_eval.harness.settings import refuse_misspelt
 
     manager = own_tasks({**arguments, **metadata})
     names = {name: manager.match_tasks([name]) for name in tasks}
-    for name in tasks:
-        if (size := re.fullmatch(r"(?:lpes_)?(leval|zeroscrolls)_16k(.*)", name)) and not names[name]:
-            raise UserError(f"{name}: take lpes_{size[1]}{size[2]} with --metadata prompt_tokens=15872")
     if all(names.values()):
         refuse_misspelt(metadata, complete=True)
     manager.load(sorted({task for matched in names.values() for task in matched}))
 
 
-EXTENSIONS: dict[str, Callable[[ModuleType], None]] = {
-    "lm_eval.api.registry": extend_models,
-    "lm_eval.tasks.manager": extend_tasks,
-}
-"""Module of lm-eval -> what to do once it is imported. The hook keeps the same names."""
+EXTENSIONS = {"lm_eval.api.registry": extend_models, "lm_eval.tasks.manager": extend_tasks}
+"""Module of lm-eval -> what to do once it is imported. The hook has the same names."""
 
 
 def extend(module: ModuleType) -> None:
     """Extend a module of lm-eval that has just been imported; what the hook calls."""
-    if extension := EXTENSIONS.get(module.__name__):
-        extension(module)
+    EXTENSIONS[module.__name__](module)

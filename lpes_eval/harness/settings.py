@@ -1,4 +1,4 @@
-"""What ``--metadata`` may say to this project's tasks: the names, and what each may be. All are checked at one door."""
+"""What ``--metadata`` may say to this project's tasks: the names, and what each may be."""
 
 from __future__ import annotations
 
@@ -50,15 +50,9 @@ def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_misspelt(metadata: Mapping[str, Any], complete: bool = False) -> None:
-    """Refuse a setting that no task takes: lm-eval passes over it, and other examples than meant are evaluated.
+    """Refuse a setting that no task takes and that lm-eval would pass over; raises ``DataError``.
 
-    Args:
-        metadata: what the tasks are told, with the model's arguments in it unless ``complete``.
-        complete: it is all meant for our tasks, so every name is one of ``SETTINGS``; otherwise only a name that
-            nearly is one of them counts as misspelt.
-
-    Raises:
-        DataError: names the setting, and the one that was meant.
+    Without ``complete`` the model's arguments are in ``metadata``, so only a name close to a setting's is refused.
     """
     for name, value in metadata.items():
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)

@@ -33,8 +33,6 @@ SPLIT = "test"
 """The name under which lm-eval knows whichever split (held-out or search) was asked for."""
 UNENDED = "unended"
 """Metric of tasks by position: the share of answers that were cut at the most tokens that they may have."""
-PART = 0.01
-"""From this difference on it is said that two metrics part."""
 
 
 class BenchmarkTask(ConfigurableTask):
@@ -47,7 +45,7 @@ class BenchmarkTask(ConfigurableTask):
     _budget: tuple[Any, int, budget.Budget] | None = None
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any], **own: Any) -> None:
-        """Fill in what the YAML, ``config``, does not say; ``metrics`` are metric -> aggregation."""
+        """Take the YAML, ``config``, and ``metrics``: metric -> aggregation."""
         up = own.get("output_type") != "loglikelihood"
         own["metric_list"] = [{"metric": m, "aggregation": a, "higher_is_better": up} for m, a in metrics.items()]
         # where a function is named, lm-eval looks for no implementation of the metrics
@@ -63,11 +61,7 @@ class BenchmarkTask(ConfigurableTask):
         self.VERSION = source.version(self.config.metadata["version"])
 
     def build_all_requests(self, *, cache_requests: bool = False, **kwargs: Any) -> None:
-        """Build all requests anew: ``--cache_requests`` knows neither the source nor the split of these examples.
-
-        Raises:
-            UserError: nobody knows which model is evaluated, and with it what fits.
-        """
+        """Build all requests anew; raises ``UserError`` where it is not known which model is evaluated."""
         if "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
             self.refuse_without_model()
         if cache_requests:
@@ -87,11 +81,7 @@ class BenchmarkTask(ConfigurableTask):
             )
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
-        """One request a prompt, after making sure that the harness will not cut it (it cuts from the left).
-
-        Raises:
-            PromptTooLong: the prompt and the answer's room exceed the model's window; names both in tokens.
-        """
+        """One request a prompt; raises ``PromptTooLong`` where lm-eval would cut it."""
         if isinstance(ctx, list):
             requests: list[Any] = [self.construct_requests(doc, prompt, **kwargs) for prompt in ctx]
             for number, request in enumerate(requests):
@@ -111,7 +101,7 @@ class BenchmarkTask(ConfigurableTask):
         return self.config.metadata.get("prompt_tokens")
 
     def budget(self) -> budget.Budget:
-        """What a prompt may measure for the model that is being evaluated, by its window and the task's protocol."""
+        """The budget of a prompt for the model that is being evaluated."""
         if (lm := current_lm()) is None:
             return budget.NO_LIMIT
         new_tokens = self.config.generation_kwargs["max_gen_toks"]
@@ -131,13 +121,12 @@ class PositionTask(BenchmarkTask):
 
     The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
     ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
-    is the one clustered by question; those of worst and spread come from a bootstrap that draws questions. Beside it
-    stand, at every position and in the mean, ``STRICT``, where a task has it, and ``unended``, the share of answers
-    that were cut at the most tokens that they may have.
+    is clustered by question; those of worst and spread come from a bootstrap that draws questions. ``STRICT``, where a
+    task has it, and ``unended`` are there at every position and in the mean.
 
-    A subclass sets ``METRIC``, and ``SIZE``, the setting that says how many items its contexts have; it defines
-    ``load``; and it sets ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``,
-    and ``metric``, the score of an answer by its target, or overrides the three methods that use these.
+    A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;
+    ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``; and ``metric``, an
+    answer's score by its target. Or it overrides the three methods that use the last two.
     """
 
     METRIC: str
@@ -191,17 +180,14 @@ class PositionTask(BenchmarkTask):
         return join(self.segments(doc, self.positions[0] if self._position is None else self._position))
 
     def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
-        """The reference answer at the position whose request is being built.
-
-        Afterwards, in logged samples: that of every position, in a list, or the only one where all are the same.
-        """
+        """The reference answer at the position whose request is being built; in logged samples those of all."""
         if self._position is not None:
             return self.target(doc, self._position)
         targets = [self.target(doc, position) for position in self.positions]
         return targets if any(target != targets[0] for target in targets) else targets[0]
 
     def fewshot_context(self, doc: dict, num_fewshot: int, *args: Any, **kwargs: Any) -> Any:
-        """The prompt of every position; with examples before the question, these are the same and stand alike."""
+        """The prompt of every position, with the same examples before each."""
         drawn = self.sampler.rnd.getstate() if num_fewshot else None
         contexts = []
         for position in self.positions:
@@ -251,7 +237,7 @@ class PositionTask(BenchmarkTask):
         """Warn where ``STRICT`` says less than ``METRIC``; ``results`` are lm-eval's of this task."""
         for at in self._at() if self.STRICT else ():
             loose, strict, cut = (results.get(f"{name}{at},none") for name in (self.METRIC, self.STRICT, UNENDED))
-            if loose is not None and loose - strict >= PART:
+            if loose is not None and loose - strict >= 0.01:
                 logger.warning(
                     f"{self.config.task}: {self.METRIC}{at} is {loose:.3f}, but {self.STRICT}{at} is {strict:.3f}: the "
                     f"model repeats its context, and the answer is in it (cut at the most tokens: {cut:.3f} of the "
@@ -260,7 +246,7 @@ class PositionTask(BenchmarkTask):
 
 
 def coinciding(positions: Sequence[float], items: int) -> dict[float, float]:
-    """Positions at which the item of an earlier one of ``positions`` stands, each with the first such position."""
+    """Positions with the same gold item as an earlier one of ``positions``, each with the first such position."""
     first: dict[int, float] = {}
     same = {position: first.setdefault(gold_index(position, items), position) for position in positions}
     return {position: other for position, other in same.items() if position != other}
@@ -274,7 +260,7 @@ def gold_index(position: float, num_items: int) -> int:
 
 
 class ExamTask(BenchmarkTask):
-    """A benchmark with prompts of its own: a user's message without examples before it, and up to 512 tokens of answer.
+    """A benchmark with prompts of its own, without examples before them, and up to 512 tokens of answer.
 
     A subclass defines ``load``, ``prompts``, ``doc_to_text`` (the whole prompt, whatever fits) and ``scores``.
     """
@@ -282,8 +268,8 @@ class ExamTask(BenchmarkTask):
     prompts: Callable[[dict, Callable[..., str], bool], str | list[str]]
     """Of a row: the prompt as the model gets it, or several, each a request of its own.
 
-    The second argument puts lm-eval's chat template and system instruction around the user's message and, if there is
-    one, the system's; the third says whether there is a chat template.
+    The second argument makes the prompt of a user's message and, if there is one, the system's; the third says whether
+    there is a chat template.
     """
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
@@ -291,11 +277,7 @@ class ExamTask(BenchmarkTask):
         super().__init__(config, metrics, output_type="generate_until", num_fewshot=0, generation_kwargs=generation)
 
     def fewshot_context(self, doc: dict, num_fewshot: int, **options: Any) -> str | list[str]:
-        """The prompt as the model gets it, by lm-eval's ``options``: system instruction and chat template.
-
-        Raises:
-            DataError: examples were asked for.
-        """
+        """The prompt as the model gets it; raises ``DataError`` where examples were asked for."""
         if num_fewshot:
             raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
         chat = bool(options.get("apply_chat_template"))

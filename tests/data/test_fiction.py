@@ -1,19 +1,15 @@
 """The generated question set: answers can be read and only read, and every machine draws the same."""
 
-import os
+import hashlib
 import re
-import subprocess
-import sys
-from collections import Counter
 from functools import cache, partial
 
-import pytest
-
+from lpes_eval import rng
 from lpes_eval.data import fiction, mdqa
 from lpes_eval.data.documents import best_subspan_em
 
 example = partial(fiction.generate, num_documents=10)
-EXAMPLES = range(0, fiction.POOL, 9)
+EXAMPLES = range(0, fiction.POOL, 18)
 
 
 def values_of(document: mdqa.Document) -> dict[fiction.Fact, str]:
@@ -63,26 +59,6 @@ def test_the_gold_article_alone_states_the_answer_and_the_others_the_same_facts_
             assert len({title.split()[-1] for title in titles}) == 10  # no family name twice
 
 
-def test_answers_do_not_repeat_so_there_is_nothing_to_know_by_heart():
-    answers = Counter(example(i).answers[0] for i in EXAMPLES)
-    assert max(answers.values()) <= 2
-    facts = Counter(
-        (document.title, value)
-        for i in EXAMPLES
-        for document in example(i).documents(0)
-        for value in values_of(document).values()
-    )
-    assert max(facts.values()) == 1
-
-
-def test_documents_are_english_and_about_as_long_as_the_published_benchmarks_hundred_words():
-    texts = [document.text for i in EXAMPLES for document in example(i).documents(0)]
-    lengths = [len(text.split()) for text in texts]
-    assert 85 <= min(lengths) < max(lengths) <= 135
-    assert re.search(r"\ba [b-df-hj-np-tv-z]", " ".join(texts))
-    assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", " ".join(texts))
-
-
 def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_that_can_be_asked_for():
     orders = set()
     for i in EXAMPLES:
@@ -98,7 +74,7 @@ def test_an_article_makes_four_different_remarks_that_name_nobody_and_nothing_th
 
 
 def test_larger_sets_only_add_distractors_and_another_seed_shares_no_question():
-    for i in EXAMPLES[::30]:
+    for i in EXAMPLES[::15]:
         assert fiction.generate(i, 30).distractors[:19] == fiction.generate(i, 20).distractors
         assert fiction.generate(i, 20).distractors[:9] == example(i).distractors
     ours = {example(i).question for i in EXAMPLES}
@@ -107,27 +83,20 @@ def test_larger_sets_only_add_distractors_and_another_seed_shares_no_question():
 
 def test_the_examples_are_those_of_version_2_in_every_process():
     """A change here is a change of the benchmark: give the tasks another version, and baselines another set."""
-    code = (
-        "import hashlib; from lpes_eval import rng; from lpes_eval.data import fiction\n"
-        "sha = lambda texts: print(hashlib.sha256(''.join(texts).encode()).hexdigest())\n"
-        "examples = [fiction.generate(i, 10) for i in range(100)]\n"
-        "sha(example.prompt(50) + ''.join(example.answers) for example in examples)\n"
-        "shelves = [fiction.shelf(5, rng.stream('reference', 0, step), remarks=0)[1] for step in range(20)]\n"
-        "sha(f'{article.document()}' for shelf in shelves for article in shelf)"
-    )
-    run = [sys.executable, "-c", code]
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    found = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    assert found == [
-        "1eeb81c93318507086f6451035795ae744c41b8596779667362887ae37a656c0",
-        "324a3dd552134527977d6b84efa3e35d27b9b610902024d1de82223c71718a5a",  # without remarks, as training begins
-    ]
+    examples = [fiction.generate(i, 10) for i in range(100)]
+    shelves = [fiction.shelf(5, rng.stream("reference", 0, step), remarks=0)[1] for step in range(20)]
+    for texts, digest in (
+        ((example.prompt(50) + "".join(example.answers) for example in examples),
+         "1eeb81c93318507086f6451035795ae744c41b8596779667362887ae37a656c0"),
+        ((f"{article.document()}" for shelf in shelves for article in shelf),  # as training begins
+         "324a3dd552134527977d6b84efa3e35d27b9b610902024d1de82223c71718a5a"),
+    ):  # fmt: skip
+        assert hashlib.sha256("".join(texts).encode()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("num_documents", [10, 30])
-def test_the_vocabulary_spells_every_prompt_and_answer(num_documents):
+def test_the_vocabulary_spells_every_prompt_and_answer():
     pieces = "|".join(re.escape(piece) for piece in sorted(fiction.vocabulary(), key=len, reverse=True))
     for i in range(40):
-        e = fiction.generate(i, num_documents)
+        e = fiction.generate(i, 10)
         text = e.prompt(50) + f" {e.answers[0]}\n"
         assert re.fullmatch(f"(?:{pieces})+", text), text

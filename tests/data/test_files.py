@@ -5,8 +5,6 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lpes_eval import files
 from lpes_eval.errors import DataError
@@ -46,23 +44,6 @@ def test_what_is_no_file_of_its_name_is_refused_at_once(tmp_path):
     for name in (*names, "x" * 300):
         with pytest.raises(DataError, match=f"^{tmp_path / name}"):
             list(files.read_jsonl(tmp_path / name, member="m" if name.endswith("zip") else None))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-once = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@once
-@given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=4), st.booleans(), st.booleans())
-def test_what_json_writes_is_read_back(tmp_path, write, records, ascii, packed):
-    texts = [json.dumps(record, ensure_ascii=ascii) for record in records]
-    assert list(files.read_jsonl(write(tmp_path / ("f.jsonl.gz" if packed else "f.jsonl"), *texts))) == records
-    for record, text in zip(records, texts, strict=True):
-        assert files.read_json(write(tmp_path / "f.json", text)) == record
 
 
 @pytest.mark.parametrize(

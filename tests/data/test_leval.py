@@ -10,57 +10,20 @@ from lpes_eval.harness.segments import join
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-HEADER = (
-    "A chat between a curious user and an artificial intelligence assistant.The assistant gives helpful, detailed, and"
-    " polite answers to the user's questions."
-)
-DOC, QUESTION = "Zwei {Fragen}\n über «é» ", "Which one?\nA. {x}\nB. y"
-SENT = {  # style -> system message, user's message, and what stands behind sci_fi's second question
-    "vicuna": (
-        "",
-        HEADER + " USER: {system}Document is as follows. {document} \nQuestion: {question}  \nAnswer:",
-        "\nAnswer:",
-    ),
-    "llama2": (
-        "",
-        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. {document} \nQuestion: {question}.  Please"
-        " directly give the answer without any additional output or explanation [/INST]\nAnswer:",
-        "Please directly answer without any additional output or explanation. \nAnswer:",
-    ),
-    "chat": (
-        "{system}",
-        "Document is as follows. {document} Question: {question} \nPlease directly give answer without any additional"
-        " output or explanation\n Answer: ",
-        "\nPlease directly give answer without any additional output or explanation \nAnswer:",
-    ),
-}
+PROMPTS = "0f5df5a33269951c99c402b6d491174ec908e595e7bd967df381686e63947146"
 
 
-def test_the_benchmarks_system_messages_are_kept_to_the_byte():
-    """The digest was taken once, of the messages in the benchmark's scripts."""
-    messages = "\n".join(leval.SYSTEM[name] for name in leval.NAMES).encode()
-    digest = "4b8901ea42e4628afd16e864b8376a84f449cb373de17ee72854ebd20aaa02da"
-    assert hashlib.sha256(messages).hexdigest() == digest
-
-
-@pytest.mark.parametrize("name", leval.NAMES)
-@pytest.mark.parametrize("style", leval.STYLES)
-def test_prompts_to_the_byte(name, style):
-    segments, system = leval.prompt(name, style, DOC, QUESTION)
-    inserted = {"system": leval.SYSTEM[name], "document": DOC, "question": QUESTION}
-    assert [system, join(segments)] == [part.format(**inserted) for part in SENT[style][:2]]
-    assert [part.label for part in segments] == ["instruction", "document", "question"]
-    assert segments[1].text == DOC
-
-
-@pytest.mark.parametrize("style", leval.STYLES)
-def test_second_question_of_sci_fi_is_about_the_real_world_to_the_byte(style):
-    story = "1. Time is a river, True or False? Answer this question based on the world described in the document."
-    world = (
-        "1. Time is a river, True or False? Answer this question based on the real-world knowledge and facts up until "
-        "your last training"
-    )
-    assert leval.fact_prompt(style, story) == world + SENT[style][2]
+def test_prompts_are_the_benchmarks_to_the_byte():
+    """The digest was taken once, of the prompts that the benchmark's own scripts send."""
+    document, question = "Zwei {Fragen}\n über «é» ", "Which one? based on the world described in the document."
+    sent = []
+    for name in leval.NAMES:
+        for style in leval.STYLES:
+            segments, system = leval.prompt(name, style, document, question)
+            assert [part.label for part in segments] == ["instruction", "document", "question"]
+            assert segments[1].text == document
+            sent += [system, join(segments), leval.fact_prompt(style, question)]
+    assert hashlib.sha256("\n".join(sent).encode()).hexdigest() == PROMPTS
 
 
 def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
@@ -159,7 +122,7 @@ LONG = "Document 0. " + "the story goes on and on " * 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, write):
-    """The benchmark's repository in small: five documents, the first one long."""
+    """The benchmark's repository in small: three documents, the first one long."""
     home = tmp_path_factory.mktemp("leval")
     for name in leval.NAMES:
         lines = [
@@ -171,7 +134,7 @@ def folder(tmp_path_factory, write):
                 ],
                 "outputs": ["True [fact: False]" if name == "sci_fi" else "AC"] * 3,
             }
-            for d in range(5)
+            for d in range(3)
         ]
         write(home / "LEval-data" / "Closed-ended-tasks" / f"{name}.jsonl", *lines)
     return home
@@ -202,8 +165,8 @@ def document_of(prompt: str) -> str:
 def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, folder):
     assert list(results["samples"]) == [f"lpes_leval_{name}" for name in leval.NAMES]
     for samples in results["samples"].values():
-        assert [sample["doc"]["question_id"] for sample in samples] == list(range(15))
-        assert [sample["doc"]["document"] for sample in samples] == [n for n in range(5) for _ in range(3)]
+        assert [sample["doc"]["question_id"] for sample in samples] == list(range(9))
+        assert [sample["doc"]["document"] for sample in samples] == [n for n in range(3) for _ in range(3)]
         assert not any("input" in sample["doc"] for sample in samples)
         for prompt, arguments in (request for sample in samples for request in sample["arguments"]):
             assert len(lm.tok_encode(prompt)) <= lm.max_length - arguments["max_gen_toks"]
@@ -216,7 +179,7 @@ def test_all_four_are_asked_whole_and_a_group_is_their_plain_mean(results, lm, f
     scores = [results["results"][f"lpes_leval_{name}"]["exact_match,none"] for name in leval.NAMES]
     assert results["results"]["lpes_leval"]["exact_match,none"] == pytest.approx(sum(scores) / 4)
     source = results["configs"]["lpes_leval_tpo"]["metadata"]["source"]
-    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 15, 15)
+    assert (source["kind"], source["split"], source["total"], source["examples"]) == ("folder", "all", 9, 9)
     assert source["location"] == str(folder / "LEval-data" / "Closed-ended-tasks" / "tpo.jsonl")
     assert len(source["sha256"]) == 64
 
@@ -255,16 +218,6 @@ def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):
             assert len(lm.tok_encode(prompt)) <= WINDOW - NEW_TOKENS
     world = results["samples"]["lpes_leval_sci_fi"][0]["arguments"][1][0]
     assert world.startswith("<user>Question 0 about 0")
-
-
-def test_the_larger_size_allows_more_and_without_room_for_a_document_the_numbers_are_given(run, lm):
-    sizes = []
-    for task, metadata in (("lpes_leval_tpo", {"prompt_tokens": 600}), ("lpes_leval_tpo", {"prompt_tokens": 15872})):
-        (sample,) = run([task], limit=1, **metadata)["samples"][task]
-        sizes.append(len(lm.tok_encode(sample["arguments"][0][0])))
-    assert sizes[0] <= 600 < sizes[1] <= WINDOW - NEW_TOKENS
-    with pytest.raises(PromptTooLong, match=r"lpes_leval_tpo, document \d.*: \d+ prompt tokens, at most 100"):
-        run(["lpes_leval_tpo"], prompt_tokens=100)
 
 
 def test_the_official_files_have_the_published_sizes_and_run(run, shared):

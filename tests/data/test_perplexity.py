@@ -103,11 +103,11 @@ def test_texts_come_from_files_folders_and_pg19s_parquet_file(tmp_path, write):
 def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     for name, content, message in (
-        ("nothing.txt", None, "no such file"),
+        ("nothing.txt", None, "nothing.txt: no text there; expected"),
         ("latin.txt", b"caf\xe9", "latin.txt: cannot be read as UTF-8 text"),
         ("folder", None, "folder: no text"),
         ("empty.jsonl", b"", "empty.jsonl: no text"),
-        ("test.parquet", b"broken", "cannot be read as PG-19"),
+        ("test.parquet", b"broken", "test.parquet: cannot be read as .* PG-19"),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -173,18 +173,6 @@ def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(t
     assert results["configs"]["lpes_ppl_001k"]["metadata"]["source"]["sha256"] == digest
     targets = [[p[1] for s in results["samples"][n] for p in s["arguments"]] for n in results["samples"]]
     assert targets[0] == targets[1]
-
-
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
-def test_rope_parameters_of_model_args_select_the_method(toy, run, kind):
-    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
-    rope |= {"original_max_position_embeddings": 256} if kind == "yarn" else {}
-    lm = toy(256, max_length=2048, rope_parameters=rope)
-    assert lm.model.model.rotary_emb.rope_type == kind
-    (sample,) = run(lm, ["lpes_ppl_002k"])["samples"]["lpes_ppl_002k"]
-    assert sample["nll"] == pytest.approx(by_forward_pass(lm, sample["arguments"]), rel=1e-5)
-    plain = by_forward_pass(toy(256, max_length=2048), sample["arguments"])
-    assert sample["nll"] != pytest.approx(plain, rel=1e-7)
 
 
 def test_windows_that_lm_eval_would_cut_and_texts_that_are_too_short_are_refused(toy, run):

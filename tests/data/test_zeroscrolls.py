@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,7 +217,7 @@ def test_f1_normalisation():
         assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score), prediction
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet=[chr(c) for c in range(0x20, 0x180) if chr(c).isalnum() or chr(c) in " .,'-–“”’"], max_size=20))
 def test_transliteration_equals_unidecode(text):
     """The package of the benchmark's own metric."""
@@ -241,13 +240,6 @@ def test_exponential_similarity_is_of_the_first_percentage():
         ("\n\n40.%", 1.0),
     ):
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
-
-
-@given(st.floats(0, 100), st.integers(0, 100))
-def test_exponential_similarity_is_the_formula_of_the_paper(p, gold):
-    predicted = float(f"{p:.2f}")
-    expected = math.pow(2, -10 * abs(gold - predicted) / 100)  # d = 2, c = 10, percentages as fractions
-    assert zeroscrolls.exp_similarity(f"It is {p:.2f}%.", [f"{gold}%"]) == pytest.approx(expected)
 
 
 # -- the tasks ---------------------------------------------------------------------------------------------------------
@@ -313,7 +305,7 @@ def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, 
     other = {**samples[0], "doc": {"id": "qasper_3"}}
     assert "1 ids are not in the test set, such as qasper_3" in refused(*samples, other)
     assert "sample 4: id qasper_0 stands there twice" in refused(*samples, samples[0])
-    assert "sample 1: id qasper_3 stands there twice, or its answer is no text" in refused({**other, "resps": [[None]]})
+    assert "line 1: 'resps'[0][0] is NoneType" in refused({**other, "resps": [[None]]})
     assert "qasper has samples in another file too" in refused(*samples, also=[str(tmp_path / name)])
 
     assert submission.main(arguments) == 0

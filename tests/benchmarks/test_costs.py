@@ -1,0 +1,116 @@
+"""The costs: every method beside the plain model, the same work on both sides, and the page holds what was printed."""
+
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import costs
+from lpes_eval import methods, rope
+from lpes_eval.errors import UnsupportedModel
+
+pytestmark = pytest.mark.usefixtures("threads")
+FLAGS = ["--model", "tiny", "--lengths", "16", "--rounds", "2", "--new_tokens", "2"]
+
+
+def test_one_command_measures_all_methods_and_writes_the_page(tmp_path, capsys, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- numbers: costs_cpu -->\nold\n<!-- /numbers -->\n")
+    monkeypatch.setattr(costs, "PAGE", page)
+    assert costs.main([*FLAGS, "--write"]) == 0
+    said = capsys.readouterr().out
+    assert page.read_text() == f"Before.\n\n<!-- numbers: costs_cpu -->\n{said}<!-- /numbers -->\n"
+    rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| 16")]
+    assert [row[1] for row in rows] == ["plain", *methods.names()]
+    assert all(re.fullmatch(r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]", cell) for row in rows for cell in row[2:5])
+    assert rows[1][-1] == "4.76"  # attention_buckets, in the paper
+
+
+@pytest.mark.parametrize(("rounds", "ends"), [(3, (0, 2)), (5, (0, 4)), (6, (0, 5)), (20, (5, 14)), (100, (39, 60))])
+def test_a_cost_is_the_median_ratio_with_the_sign_tests_interval(rounds, ends):
+    """By binomial tables: of 20 ratios the 6th and the 15th, of 100 the 40th and the 61st; whatever a round took."""
+    ratios = list(range(1, rounds + 1))
+    random.Random(0).shuffle(ratios)
+    plain = [random.Random(i).choice([1.0, 4.0]) for i in range(rounds)]
+    own = [a * b for a, b in zip(ratios, plain, strict=True)]
+    low, high = ends
+    assert costs.ratio(own, plain) == f"{(rounds + 1) / 2:.2f} [{low + 1:.2f}, {high + 1:.2f}]"
+
+
+@pytest.mark.parametrize(
+    ("shape", "published"),
+    [("vicuna-7b", 6_738_415_616), ("qwen2.5-7b", 7_615_616_512), ("vicuna-13b", 13_015_864_320)],
+)
+def test_the_large_shapes_have_as_many_weights_as_the_models_they_are_named_after(shape, published):
+    assert sum(weight.numel() for weight in costs.build(shape, "meta", "float16").parameters()) == published
+
+
+@pytest.mark.parametrize("name", ["plain", *methods.names()])
+def test_no_method_mixes_devices(name, monkeypatch):
+    """On a device that computes no numbers and joins no tensor of another device."""
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
+    model = costs.build("tiny", "meta", "float16")
+    tokens = torch.zeros(1, 16, dtype=torch.long, device="meta")
+    costs.in_turns([model, costs.with_method(name, model)], tokens, 1, random.Random(0))
+
+
+def test_a_method_that_does_not_fit_or_refuses_is_named_and_a_bug_is_not_hidden(monkeypatch, capsys):
+    errors = {"moice": torch.OutOfMemoryError("CUDA out of memory. More"), "pi": UnsupportedModel("llama: not this")}
+    build = costs.with_method
+
+    def failing(name, model):
+        if name in errors:
+            raise errors[name]
+        return build(name, model)
+
+    monkeypatch.setattr(costs, "with_method", failing)
+    costs.main(FLAGS)
+    said = capsys.readouterr().out
+    assert "| moice: CUDA out of memory | – | – | – | – | 2.42 |" in said
+    assert "| pi: llama: not this | – |" in said
+    errors["lpes"] = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):
+        costs.main(FLAGS)
+
+
+def test_models_in_turns_answer_as_each_does_alone():
+    """What is timed is the same work: tokens decoded in turns are those of a model that has the machine to itself."""
+    model = costs.build("tiny", "cpu", "float32")
+    other = costs.with_method("plain", model)
+    assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}
+    tokens = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0))
+    rope.apply(other, [1.5, 1.2, 1.9, 1.1])
+    seen = {0: [], 1: []}
+    for i, each in enumerate((model, other)):
+        each.register_forward_hook(lambda module, args, output, i=i: seen[i].append(output.logits.clone()))
+    seconds = costs.in_turns([model, other], tokens, 3, random.Random(0))
+    assert [len(each) for each in seconds] == [4, 4]
+    for i, each in enumerate((model, other)):
+        ids = tokens
+        for logits in list(seen[i]):
+            with torch.no_grad():
+                alone = each(ids, use_cache=False).logits[:, -1:]
+            assert torch.allclose(logits[:, -1:], alone, atol=1e-4)
+            ids = torch.cat((ids, alone.argmax(-1)), dim=1)
+    assert not torch.allclose(seen[0][0], seen[1][0], atol=1e-3)
+
+
+ARGS = SimpleNamespace(model="reference-kv", dtype="float32", device="cpu", batch_size=8, questions=1, rounds=1)
+
+
+def test_an_individual_of_a_search_scores_as_simple_evaluate_does(monkeypatch):
+    monkeypatch.setattr(costs, "METADATA", costs.METADATA | {"num_keys": 10})
+    what, against, _, _ = costs.individual(ARGS)
+    assert (what, against) == ("an individual of a search (6 of 6 scores equal)", "simple_evaluate with hf")
+
+
+def test_the_commands_differ_in_the_model_alone(monkeypatch):
+    ran = []
+    monkeypatch.setattr(costs.subprocess, "run", lambda words, **options: ran.append(words))
+    rows = costs.command(ARGS)
+    assert [row[0] for row in rows] == ["`--model lpes`", "`--model lpes (factors=1.1)`"]
+    by_model = {tuple(words[4:7:2]): words[7:] for words in ran}
+    assert [name for name, _ in sorted(by_model)] == ["hf", "lpes", "lpes"]
+    assert len({tuple(rest) for rest in by_model.values()}) == 1
