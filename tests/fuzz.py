@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parent))
 import jsonschema
 
 from lpes_eval.errors import UserError
+from lpes_eval.files import shown
 from runs import write_run
 
 SECONDS = 1.0
@@ -49,6 +50,8 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     with suppress(Exception):  # of one that is damaged already
         if data[:2] == b"\x1f\x8b" and rng.random() < 0.7:
             return gzip.compress(damaged(gzip.decompress(data), rng), 1)
+        if data[2:9] == bytes(6) + b"{" and rng.random() < 0.7:  # safetensors: a length, JSON with JSON in it, numbers
+            return in_header(data, rng)
     for _ in range(rng.choice((1, 1, 2, 4))):
         change = in_json if rng.random() < 0.6 else in_bytes
         data = change(data, rng)
@@ -73,12 +76,22 @@ def in_json(data: bytes, rng: random.Random) -> bytes:
         holder[key] = json.loads(json.dumps(other[name]))
     elif kind == 2 and isinstance(holder, dict):
         holder[rng.choice(("", "x", "acc@50", "a\nb", key.upper()))] = holder.pop(key)
-    elif kind == 3:
-        holder[key] = [holder[key]]
+    elif kind == 3 and isinstance(holder[key], int | float | str):
+        holder[key] = nearby(holder[key], rng)
     else:
         holder[key] = rng.choice(VALUES)
     lines[at] = json.dumps(value).encode()
     return b"\n".join(lines)
+
+
+def in_header(data: bytes, rng: random.Random) -> bytes:
+    """A safetensors file with another header, whose length is right."""
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    [(name, text)] = header["__metadata__"].items()
+    header["__metadata__"][name] = in_json(text.encode(), rng).decode(errors="replace")
+    packed = json.dumps(header).encode() if rng.random() < 0.6 else in_json(data[8:size], rng)
+    return len(packed).to_bytes(8, "little") + packed + data[size:]
 
 
 def places_in(value) -> Iterator[tuple]:
@@ -86,6 +99,13 @@ def places_in(value) -> Iterator[tuple]:
     for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from places_in(value[key])
+
+
+def nearby(value, rng: random.Random):
+    """A value of the same type, or nearly."""
+    if isinstance(value, str):
+        return rng.choice((value[:-1], value * 2, value + "\n", value.swapcase(), value[::-1], [value], f" {value}"))
+    return rng.choice((-value, value + 1, value // 3, value * 10**9, value != 0, shown(value, 99), [value]))
 
 
 def in_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -202,6 +222,30 @@ def compared(folder: Path, pattern: str):
     return list(folder.glob(pattern)), read
 
 
+def outputs(folder):
+    """What a command was told to write is there afterwards, or the file is as it was."""
+    from lpes_eval import files
+    from lpes_eval.compare import command, results
+    from lpes_eval.compare.comparison import compare
+
+    run = results.read(write_run(folder / "run", {0: [1.0, 0.0]}))
+    page, mark = command.page_of(compare(run, run)), files.marker(command.COMMAND)
+    contents = {f"out.{form}": getattr(page, f"to_{form}")() for form in ("json", "markdown")}
+    for name, content in contents.items():
+        files.write_output(folder / name, content, mark)
+
+    def read(path):
+        before = path.read_bytes()
+        try:
+            files.write_output(path, contents[path.name], mark)
+            assert path.read_text() == contents[path.name]
+        except UserError:
+            assert path.read_bytes() == before
+            raise
+
+    return [folder / name for name in contents], read
+
+
 def router(folder):
     from lpes_eval.methods.moice import router as module
 
@@ -230,6 +274,7 @@ def metadata(folder):
 
 PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
     **{function.__name__: function for function in (factors, journal, data, router, metadata)},
+    "outputs": outputs,
     "results": partial(compared, pattern="results_*"),
     "samples": partial(compared, pattern="samples_*"),
     "baselines": partial(compared, pattern="baseline.json"),

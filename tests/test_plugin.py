@@ -1,6 +1,8 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
 import ast
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -51,11 +53,23 @@ def test_one_environment_variable_turns_it_off(tmp_path):
     assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
 
 
+def test_a_plugin_that_breaks_or_exits_does_not_end_lm_eval(tmp_path):
+    for broken in ("SystemExit(3)", "KeyError('x')"):
+        code = f"""
+import lpes_eval.harness.plugin as p
+def extend(module): raise {broken}
+p.extend = extend
+import lm_eval.api.registry
+print('here')
+"""
+        assert python("-W", "error::UserWarning", "-c", code, cwd=tmp_path) == "here"
+
+
 def test_our_tasks_come_first_so_that_others_of_the_same_name_win():
     built, defaults = [], Path("/lm_eval/tasks")
     module = SimpleNamespace(
         TaskIndex=SimpleNamespace(build=lambda paths: built.append(paths)),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
         __file__=str(defaults / "manager.py"),
     )
     plugin.extend_tasks(module)
@@ -108,7 +122,7 @@ def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_e
 
     module = SimpleNamespace(
         TaskIndex=SimpleNamespace(build=refuse),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
         __file__=__file__,
     )
     plugin.extend_tasks(module)
@@ -213,6 +227,17 @@ def test_what_other_tasks_are_told_is_their_business():
 
 
 LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metadata", "num_keys=4", "--device", "cpu")
+AS_MAIN_READS_THEM = """
+import sys
+from importlib.metadata import entry_points
+from lm_eval.api.registry import model_registry
+import lm_eval.models
+for one in entry_points(group="lm_eval.models"):
+    model_registry.register(one.name, target=one)
+from lm_eval.__main__ import cli_evaluate
+cli_evaluate()
+"""
+
 
 
 @pytest.mark.slow
@@ -228,6 +253,7 @@ def test_with_the_hook_and_without_it_the_same_table(tmp_path):
     path = python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path)
     without = {"LPES_EVAL_PLUGIN": "off"}
     by_path = ("--include_path", path)
+    assert table("-c", AS_MAIN_READS_THEM, *LM_EVAL[2:], "--model", "lpes", *by_path, **without) == hooked
     plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
     assert table(*LM_EVAL, *plain, *by_path, **without) == hooked
 
@@ -300,11 +326,47 @@ def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_c
     assert all(path.with_name("README.md").is_file() for path in found)
 
 
-def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager, caplog):
     manager = task_manager()
     assert manager.match_tasks(["lpes_leval_t*"]) == ["lpes_leval_tpo", "lpes_leval_true_false"]
     assert {"lpes_zeroscrolls_gov_report", "zeroscrolls_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
     assert [name for name in listed if "leval" in name] == ["lpes_leval"]
-    with pytest.raises(ValueError, match="no generated set"):
+    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="no generated set"):
         manager.load("leval")
+    assert "leval: this is lpes_leval of lpes-eval" in caplog.text
+    manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
+    manager.load("leval")
+    assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text
+
+
+ON_PROCESSES = """
+import json, sys
+import lm_eval
+from accelerate import Accelerator
+from lpes_eval.harness.plugin import own_tasks
+from lpes_eval.methods.lpes import Method
+
+accelerator = Accelerator(cpu=True)
+lm = Method(device="cpu", batch_size=8)
+if accelerator.num_processes > 1:  # what hf does for GPUs alone
+    lm.accelerator, lm._rank, lm._world_size = accelerator, accelerator.local_process_index, accelerator.num_processes
+manager = own_tasks({"num_keys": 20})
+found = lm_eval.simple_evaluate(lm, tasks=["kv_retrieval"], limit=5, task_manager=manager)
+if found:
+    numbers = sorted(sample["doc_id"] for sample in found["samples"]["kv_retrieval"])
+    json.dump([accelerator.num_processes, numbers, found["results"]], open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_score_an_odd_number_of_questions_as_one_does(tmp_path):
+    (tmp_path / "run.py").write_text(ON_PROCESSES)
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    launch += ("--mixed_precision", "no", "--dynamo_backend", "no")
+    for name, command in (("one", ()), ("two", launch)):
+        python(*command, "run.py", name, cwd=tmp_path)
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
+    assert (one[0], two[0]) == (1, 2)
+    assert one[1] == two[1] == [0, 1, 2, 3, 4]
+    assert one[2] == two[2]

@@ -86,25 +86,41 @@ def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat
     """The prompt of an instruction, items and a question, in this order."""
     text = join(segments)
     whole = lm.apply_chat_template([{"role": "user", "content": text}]) if chat else text
-    if not lm.tokenizer.is_fast:
-        raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
-    ids = lm.tok_encode(whole + answer, add_special_tokens=False if chat else None)
-    plain = lm.tokenizer(whole + answer, add_special_tokens=False, return_offsets_mapping=True)
-    added = len(ids) - len(plain["input_ids"])
-    if ids[added:] != plain["input_ids"]:
-        raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
-    starts = [0] * added + [begin for begin, _ in plain["offset_mapping"]]
     before, is_there, _ = whole.partition(text)
     if not is_there:
         raise UserError("the model's chat template changes the text of a prompt; leave --apply_chat_template out")
-    _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=len(before))  # of the items
-    items = [bisect_right(bounds, start) - 1 for start in starts]  # -1 before them, the last one after them
-    within = [k for k, item in enumerate(items) if 0 <= item < len(bounds) - 1]
+    ids, starts = located(lm, whole + answer, False if chat else None)
+    items = items_of(starts, segments, len(before))
+    within = [k for k, item in enumerate(items) if 0 <= item < len(segments) - 2]
     ends = [len(within) * third // 3 for third in range(4)]
     gold = next(i for i, item in enumerate(segments[1:]) if item.label == "gold")
     regions = [within[ends[third] : ends[third + 1]] for third in range(3)]
     regions.append([k for k in within if items[k] == gold])
     return Prompt(position, ids, sum(start >= len(whole) for start in starts), regions)
+
+
+def located(lm: Any, text: str, special: bool | None = None) -> tuple[list[int], list[int]]:
+    """The tokens of a text, with ``special`` ones or not as ``hf`` adds them, and where in the text each begins.
+
+    Raises:
+        UserError: a tokenizer that does not say where its tokens stand.
+    """
+    if not lm.tokenizer.is_fast:
+        raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
+    ids = lm.tok_encode(text, add_special_tokens=special)
+    plain = lm.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    added = len(ids) - len(plain["input_ids"])
+    if ids[added:] != plain["input_ids"]:
+        raise UserError("the model's tokenizer adds tokens elsewhere than at the beginning of a text")
+    return ids, [0] * added + [begin for begin, _ in plain["offset_mapping"]]
+
+
+def items_of(starts: Sequence[int], segments: Sequence[Segment], before: int) -> list[int]:
+    """The item of each token, by where it begins; the prompt of an instruction, items and a question stands behind
+    ``before`` characters. It is -1 before the items, and their number behind them.
+    """
+    _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=before)
+    return [bisect_right(bounds, start) - 1 for start in starts]
 
 
 def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:

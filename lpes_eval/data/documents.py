@@ -78,8 +78,9 @@ class Example:
         instruction, question = TEMPLATE.split("{search_results}")
         found = [Segment("instruction", instruction)]
         for i, document in enumerate(self.documents(position)):
-            line = format_document(i + 1, document) + "\n" * (i < len(self.distractors))
-            found.append(Segment("gold" if document is self.gold else f"document {i + 1}", line))
+            label, end = "gold" if document is self.gold else f"document {i + 1}", "\n" * (i < len(self.distractors))
+            number = len(f"Document [{i + 1}]")
+            found.append(Segment(label, format_document(i + 1, document) + end, number, len(end)))
         return [*found, Segment("question", question.format(question=self.question))]
 
     def prompt(self, position: float) -> str:

@@ -71,9 +71,10 @@ class Question:
         records, asked = self.at(position)
         instruction, question = TEMPLATE.split("{records}")
         labels = ["gold" if number == asked else f"record {number + 1}" for number in range(len(records))]
-        pieces = map(Segment, labels, lines(records))
+        ends = [2] * (len(records) - 1) + [1]  # ",\n" or "}"
+        items = [Segment(label, line, 1, end) for label, line, end in zip(labels, lines(records), ends, strict=True)]
         question = question.format(key=records[asked][0])
-        return [Segment("instruction", instruction), *pieces, Segment("question", question)]
+        return [Segment("instruction", instruction), *items, Segment("question", question)]
 
     def prompt(self, position: float) -> str:
         """The benchmark's prompt."""

@@ -117,8 +117,15 @@ def extend_tasks(manager: ModuleType) -> None:
                 self.task_index.setdefault(name.removeprefix("lpes_"), self.task_index[name])
             self._all_tasks = sorted(self.task_index)
 
+    def load(original: Callable[..., Any], self: Any, task_list: Any) -> Any:
+        with _ours("say which tasks run"):
+            for name in task_list if isinstance(task_list, list) else [task_list]:
+                _say_which(self.task_index, str(name))
+        return original(self, task_list)
+
     manager.TaskIndex.build = staticmethod(build_with_ours)
     _around(manager.TaskManager, "__init__", init)
+    _around(manager.TaskManager, "load", load)
     with _ours("check commands early"):
         _extend_command()
     separate_caches()
@@ -141,6 +148,15 @@ def _add_members(manager: Any) -> None:
         for member in in_place(load_yaml(index[group].yaml_path)) if in_place(index[group].cfg or {}) else ():
             if member["task"] not in index:
                 TaskIndex.process_cfg(member, None, index)
+
+
+def _say_which(index: Mapping[str, Any], name: str) -> None:
+    """Of a name that has a longer form, whose task runs: ours, or one that somebody else calls so."""
+    ours = index.get(f"lpes_{name}")
+    if ours is not None and index.get(name) is ours:
+        logger.info("%s: this is lpes_%s of lpes-eval", name, name)
+    elif ours is not None:
+        logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
 
 
 @functools.cache

@@ -8,10 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt, to the byte, and what it is (``instruction``, ``gold``, ``document 2``, ``question`` ...)."""
+    """A part of a prompt, to the byte, and what it is (``instruction``, ``gold``, ``document 2``, ``question`` ...).
+
+    Of an item, the first ``begin`` and the last ``end`` characters belong to its place in the prompt.
+    """
 
     label: str
     text: str
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def core(self) -> str:
+        """The item without what belongs to its place."""
+        return self.text[self.begin : len(self.text) - self.end]
+
+    def framed(self, core: str) -> str:
+        """Another item in this place."""
+        return self.text[: self.begin] + core + self.text[len(self.text) - self.end :]
 
 
 def join(segments: Iterable[Segment]) -> str:

@@ -198,6 +198,13 @@ class PositionTask(BenchmarkTask):
         self._position = None
         return contexts
 
+    def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> Any:
+        """One request a position, whose ``segments()`` are those of its prompt."""
+        requests: Any = super().construct_requests(doc, ctx, **kwargs)
+        for request, position in zip(requests, self.positions, strict=True) if isinstance(ctx, list) else ():
+            request.segments = partial(self.segments, doc, position)
+        return requests
+
     def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The question's scores at every position, their means, and what worst and spread are made of."""
         answers = list(zip(self.positions, results, strict=True))

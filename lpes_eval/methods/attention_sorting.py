@@ -1,0 +1,118 @@
+"""Attention sorting (arXiv 2310.01427): documents are sorted by the attention they get, and then the model answers.
+
+lm_eval --model attention_sorting --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks mdqa_pos
+
+A round reads the prompt and sums up what its last token pays to each document, a mean over heads and layers; the
+document with the most goes next to the question. docs/methods.md says what was decided here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook
+from tqdm import tqdm
+
+from lpes_eval.attention.measure import items_of, located, weights
+from lpes_eval.errors import UserError
+from lpes_eval.flags import at_least, of
+from lpes_eval.harness.segments import Segment, join
+from lpes_eval.methods.base import InModel, MethodLM
+
+NAME = "Attention sorting"
+
+
+@dataclass(eq=False)
+class Sorting(InModel):
+    """How often documents are sorted; the model stays as it is.
+
+    Attributes:
+        rounds: each costs a pass over the prompt; a round that changes nothing is the last. 5 in the authors' runs.
+    """
+
+    rounds: int = 5
+    plain = True
+
+    def __post_init__(self) -> None:
+        """Read what a user wrote."""
+        self.rounds = of(at_least(0), "rounds", self.rounds)
+
+
+class AttentionSorting(MethodLM):
+    """``hf`` on prompts whose documents are sorted; its arguments are those of ``hf`` and of ``Sorting``.
+
+    It answers ``generate_until`` requests of tasks by position, whose prompts have labelled segments.
+    """
+
+    title = NAME
+    paper = "2310.01427"
+    Inside = Sorting
+    by_engine = True
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Sort the documents of every prompt, and answer what comes of it."""
+        bar = tqdm(requests, disable=disable_tqdm or self.rank != 0, desc="Sorting documents")
+        changed = [self.sort(request) for request in bar]
+        hook: CacheHook = self.cache_hook  # answers are kept under the prompts as they came
+        self.cache_hook = CacheHook(None)
+        try:
+            answers = super().generate_until(changed, disable_tqdm)
+        finally:
+            self.cache_hook = hook
+        for request, answer in zip(requests, answers, strict=True):
+            hook.add_partial("generate_until", request.args, answer)
+        return answers
+
+    def sort(self, request: Any) -> Any:
+        """A copy of a request with its documents sorted; raises ``UserError`` where it does not say which these are."""
+        if (segments_of := getattr(request, "segments", None)) is None:
+            raise self._refused(request)
+        segments, (context, options) = segments_of(), request.args
+        before, is_there, after = context.partition(join(segments))
+        if not is_there:
+            raise UserError(f"{NAME}: the chat template changes the text of a prompt; leave --apply_chat_template out")
+        for _ in range(self.method.rounds):
+            attention = self._attention(before + join(segments) + after, segments, len(before))
+            order = sorted(range(len(attention)), key=attention.__getitem__)  # stable: of equals the first stays first
+            if order == [*range(len(order))]:
+                break
+            segments = reordered(segments, order)
+        changed = copy.copy(request)
+        changed.arguments = before + join(segments) + after, options
+        return changed
+
+    def _attention(self, context: str, segments: Sequence[Segment], before: int) -> list[float]:
+        """The share of each document in the attention of the prompt's last token, a mean over heads and layers."""
+        ids, starts = located(self, context)
+        (by_layer,) = weights(self.model, [*ids, ids[-1]], 1)  # the answer's first token is not read
+        mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)
+        places = torch.tensor(items_of(starts, segments, before))
+        return [mean[places == item].sum().item() for item in range(len(segments) - 2)]
+
+    def loglikelihood(self, requests: list[Instance], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not defined: raises ``UserError``."""
+        raise self._refused(requests[0])
+
+    loglikelihood_rolling = loglikelihood
+
+    def _refused(self, request: Any) -> UserError:
+        expected = "expected generated answers of a task by position, such as mdqa_pos or kv_retrieval"
+        return UserError(f"{NAME}: {request.task_name} does not say where its documents stand; {expected}")
+
+
+def reordered(segments: Sequence[Segment], order: Sequence[int]) -> list[Segment]:
+    """An instruction, items and a question with the items in this order; what belongs to a place stays there."""
+    first, *items, last = segments
+    moved = [
+        replace(place, label=items[k].label, text=place.framed(items[k].core))
+        for place, k in zip(items, order, strict=True)
+    ]
+    return [first, *moved, last]
+
+
+Method = AttentionSorting

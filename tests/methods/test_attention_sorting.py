@@ -1,0 +1,96 @@
+"""Attention sorting: orders against a slow implementation, and prompts that stay whole."""
+
+import json
+import re
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from checks import TASK, answers, evaluate
+from lpes_eval import reference
+from lpes_eval.errors import UserError
+from lpes_eval.harness.plugin import own_tasks
+from lpes_eval.harness.segments import Segment, join
+from lpes_eval.methods.attention_sorting import AttentionSorting, reordered
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return AttentionSorting(pretrained="reference", rounds=3, device="cpu", batch_size=4)
+
+
+def requests_of(task, **metadata):
+    loaded = own_tasks({"source": "generated", "positions": [0, 60, 100]} | metadata).load([task])["tasks"][task]
+    loaded.build_all_requests(limit=2)
+    return loaded.instances
+
+
+def slow_order(lm, text, spans):
+    """Documents by the attention of the last token, least first: one pass that hands out all of its attention."""
+    read = lm.tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
+    before = lm.model.config._attn_implementation
+    lm.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = lm.model(read["input_ids"], output_attentions=True).attentions
+    lm.model.set_attn_implementation(before)
+    last = torch.stack([layer[0, :, -1] for layer in attentions]).double().mean((0, 1))
+    starts = read["offset_mapping"][0, :, 0]
+    paid = [last[(starts >= begin) & (starts < end)].sum().item() for begin, end in spans]
+    return sorted(range(len(paid)), key=lambda k: paid[k])
+
+
+def spans_of(segments):
+    ends = torch.tensor([len(segment.text) for segment in segments]).cumsum(0).tolist()
+    return list(pairwise(ends[:-1]))
+
+
+@pytest.mark.parametrize(("task", "size"), [("mdqa_pos", {"num_documents": 4}), ("kv_retrieval", {"num_keys": 7})])
+def test_documents_stand_in_the_order_of_a_slow_implementation(lm, task, size):
+    moved = 0
+    for request in requests_of(task, **size):
+        segments = request.segments()
+        assert join(segments) == request.args[0]
+        for _ in range(3):
+            order = slow_order(lm, join(segments), spans_of(segments))
+            segments = reordered(segments, order)
+        assert lm.sort(request).args == (join(segments), request.args[1])
+        moved += join(segments) != request.args[0]
+    assert moved
+
+
+def test_a_sorted_prompt_is_one_of_the_same_task():
+    (request,) = requests_of("kv_retrieval", num_keys=7)[1:2]
+    segments = reordered(request.segments(), [3, 0, 6, 2, 1, 5, 4])
+    json_of = lambda text: json.loads(text[text.index("{") : text.index("}") + 1])  # noqa: E731
+    before, after = json_of(request.args[0]), json_of(join(segments))
+    assert after == before
+    assert list(after) == [list(before)[k] for k in (3, 0, 6, 2, 1, 5, 4)]
+    (request,) = requests_of("mdqa_pos", num_documents=4)[1:2]
+    text = join(reordered(request.segments(), [3, 0, 2, 1]))
+    assert re.findall(r"^Document \[(\d)\]", text, re.MULTILINE) == ["1", "2", "3", "4"]
+    assert sorted(text) == sorted(request.args[0])
+    assert text != request.args[0]
+
+
+def test_without_a_round_it_answers_as_hf(task_manager):
+    model = AttentionSorting(pretrained="reference", rounds=0, device="cpu", batch_size=4)
+    plain = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
+    assert answers(evaluate(model, task_manager)) == answers(evaluate(plain, task_manager))
+    assert TASK == "kv_retrieval"
+
+
+def test_a_request_without_documents_is_refused(lm):
+    request = SimpleNamespace(task_name="gsm8k", args=("How many?", {}))
+    with pytest.raises(UserError, match="gsm8k does not say where its documents stand; expected"):
+        lm.generate_until([request])
+    with pytest.raises(UserError, match="gsm8k does not say"):
+        lm.loglikelihood([request])
+
+
+def test_what_belongs_to_a_place_stays_there():
+    items = [Segment("a", "1: one,", 2, 1), Segment("b", "2: two.", 2, 1)]
+    changed = reordered([Segment("instruction", "<"), *items, Segment("question", ">")], [1, 0])
+    assert join(changed) == "<1: two,2: one.>"
