@@ -230,14 +230,14 @@ MUTANTS = (
         "search/run.py",
         "return Factors.from_uniform(factor, **options)",
         "return Factors.from_uniform(1.0, **options)",
-        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
+        (f"{SEARCH}/test_ga.py::test_the_published_search_writes_what_it_found_and_how_it_went",),
     ),
     Mutant(
         "equal factors are put into the model like any others",
         "lpes_eval/engine/harness.py",
         "rope.apply(self.lm.model, factors)",
         "rope.apply(self.lm.model, factors if len({*factors}) > 1 else 1.0)",
-        (f"{SEARCH}/test_ga.py::test_the_baseline_and_pi_of_a_search_are_measured_under_their_factors",),
+        (f"{SEARCH}/test_ga.py::test_the_baseline_and_the_start_of_a_search_are_measured_under_their_factors",),
     ),
     Mutant(
         "no held-out example can be drawn for a search",
@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant(
         "what the journal knows is not measured again",
         "search/run.py",
-        "if known is None or (known.generation is None and known.stopped_after):",
+        "if name not in entries:",
         "if True:",
         (
             f"{SEARCH}/test_ga.py::test_the_same_command_goes_on_and_ends_with_the_same_bytes_and_measures_nothing_twice",

@@ -58,7 +58,7 @@ class AttentionSorting(MethodLM):
         """Sort the documents of every prompt, and answer what comes of it."""
         bar = tqdm(requests, disable=disable_tqdm or self.rank != 0, desc="Sorting documents")
         changed = [self.sort(request) for request in bar]
-        hook: CacheHook = self.cache_hook  # answers are kept under the prompts as they came
+        hook: CacheHook = self.cache_hook  # type: ignore[has-type]  # answers are kept under the prompts as they came
         self.cache_hook = CacheHook(None)
         try:
             answers = super().generate_until(changed, disable_tqdm)

@@ -216,7 +216,7 @@ def test_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
         (("--device", "meta"), "device=meta: PyTorch"),
         (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
         (("--top_k", "9"), "top_k=9: expected 1 to 7"),
-        (("--text", str(tmp_path / "none.txt")), "none.txt: no such file"),
+        (("--text", str(tmp_path / "none.txt")), "none.txt: no text there; expected a text file"),
         (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
         (("--task", "kv_retrieval:9", "mdqa:1"), "--task mdqa:1: expected kv_retrieval or mdqa_pos with :SIZE"),
         (("--task", "kv_retrieval:1"), "--task kv_retrieval:SIZE=1: expected at least 2"),
