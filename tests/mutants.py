@@ -230,7 +230,7 @@ MUTANTS = (
         "search/run.py",
         "return Factors.from_uniform(factor, **options)",
         "return Factors.from_uniform(1.0, **options)",
-        (f"{SEARCH}/test_ga.py::test_the_published_search_writes_what_it_found_and_how_it_went",),
+        (f"{SEARCH}/test_faults.py::test_pi_has_its_factor_in_all_layers_but_those_left_alone",),
     ),
     Mutant(
         "equal factors are put into the model like any others",

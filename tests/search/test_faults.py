@@ -91,3 +91,9 @@ def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_
             assert search.factors(best).per_layer()[0] <= 1.6
             with pytest.raises(UserError, match=r"factors 1.7, .*: 3 workers died"):
                 search.measure("best", Factors.from_uniform(1.7, num_layers=8))
+
+
+def test_pi_has_its_factor_in_all_layers_but_those_left_alone():
+    search = toy_search.search(GeneticAlgorithm(Space(6), GeneticConfig()), skip=2)
+    assert search.uniform(1.33).per_layer() == [1.0] * 2 + [1.33] * 6
+    assert search.pi(1.33) == "PI 1.330 from layer 2"
