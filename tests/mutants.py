@@ -376,7 +376,7 @@ def copy_of_the_tree(folder: Path) -> None:
 def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run tests in ``folder``, on the package that is there, up to the first failure."""
     settings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=folder, env=os.environ | settings, capture_output=True, text=True)
 
 
