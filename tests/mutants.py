@@ -279,8 +279,8 @@ MUTANTS = (
     Mutant(
         "results of workers come in the order of asking",
         "search/workers.py",
-        "yield results.pop(number)",
-        "yield results.pop(next(iter(results)))",
+        "running[worker.measure.remote(jobs[job])] = job, worker",
+        "running[worker.measure.remote(jobs[job])] = len(jobs) - 1 - job, worker",
         (f"{SEARCH}/test_cluster.py::test_results_come_in_the_order_of_asking_from_several_workers",),
     ),
     Mutant(
