@@ -189,7 +189,7 @@ def start_ray(address: str | None) -> Any:
         raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
     if ray.is_initialized():
         return ray
-    local = {} if address else {"include_dashboard": False}
+    local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:  # of several classes, one of which is Exception itself

@@ -50,10 +50,7 @@ class Page:
         """Lay it out for a terminal."""
         width = max(map(len, self.sides), default=0)
         sides = [terminal(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
-        tables, flips = (
-            [f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}" for table in group]
-            for group in (self.tables, self.flips)
-        )
+        tables, flips = ([_text(table) for table in group] for group in (self.tables, self.flips))
         parts = ["\n".join(sides), *tables, "\n".join(map(terminal, self.notes)), *flips, self.headline]
         return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -147,6 +144,14 @@ def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
         [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(row)] for row in lines
     )
     return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+def _text(table: Table) -> str:
+    """A table for a terminal; where two runs have one value in all rows, a line says so."""
+    values = {value for row in table.rows for value in row[1:3]}
+    if table.header[1:3] == ("A", "B") and len(values) == 1:
+        return terminal(f"{table.title}: {values.pop()} in every row, A and B alike")
+    return f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}"
 
 
 def _markdown(table: Table) -> str:
