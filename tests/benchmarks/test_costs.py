@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import costs
-from lpes_eval import methods, rope
+from lpes_eval import rope
 from lpes_eval.errors import UnsupportedModel
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -23,7 +23,7 @@ def test_one_command_measures_all_methods_and_writes_the_page(tmp_path, capsys, 
     said = capsys.readouterr().out
     assert page.read_text() == f"Before.\n\n<!-- numbers: costs_cpu -->\n{said}<!-- /numbers -->\n"
     rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| 16")]
-    assert [row[1] for row in rows] == ["plain", *methods.names()]
+    assert [row[1] for row in rows] == ["plain", *costs.METHODS]
     assert all(re.fullmatch(r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]", cell) for row in rows for cell in row[2:5])
     assert rows[1][-1] == "4.76"  # attention_buckets, in the paper
 
@@ -47,7 +47,7 @@ def test_the_large_shapes_have_as_many_weights_as_the_models_they_are_named_afte
     assert sum(weight.numel() for weight in costs.build(shape, "meta", "float16").parameters()) == published
 
 
-@pytest.mark.parametrize("name", ["plain", *methods.names()])
+@pytest.mark.parametrize("name", ["plain", *costs.METHODS])
 def test_no_method_mixes_devices(name, monkeypatch):
     """On a device that computes no numbers and joins no tensor of another device."""
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda positions: None)
