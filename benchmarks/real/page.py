@@ -6,7 +6,6 @@ python -m benchmarks.real.page            write the tables between the page's ma
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from matplotlib import pyplot
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.pages import filled
 from benchmarks.real.measure import POSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,13 +154,7 @@ def main() -> None:
     """Write the page's tables and the pictures."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     texts = {"real_map": mapped(), "real_held_out": compared()}
-
-    def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}{texts[match[2]]}\n{match[3]}"
-
-    page = PAGE.read_text(encoding="utf-8")
-    page = re.sub(r"(<!-- numbers: (\w+) -->\n).*?(<!-- /numbers -->)", fill, page, flags=re.S)
-    PAGE.write_text(page, encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), texts), encoding="utf-8")
     draw_map(PICTURES / "map.png")
     draw_layers("smollm2", "kv_retrieval", 12, PICTURES / "layers.png")
     names = {"plain": "plain", "all:0.95": "one factor for all layers, 0.95", SEARCHED: "layer factors of the search"}

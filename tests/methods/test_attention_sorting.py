@@ -82,6 +82,15 @@ def test_without_a_round_it_answers_as_hf(task_manager):
     assert TASK == "kv_retrieval"
 
 
+def test_an_answer_is_cached_under_the_prompt_as_it_came(lm, monkeypatch):
+    """Whatever its documents were sorted into may be another request's prompt."""
+    requests, kept = requests_of("kv_retrieval", num_keys=7)[:3], []
+    monkeypatch.setattr(lm, "cache_hook", SimpleNamespace(add_partial=lambda *given: kept.append(given)))
+    answers = lm.generate_until(requests, disable_tqdm=True)
+    assert any(lm.sort(request).args != request.args for request in requests)
+    assert kept == [("generate_until", r.args, answer) for r, answer in zip(requests, answers, strict=True)]
+
+
 def test_a_request_without_documents_is_refused(lm):
     request = SimpleNamespace(task_name="gsm8k", args=("How many?", {}))
     with pytest.raises(UserError, match="gsm8k does not say where its documents stand; expected"):
