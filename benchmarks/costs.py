@@ -11,13 +11,14 @@ median over rounds, and in brackets the sign test's 95 % interval of the median.
 import argparse
 import copy
 import functools
+import json
 import math
 import random
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,14 +38,14 @@ from lpes_eval import methods, reference, rope
 from lpes_eval.compare.tables import markdown_table
 from lpes_eval.errors import UserError, first_line, program
 from lpes_eval.files import write_atomically
-from lpes_eval.flags import at_least
+from lpes_eval.flags import at_least, mapping
 from lpes_eval.harness.plugin import own_tasks
 from lpes_eval.methods.base import check_device
 from search.evaluator import Evaluator
 from search.tasks import POSITIONS, load_tasks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
-TASK, METADATA = "kv_retrieval", {"source": "generated", "split": "search", "positions": list(POSITIONS)}
+SEARCHED = {"split": "search", "positions": list(POSITIONS)}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES = {
     "tiny": (64, 128, 4, 4, 4),
@@ -54,8 +55,8 @@ SHAPES = {
     "qwen2.5-7b": (3584, 18944, 28, 28, 4),
 }
 """Models of random weights, on which time does not depend; where several heads share keys a Qwen2, else a Llama."""
-METHODS = [name for name in methods.names() if name != "attention_sorting"]
-"""Those that change a forward; attention sorting takes one more a round."""
+METHODS = [name for name in methods.names() if name not in ("attention_sorting", "calibrated_attention")]
+"""Those whose forward is measured; what the two others cost are further passes over the prompt."""
 
 
 def build(name: str, device: str, dtype: str) -> Any:
@@ -76,7 +77,7 @@ def ratio(own: Sequence[float], plain: Sequence[float]) -> str:
     ratios = [a / b for a, b in zip(own, plain, strict=True)]
     found = quantile_test(ratios).confidence_interval()
     low, high = np.fmax(found.low, min(ratios)), np.fmin(found.high, max(ratios))
-    return f"{median(ratios):.2f} [{low:.2f}, {high:.2f}]"
+    return f"{median(ratios):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def with_method(name: str, model: Any) -> Any:
@@ -99,6 +100,11 @@ def in_turns(models: Sequence[Any], tokens: torch.Tensor, new_tokens: int, order
             inputs[i] = models[i](inputs[i], **caches[i], logits_to_keep=1).logits[:, -1:].argmax(-1)
             seconds[i].append(now(tokens.is_cuda) - began)
     return seconds
+
+
+def say(what: str) -> None:
+    """Progress, beside the tables."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def now(cuda: bool) -> float:
@@ -130,6 +136,7 @@ def forward(model: Any, length: int, args: argparse.Namespace) -> list[list[str]
     twins, peaks, refused = dict[str, Any](), dict[str, float](), dict[str, str]()
     times: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in args.methods}
     for number in range(1 + args.rounds):
+        say(f"{length} tokens, round {number} of {args.rounds}")
         for name in order.sample(args.methods, len(args.methods)):
             try:
                 if number == 0:  # warms up
@@ -158,11 +165,13 @@ def individual(args: argparse.Namespace) -> list[str]:
     options = {"pretrained": args.model, "device": args.device, "dtype": args.dtype, "batch_size": args.batch_size}
     lm = methods.load("lpes")(**options)
     hf = HFLM(**options | {"pretrained": str(reference.folder(args.model))})
-    evaluator = Evaluator(lm, load_tasks(lm, [TASK], metadata=METADATA, examples=args.questions))
+    metadata = args.metadata | SEARCHED
+    evaluator = Evaluator(lm, load_tasks(lm, [args.task], metadata=metadata, examples=args.questions))
     draw = random.Random(0)
     seconds: dict[str, list[float]] = {"search": [], "hf": []}
     differing = compared = 0
     for number in range(1 + args.rounds):
+        say(f"an individual, round {number} of {args.rounds}")
         factors = [round(draw.uniform(1, 1.5), 2) for _ in range(evaluator.num_layers)]
         for name in draw.sample(("search", "hf"), 2):
             began = time.perf_counter()
@@ -170,9 +179,9 @@ def individual(args: argparse.Namespace) -> list[str]:
                 measured = evaluator(factors)
             else:
                 rope.apply(hf.model, factors)
-                given = {"limit": args.questions, "task_manager": own_tasks(METADATA), "bootstrap_iters": 0}
+                given = {"limit": args.questions, "task_manager": own_tasks(metadata), "bootstrap_iters": 0}
                 with patch.object(lm_eval.evaluator, "add_env_info"):  # a report that takes seconds
-                    samples = lm_eval.simple_evaluate(model=hf, tasks=[TASK], **given)["samples"][TASK]
+                    samples = lm_eval.simple_evaluate(model=hf, tasks=[args.task], **given)["samples"][args.task]
             if number:  # the first one warms up
                 seconds[name].append(time.perf_counter() - began)
         samples.sort(key=lambda sample: sample["doc_id"])
@@ -189,10 +198,11 @@ def command(args: argparse.Namespace) -> list[list[str]]:
     given = f"pretrained={reference.folder(args.model)},dtype={args.dtype}"
     models = {"hf": given, "lpes": given, "lpes (factors=1.1)": f"{given},factors=1.1"}
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(args.rounds):
+    for number in range(args.rounds):
+        say(f"the command, round {number + 1} of {args.rounds}")
         for name in random.sample(list(models), len(models)):
             words = [sys.executable, "-m", "lm_eval", "--model", name.split()[0], "--model_args", models[name]]
-            words += ["--tasks", TASK, "--metadata", '{"source":"generated"}', "--device", args.device]
+            words += ["--tasks", args.task, "--metadata", json.dumps(args.metadata), "--device", args.device]
             words += ["--limit", str(args.questions), "--batch_size", str(args.batch_size)]
             began = time.perf_counter()
             subprocess.run(words, capture_output=True, check=True)
@@ -202,21 +212,21 @@ def command(args: argparse.Namespace) -> list[list[str]]:
     return [[f"`--model {name}`", f"`--model {plain}`", ratio(seconds[name], seconds[plain]), spent] for name in others]
 
 
-def tables(args: argparse.Namespace) -> str:
-    """Measure everything, as Markdown."""
+def tables(args: argparse.Namespace) -> Iterator[str]:
+    """What was measured on what, and then a table after the other, as Markdown."""
     transformers.logging.set_verbosity_error()
     model, machine, used = build(args.model, args.device, args.dtype), hardware(args.threads, args.device), versions()
     where = machine.get("gpu") or f"{machine['processor']}, {args.threads} threads"
-    lines = [
+    yield (
         f"`{args.model}` in {args.dtype}, batch {args.batch}, {args.new_tokens} decoding steps, {args.rounds} rounds; "
         f"{where}; PyTorch {used['torch']}, transformers {used['transformers']}; {time.strftime('%d %B %Y')}."
-    ]
+    )
     header = ["prompt, tokens", "method", "prefill", "decoding step", "both", "peak memory", "paper, both"]
-    lines += ["", markdown_table(header, [row for length in args.lengths for row in forward(model, length, args)])]
+    if args.methods != ["plain"]:
+        yield markdown_table(header, [row for length in args.lengths for row in forward(model, length, args)])
     if args.model not in SHAPES and args.questions:
-        header = [f"{args.questions} questions of {TASK}", "against", "ratio", "against takes"]
-        lines += ["", markdown_table(header, [individual(args), *command(args)])]
-    return "\n".join(lines)
+        header = [f"{args.questions} questions of {args.task}", "against", "ratio", "against takes"]
+        yield markdown_table(header, [individual(args), *command(args)])
 
 
 @program("costs")
@@ -230,6 +240,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--new_tokens", type=at_least(1), default=16, help="decoding steps")
     add("--rounds", type=at_least(1), default=6, help="from six on there is an interval")
     add("--questions", type=at_least(0), default=10, help="of an individual and of the command; 0 leaves both out")
+    add("--task", default="kv_retrieval", help="of these (default: kv_retrieval)")
+    add("--metadata", type=mapping, default={"source": "generated"}, help="as for lm_eval (default: source=generated)")
     add("--batch_size", type=at_least(1), default=16, help="lm-eval's")
     add("--device", default="cpu")
     add("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
@@ -241,11 +253,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     if args.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(args.device).index or 0)  # events and peaks are those of the current one
-    text = tables(args)
-    print(text)
+    parts = []
+    for part in tables(args):
+        parts.append(part)
+        print(f"{part}\n", flush=True)
     if args.write:
         name = f"costs_{args.device.partition(':')[0]}"
-        write_atomically(PAGE, filled(PAGE.read_text(encoding="utf-8"), {name: text}))
+        write_atomically(PAGE, filled(PAGE.read_text(encoding="utf-8"), {name: "\n\n".join(parts)}))
 
 
 if __name__ == "__main__":
