@@ -194,7 +194,6 @@ class ExactEngine(HarnessEngine):
         return answers
 
     def _share(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
-        """Copy what a prompt shares with the one before."""
         before, row = rows[number - 1 : number + 1]
         shared = min(common(before.tokens, row.tokens), before.held, len(row.tokens) - 1)
         if shared >= SHARED * len(row.tokens):
@@ -203,15 +202,15 @@ class ExactEngine(HarnessEngine):
 
     def _step(self, cache: KVCache, rows: Sequence[Row]) -> None:
         """One forward pass over what is pending, with drafts: every answer grows by a token or more."""
-        pending = [row.pending for row in rows]
         drafts = [row.draft(DRAFT) for row in rows]
-        most = self._draft_length([len(draft) for draft in drafts], max(map(len, pending)))
+        most = self._draft_length([len(draft) for draft in drafts], max(len(row.pending) for row in rows))
         drafts = [draft[:most] for draft in drafts]
-        tokens = [p + d for p, d in zip(pending, drafts, strict=True)]
-        kept = sorted({k for p, all_of in zip(pending, tokens, strict=True) for k in range(len(p) - 1, len(all_of))})
+        tokens = [row.pending + draft for row, draft in zip(rows, drafts, strict=True)]
+        firsts = [len(row.pending) - 1 for row in rows]
+        kept = sorted({k for first, some in zip(firsts, tokens, strict=True) for k in range(first, len(some))})
         highest, best = self._forward(cache, slice(0, len(rows)), [row.held for row in rows], tokens, kept)
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            first = kept.index(len(pending[number]) - 1)
+            first = kept.index(firsts[number])
             row.held = len(row.tokens)
             for k in range(len(draft) + 1):
                 if math.isnan(highest[number][first + k]):
@@ -254,12 +253,10 @@ class ExactEngine(HarnessEngine):
         return len(row.answer) >= row.prompt.max_new or self._ended(row.prompt, row.answer)
 
     def _ended(self, prompt: Prompt, answer: list[int]) -> bool:
-        """Whether an answer ends by itself."""
         decode = self.lm.tokenizer.decode
         return answer[-1] in self._ends or any(stop in decode(answer[-last:]) for stop, last in prompt.stops.items())
 
     def _responses(self, i: int, answer: list[int]) -> list[str]:
-        """The response to a request, as often as it asks for it, from an answer's tokens."""
         prompt = self._prompts[i]
         (self.unended.discard if self._ended(prompt, answer) else self.unended.add)(i)
         text = postprocess_generated_text(self.lm.tok_decode(answer), list(prompt.stops), None)

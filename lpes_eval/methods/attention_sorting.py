@@ -80,7 +80,6 @@ class AttentionSorting(MethodLM):
         return changed
 
     def _attention(self, context: str, segments: Sequence[Segment], before: int) -> list[float]:
-        """The share of each document in the attention of the prompt's last token, a mean over heads and layers."""
         ids, starts = located(self, context)
         (by_layer,) = weights(self.model, [*ids, ids[-1]], 1)  # the answer's first token is not read
         mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)

@@ -128,7 +128,6 @@ class MethodLM(HFLM):
         self.method.check(skeleton)
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        """Read the model's configuration, and check the model that it describes."""
         try:
             if os.path.isfile(pretrained):  # transformers would read it
                 raise NotADirectoryError("it is a file")

@@ -104,7 +104,7 @@ class Interception(InModel):
         raise NotImplementedError
 
     def plainly(self, call: Call) -> Tensor:
-        """The attention of the model as it is, by the way of ``attend``; a family where it differs is refused."""
+        """The attention of the model as it is, by the way of ``attend``; where it differs, the family is refused."""
         query, key = call.rotate(call.query, call.key, *call.table)
         return call.compute(query, *call.cached(key, call.value))
 
@@ -202,7 +202,7 @@ class Interception(InModel):
         if not isinstance(table, Table):
             raise _unsupported(self._model, "its layers change the rotary tables before they use them")
         caches = {name: NewAlone(value) for name, value in given.items() if isinstance(value, Cache)}
-        given |= {"position_embeddings": table.identity(), **caches}
+        given |= {"position_embeddings": table.identity()} | caches
         self._entered = given, table, next(iter(caches.values()), None)
         return (), given
 

@@ -3,9 +3,8 @@
 lm_eval --model string --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 Long distances are rare in training, so a model knows them least. A query at position m attends to a key at position n
-with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest
-distances stay the nearest tokens' alone, all others come from the well-trained part. docs/methods.md says what was
-decided here.
+with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest distances
+stay the nearest tokens' alone, all others come from the well-trained part.
 """
 
 from __future__ import annotations
