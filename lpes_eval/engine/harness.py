@@ -20,10 +20,8 @@ from lpes_eval.engine.limits import is_cut, no_number
 
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
-Order = Sequence[Sequence[int]]
-"""Requests by number: some together, then the next."""
-Answers = dict[int, list[Any]]
-"""Requests' responses, by number."""
+Order = Sequence[Sequence[int]]  # requests by number: some together, then the next
+Answers = dict[int, list[Any]]  # requests' responses, by number
 
 
 class HarnessEngine:

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks.families import tiny_config, tiny_model
 from checks import apart, inputs, logits
-from lpes_eval.errors import UserError
 from lpes_eval.methods.string import STRING
 from slow import slow_llama, turn
 
@@ -54,9 +53,3 @@ def test_a_sliding_window_hides_what_is_beyond_it():
     plain = logits(model)
     STRING.apply(model, shift=window, window=window // 2)
     assert apart(logits(model)[1], plain[1]) < 1e-5  # nothing that is seen is far
-
-
-@pytest.mark.parametrize("settings", [{"shift": 4, "window": 4}, {"shift": 0}, {"window": "x"}])
-def test_what_makes_no_sense_is_refused(settings):
-    with pytest.raises(UserError, match=r"window|shift"):
-        STRING.Inside(**settings)

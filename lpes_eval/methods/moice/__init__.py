@@ -63,11 +63,9 @@ class Mixture(Interception):
             found = f"made for {made.model} with {made.shape}, but {own.model} has {own.shape}"
             raise UserError(f"router={self.file}: {found}; {way_out}")
 
-    def put(self, model: nn.Module) -> None:
-        """Put the method into the model, and the router on its device."""
-        self.check(model)
+    def prepare(self, model: nn.Module) -> None:
+        """Put the router on the model's device."""
         self.router.to(device_of(model))
-        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""
