@@ -34,11 +34,8 @@ class KVCache(DynamicCache):
         return max(0, self._first - window + 1) if window else 0
 
     def mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """What each token sees, (rows, 1, tokens, columns), by kind where layers are of several: its row, or a window.
-
-        None: tokens from the first one on, in order, which the model masks itself.
-        """
-        if self.positions.shape[1] == self._end:
+        """What each token sees, (rows, 1, tokens, columns), by kind where layers differ: its row, or a window."""
+        if self.positions.shape[1] == self._end:  # from the first token on, in order, which the model masks itself
             return None
         masks = {}
         for kind, window in dict(zip(self._kinds, self._windows, strict=False)).items():

@@ -85,7 +85,6 @@ class Buckets(InModel):
             model.forward = self._shadowed
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's forward: N rows for each row of the input, and the combined prediction."""
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
         if call.get("labels") is not None:
             raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")

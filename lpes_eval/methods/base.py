@@ -61,19 +61,14 @@ class MethodLM(HFLM):
 
     Raises:
         UserError: as ``InModel.put``, where possible before any weight is loaded; or an argument that cannot be.
-
-    Attributes:
-        title: what the method is called in prose, and its section in docs/methods.md.
-        paper: its arXiv id.
-        published_time: seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100).
-        by_engine: whether the engine's answers are those of ``hf`` with this method in the model.
     """
 
-    title: ClassVar[str]
-    paper: ClassVar[str]
+    title: ClassVar[str]  # in prose, and of its section in docs/methods.md
+    paper: ClassVar[str]  # its arXiv id
     published_time: ClassVar[float | None] = None
+    """Seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100)."""
     Inside: ClassVar[Any]
-    by_engine: ClassVar[bool] = False
+    by_engine: ClassVar[bool] = False  # whether the engine's answers are those of hf with this method in the model
 
     def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
         self.given = dict(kwargs)

@@ -124,10 +124,10 @@ class Interception(InModel):
         """Put the method into the model, where its way of rotating can be followed."""
         self.check(model)
         claim(model, self.name)
-        self._model = model
+        self._model, self._stamp = model, Stamp(f"{self.name} has not rotated")
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._stamp, self.partial = Stamp(f"{self.name} has not rotated"), {}
+        self.partial = {}
         training = {module: module.training for module in model.modules()}
         model.eval()
         try:

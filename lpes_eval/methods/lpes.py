@@ -99,8 +99,8 @@ class LayerFactors(InModel):
 class LPES(MethodLM):
     """``hf`` with layer factors; its arguments are those of ``hf`` and of ``LayerFactors``.
 
-    Without ``factors`` it takes those that the model's folder carries, and where it has none it answers as ``hf`` does.
-    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model.
+    Without ``factors``, or those of the model's folder, it answers as ``hf`` does. Without ``pretrained`` it loads the
+    model that the factors name as their origin, or the reference model.
     """
 
     title = "Layer factors"

@@ -31,18 +31,14 @@ from lpes_eval.methods.tables import PUBLISHED_BASES, parse_bases
 TOP_K = 7
 INIT_STD = 0.02  # of new weights; scores then begin near 0, and the weights of the bases near 1 / N
 FILE = "router.safetensors"
-SHIPPED = "router"
-"""The folder of a shipped router in its model's: servers take every ``*.safetensors`` beside the weights for some."""
+SHIPPED = "router"  # a folder of its own: servers take every *.safetensors beside the weights for some
 METADATA = "moice_router"
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is for, and how it was trained; ``UserError`` for what cannot be.
-
-    ``head_dim`` is the size of a query, and ``model`` the name or folder that was given for training.
-    """
+    """What a router is for, and how it was trained, of a ``model`` as it was named; ``head_dim`` is that of a query."""
 
     layers: int
     heads: int
@@ -68,10 +64,7 @@ class RouterConfig:
 
 
 class Router(nn.Module):
-    """The routers of all layers of one model; ``seed`` is that of the initial, normal weights.
-
-    Parameters (L layers, D = head_dim, N bases), all float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N).
-    """
+    """The routers of a model's L layers, float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N)."""
 
     def __init__(self, config: RouterConfig, seed: int = 0) -> None:
         super().__init__()

@@ -40,8 +40,7 @@ LOG = "training.jsonl"
 TASKS = ("kv_retrieval", "mdqa_pos")
 TRAINING_SEED = 0x901CE
 """Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
-HALF_SCALE = 1024.0
-"""In float16 the loss is multiplied by this, or gradients would vanish, and the router's gradients divided again."""
+HALF_SCALE = 1024.0  # of the loss in float16, or gradients would vanish; the router's gradients are divided again
 
 
 @dataclass(frozen=True)
