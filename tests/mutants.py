@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         "Ms-PoE gives the most position-aware head the least factor",
         "lpes_eval/methods/ms_poe.py",
-        "awareness.argsort(dim=-1, descending=True, stable=True)",
-        "awareness.argsort(dim=-1, descending=False, stable=True)",
+        "counts.sum(-1).argsort(dim=-1, descending=True, stable=True)",
+        "counts.sum(-1).argsort(dim=-1, descending=False, stable=True)",
         (f"{METHODS}/test_ms_poe.py::test_factors_and_logits_are_those_of_a_slow_implementation",),
     ),
     # -- what is asked, and how it is scored

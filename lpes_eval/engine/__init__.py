@@ -14,17 +14,15 @@ from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import UserError
 
-Engine = HarnessEngine
-
 
 def engine_for(
     lm: Any, requests: Sequence[Any], *, fast: bool = True, vllm: Mapping[str, Any] | None = None, **options: Any
-) -> tuple[Engine, str | None]:
+) -> tuple[HarnessEngine, str | None]:
     """The engine for lm-eval's instances, and why it is lm-eval's own loop; None where it is the fast one.
 
     ``vllm`` has vLLM answer, with these options (``UserError`` where it cannot); others are those of ``ExactEngine``.
     """
-    reason = reason_against(lm, requests, fast)
+    reason = reason_against(lm, requests) if fast else "it was asked for"
     if vllm is not None:
         from lpes_eval.engine.vllm import VLLMEngine
 

@@ -20,9 +20,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from lpes_eval import rope
-from lpes_eval.engine.harness import HarnessEngine
+from lpes_eval.engine.harness import Answers, HarnessEngine, Order
 from lpes_eval.engine.kv_cache import KVCache
-from lpes_eval.engine.limits import encode, no_number, room_for_prompt
+from lpes_eval.engine.limits import fitted, no_number
 from lpes_eval.errors import UserError
 
 MEMORY = 2 << 30
@@ -39,15 +39,16 @@ ACCEPTED = 2 / 3
 """The share of drafted tokens that is expected to be right."""
 STEP, STEP_ON_A_GPU = 48, 512
 """A decoding step takes as long for its first token as for so many more."""
+LOOKS = 8
+"""About how many batches are made at least where the caller may stop after any."""
 
 
 @dataclass
 class Prompt:
-    """A request, tokenised; each stop with the number of last tokens in which lm-eval looks for it."""
+    """A request, tokenised; each of its ``stops`` with the number of last tokens in which lm-eval looks for it."""
 
     tokens: list[int]
-    until: list[str]
-    stops: list[tuple[str, int]]
+    stops: dict[str, int]
     max_new: int
 
 
@@ -88,17 +89,10 @@ class ExactEngine(HarnessEngine):
     """
 
     def __init__(
-        self,
-        lm: HFLM,
-        requests: Sequence[Any],
-        *,
-        prompts_per_batch: int | None = None,
-        tokens_per_batch: int | None = None,
+        self, lm: HFLM, requests: Sequence[Any], prompts_per_batch: int | None = None, tokens_per_batch: int = 0
     ) -> None:
         super().__init__(lm, requests)
         self.model, self._on_cpu = lm.model, lm.device.type == "cpu"
-        if not self._on_cpu:  # a small batch takes nearly as long as a large one
-            self.looks = 1
         end = self.model.generation_config.eos_token_id
         self._ends = set(end if isinstance(end, list) else [end])
         self._pad = lm.tokenizer.pad_token_id or 0
@@ -108,20 +102,17 @@ class ExactEngine(HarnessEngine):
 
     def _prepare(self, context: str, arguments: dict[str, Any]) -> Prompt:
         options = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
-        room = room_for_prompt(self.lm, options["max_gen_toks"])
-        tokens = encode(self.lm, context, truncation=self.lm.truncation)[-room:]  # as HFLM
         end = self.lm.tok_decode(self.lm.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(list(options["until"]), eos=end)
         tokens_of = self.lm.tokenizer.encode
-        stops = [(text, len(tokens_of(text, add_special_tokens=False)) + 2) for text in until]  # MultiTokenEOSCriteria
-        return Prompt(tokens, until, stops, options["max_gen_toks"])
+        stops = {text: len(tokens_of(text, add_special_tokens=False)) + 2 for text in until}  # MultiTokenEOSCriteria
+        return Prompt(fitted(self.lm, context, arguments)[0], stops, options["max_gen_toks"])
 
-    def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
-    ) -> Iterator[dict[int, list[str]]]:
+    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
         """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
-        waiting = self._families() if order is None else [sorted(numbers, key=self._place) for numbers in order]
-        most = math.ceil(sum(map(len, waiting)) / (self.looks if may_stop else 1))
+        waiting = self._families() if order is None else [list(numbers) for numbers in order]
+        looks = LOOKS if may_stop and self._on_cpu else 1  # on a GPU a small batch takes nearly as long as a large one
+        most = math.ceil(sum(map(len, waiting)) / looks)
         self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
         while waiting:
             batch = waiting.pop(0)
@@ -133,41 +124,37 @@ class ExactEngine(HarnessEngine):
             answers = None
             with contextlib.suppress(torch.OutOfMemoryError):
                 answers = self._answer(batch)
-            if answers is None:  # only here, outside, has what it took been given back
-                torch.cuda.empty_cache()
-                if len(batch) == 1:
-                    found = f"not even one prompt of {self._tokens(batch)} tokens fits the memory of {self.lm.device}"
-                    raise UserError(f"{found}; take a smaller dtype (--model_args dtype=...) or shorter prompts")
-                self.tokens_per_batch = self._tokens(batch) // 2
-                waiting.insert(0, batch)
-            else:
+            if answers is not None:
                 yield {i: self._responses(i, tokens) for i, tokens in answers.items()}
+                continue
+            torch.cuda.empty_cache()  # only here, outside, has what it took been given back
+            if len(batch) == 1:
+                found = f"not even one prompt of {self._tokens(batch)} tokens fits the memory of {self.lm.device}"
+                raise UserError(f"{found}; take a smaller dtype (--model_args dtype=...) or shorter prompts")
+            self.tokens_per_batch = self._tokens(batch) // 2
+            waiting.insert(0, batch)
 
     def _families(self) -> list[list[int]]:
         """All requests, those together that share half of their prompt with the one before; the longest first."""
+        prompts = [prompt.tokens for prompt in self._prompts]
         families: list[list[int]] = []
-        for i in sorted(range(len(self._prompts)), key=self._place):
-            tokens = self._prompts[i].tokens
-            if families and 2 * common(self._prompts[families[-1][-1]].tokens, tokens) > len(tokens):
+        for i in sorted(range(len(prompts)), key=prompts.__getitem__):
+            if families and 2 * common(prompts[families[-1][-1]], prompts[i]) > len(prompts[i]):
                 families[-1].append(i)
             else:
                 families.append([i])
-        return sorted(families, key=lambda family: -max(len(self._prompts[i].tokens) for i in family))
+        return sorted(families, key=lambda family: -max(len(prompts[i]) for i in family))
 
-    def _place(self, i: int) -> list[int]:
-        """By which requests are sorted, so that each prompt stands behind the one with which it shares most."""
-        return self._prompts[i].tokens
+    def _columns(self, numbers: Sequence[int]) -> int:
+        return max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers)
 
     def _tokens(self, numbers: Sequence[int]) -> int:
-        """Columns of all rows of a batch."""
-        return len(numbers) * max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers)
+        return len(numbers) * self._columns(numbers)
 
     def _fits(self, numbers: Sequence[int]) -> bool:
-        assert self.tokens_per_batch is not None
         return len(numbers) <= self.prompts_per_batch and self._tokens(numbers) <= self.tokens_per_batch
 
     def _tokens_in_memory(self) -> int:
-        """How many tokens' keys and values there is memory for."""
         cache = KVCache(self.model.config, 1, 1)
         with torch.inference_mode(), self._precision():
             self._forward(cache, slice(0, 1), [0], [[self._pad]], [0])
@@ -180,14 +167,19 @@ class ExactEngine(HarnessEngine):
 
     def _answer(self, numbers: Sequence[int]) -> dict[int, list[int]]:
         """Each prompt's answer, with the token that ended it."""
-        columns = max(len(self._prompts[i].tokens) + self._prompts[i].max_new for i in numbers) + END + DRAFT
-        cache = KVCache(self.model.config, len(numbers), columns)
+        cache = KVCache(self.model.config, len(numbers), self._columns(numbers) + END + DRAFT)
         rows = [Row(i, self._prompts[i], list(self._prompts[i].tokens)) for i in numbers]
+        rows.sort(key=lambda row: row.tokens)  # each prompt stands behind the one with which it shares most
         answers: dict[int, list[int]] = {}
         with torch.inference_mode(), self._precision(), masked_attention_of_groups(self._on_cpu):
             # 1) Of each prompt, run what it does not share with the one before, but for the end
-            for number in range(len(rows)):
-                self._prefill(cache, rows, number)
+            for number, row in enumerate(rows):
+                if number:
+                    self._share(cache, rows, number)
+                while len(row.pending) > END:
+                    tokens = row.pending[:-1][: CHUNK if row.held else None]
+                    self._forward(cache, slice(number, number + 1), [row.held], [tokens], [0])
+                    row.held += len(tokens)
             # 2) Run what is pending of all prompts, first their ends, then token after token, with drafts
             while rows:
                 self._step(cache, rows)
@@ -201,30 +193,24 @@ class ExactEngine(HarnessEngine):
                             cache.copy(len(rows), number, last.held)
         return answers
 
-    def _prefill(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
-        row = rows[number]
-        if number:
-            before = rows[number - 1]
-            shared = min(common(before.tokens, row.tokens), before.held, len(row.tokens) - 1)
-            if shared >= SHARED * len(row.tokens):
-                cache.copy(number - 1, number, shared)
-                row.held = shared
-        while len(row.pending) > END:
-            tokens = row.pending[:-1][: CHUNK if row.held else None]
-            self._forward(cache, slice(number, number + 1), [row.held], [tokens], [0])
-            row.held += len(tokens)
+    def _share(self, cache: KVCache, rows: Sequence[Row], number: int) -> None:
+        before, row = rows[number - 1 : number + 1]
+        shared = min(common(before.tokens, row.tokens), before.held, len(row.tokens) - 1)
+        if shared >= SHARED * len(row.tokens):
+            cache.copy(number - 1, number, shared)
+            row.held = shared
 
     def _step(self, cache: KVCache, rows: Sequence[Row]) -> None:
         """One forward pass over what is pending, with drafts: every answer grows by a token or more."""
-        pending = [row.pending for row in rows]
         drafts = [row.draft(DRAFT) for row in rows]
-        most = self._draft_length([len(draft) for draft in drafts], max(map(len, pending)))
+        most = self._draft_length([len(draft) for draft in drafts], max(len(row.pending) for row in rows))
         drafts = [draft[:most] for draft in drafts]
-        tokens = [p + d for p, d in zip(pending, drafts, strict=True)]
-        kept = sorted({k for p, all_of in zip(pending, tokens, strict=True) for k in range(len(p) - 1, len(all_of))})
+        tokens = [row.pending + draft for row, draft in zip(rows, drafts, strict=True)]
+        firsts = [len(row.pending) - 1 for row in rows]
+        kept = sorted({k for first, some in zip(firsts, tokens, strict=True) for k in range(first, len(some))})
         highest, best = self._forward(cache, slice(0, len(rows)), [row.held for row in rows], tokens, kept)
         for number, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            first = kept.index(len(pending[number]) - 1)
+            first = kept.index(firsts[number])
             row.held = len(row.tokens)
             for k in range(len(draft) + 1):
                 if math.isnan(highest[number][first + k]):
@@ -264,19 +250,16 @@ class ExactEngine(HarnessEngine):
         return highest.float().tolist(), best.tolist()
 
     def _complete(self, row: Row) -> bool:
-        """Whether nothing may follow the last token."""
         return len(row.answer) >= row.prompt.max_new or self._ended(row.prompt, row.answer)
 
     def _ended(self, prompt: Prompt, answer: list[int]) -> bool:
-        """Whether an answer ends by itself."""
         decode = self.lm.tokenizer.decode
-        return answer[-1] in self._ends or any(stop in decode(answer[-window:]) for stop, window in prompt.stops)
+        return answer[-1] in self._ends or any(stop in decode(answer[-last:]) for stop, last in prompt.stops.items())
 
     def _responses(self, i: int, answer: list[int]) -> list[str]:
-        """The answer to request ``i`` for each of its repeats; whether it ended by itself is noted."""
         prompt = self._prompts[i]
         (self.unended.discard if self._ended(prompt, answer) else self.unended.add)(i)
-        text = postprocess_generated_text(self.lm.tok_decode(answer), prompt.until, None)
+        text = postprocess_generated_text(self.lm.tok_decode(answer), list(prompt.stops), None)
         return [text] * (self._requests[i].repeats or 1)
 
 

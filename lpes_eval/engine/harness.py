@@ -20,6 +20,8 @@ from lpes_eval.engine.limits import is_cut, no_number
 
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
+Order = Sequence[Sequence[int]]  # requests by number: some together, then the next
+Answers = dict[int, list[Any]]  # requests' responses, by number
 
 
 class HarnessEngine:
@@ -27,12 +29,8 @@ class HarnessEngine:
 
     prompt_tokens: int | None = None
     """Tokens of all prompts together, where they are known."""
-    workers: int = 1
-    """Processes that answer at once."""
     identity: Mapping[str, Any] = {}
     """What answers, where it is not this machine's transformers: scores of other engines are kept apart."""
-    looks = 8
-    """About how many batches are made at least of prompts whose asker may stop after any."""
 
     def __init__(self, lm: Any, requests: Sequence[Any]) -> None:
         self.lm, self._requests = lm, list(requests)
@@ -64,14 +62,8 @@ class HarnessEngine:
         self.factors = tuple(factors)
         rope.apply(self.lm.model, factors)
 
-    def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
-    ) -> Iterator[dict[int, list[Any]]]:
-        """Each request's responses, by its number, some at a time.
-
-        ``order`` has the requests by number: some together, then the next. Where the caller ``may_stop`` after any
-        batch, smaller ones save work.
-        """
+    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
+        """Answer some at a time; where the caller ``may_stop`` after any batch, smaller ones save work."""
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
         torch.manual_seed(DEFAULT_OTHER_SEED)
@@ -81,8 +73,8 @@ class HarnessEngine:
             for first in range(0, len(waiting), at_once):
                 yield self._answer_some(waiting[first : first + at_once])
 
-    def _answer_some(self, numbers: Sequence[int]) -> dict[int, list[Any]]:
-        responses: dict[int, list[Any]] = {i: [] for i in numbers}
+    def _answer_some(self, numbers: Sequence[int]) -> Answers:
+        responses: Answers = {i: [] for i in numbers}
         by_type: dict[str, list[int]] = {}
         for i in numbers:
             by_type.setdefault(self._requests[i].request_type, []).extend([i] * (self._requests[i].repeats or 1))
@@ -120,5 +112,3 @@ class HarnessEngine:
         finally:
             self.lm.fast = fast
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
-
-

@@ -34,11 +34,8 @@ class KVCache(DynamicCache):
         return max(0, self._first - window + 1) if window else 0
 
     def mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """What each token sees, (rows, 1, tokens, columns), by kind where layers are of several: its row, or a window.
-
-        None: tokens from the first one on, in order, which the model masks itself.
-        """
-        if self.positions.shape[1] == self._end:
+        """What each token sees, (rows, 1, tokens, columns), by kind where layers differ: its row, or a window."""
+        if self.positions.shape[1] == self._end:  # from the first token on, in order, which the model masks itself
             return None
         masks = {}
         for kind, window in dict(zip(self._kinds, self._windows, strict=False)).items():
@@ -48,9 +45,7 @@ class KVCache(DynamicCache):
             masks[kind] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store a layer's new keys and values, and return what its attention may see."""
         new = key_states, value_states
         if layer_idx not in self._held:
@@ -58,11 +53,9 @@ class KVCache(DynamicCache):
             keys, values = (states.new_zeros(rows, states.shape[1], columns, states.shape[3]) for states in new)
             self._held[layer_idx] = keys, values
         for held, states in zip(self._held[layer_idx], new, strict=True):
-            numbers, positions = self._numbers.to(states.device), self.positions.to(states.device)
-            held[numbers, :, positions] = states.transpose(1, 2)
+            held[self._numbers.to(states.device), :, self.positions.to(states.device)] = states.transpose(1, 2)
         begin = self._begin(self._windows[layer_idx] if layer_idx < len(self._windows) else None)
-        keys, values = (held[self._rows, :, begin : self._end] for held in self._held[layer_idx])
-        return keys, values
+        return tuple(held[self._rows, :, begin : self._end] for held in self._held[layer_idx])
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first tokens of a row into another row."""
@@ -77,8 +70,3 @@ class KVCache(DynamicCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens before those of the forward pass."""
         return self._first
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Columns that ``update`` returns, and the first of them."""
-        begin = self._begin(self._windows[layer_idx])
-        return self._end - begin, begin

@@ -20,10 +20,8 @@ NEUTRAL: dict[str, float] = {"repetition_penalty": 1, "length_penalty": 1, "num_
 """Further entries, which do so at these values."""
 
 
-def reason_against(lm: Any, requests: Sequence[Any], fast: bool = True) -> str | None:
-    """Why these requests have to be answered by lm-eval itself; None if they need not. ``fast`` is what was asked."""
-    if not fast:
-        return "it was asked for"
+def reason_against(lm: Any, requests: Sequence[Any]) -> str | None:
+    """Why these requests have to be answered by lm-eval itself; None if they need not."""
     if not isinstance(lm, HFLM) or lm.backend != "causal":
         return "the model is not a causal transformers model"
     if type(lm)._model_generate is not HFLM._model_generate or lm.think_end_token is not None:
@@ -71,9 +69,7 @@ def is_cut(lm: Any, request: Any) -> bool:
     if not isinstance(lm, HFLM) or lm.backend != "causal":
         return False
     if request.request_type == "generate_until":
-        room = room_for_prompt(lm, normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"])
-        whole = len(encode(lm, request.args[0]))
-        return whole > min(room, len(encode(lm, request.args[0], truncation=True)) if lm.truncation else whole)
+        return fitted(lm, *request.args)[1]
     if request.request_type == "loglikelihood":
         context, continuation = request.args
         pair = lm._encode_pair(context, continuation) if context else ([0], lm.tok_encode(continuation))
@@ -81,15 +77,14 @@ def is_cut(lm: Any, request: Any) -> bool:
     return False  # a rolling one goes by windows
 
 
-def room_for_prompt(lm: HFLM, max_new: int) -> int:
-    """Tokens that a prompt may have beside its answer; ``UserError`` where there are none."""
+def fitted(lm: HFLM, context: str, options: dict[str, Any]) -> tuple[list[int], bool]:
+    """A prompt's tokens as ``hf`` hands them to the model, and whether it cut others off; ``UserError`` for no room."""
+    max_new = normalize_gen_kwargs(options, lm.max_gen_toks)["max_gen_toks"]
     if max_new >= lm.max_length:
         found = f"answers of so many tokens leave the prompt no room in the model's {lm.max_length}"
         raise UserError(f"max_gen_toks={max_new}: {found}; take fewer (--gen_kwargs max_gen_toks=N)")
-    return int(lm.max_length - max_new)
-
-
-def encode(lm: HFLM, context: str, truncation: bool = False) -> list[int]:
-    """A prompt's tokens, as ``hf`` makes them."""
-    ids: list[int] = lm.tok_batch_encode([context], truncation=truncation)[0][0].tolist()
-    return ids
+    whole = tokens = lm.tok_batch_encode([context])[0][0].tolist()
+    if lm.truncation:
+        tokens = lm.tok_batch_encode([context], truncation=True)[0][0].tolist()
+    tokens = tokens[max_new - lm.max_length :]
+    return tokens, len(tokens) < len(whole)

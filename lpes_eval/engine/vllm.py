@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lpes_eval.engine.exact import ExactEngine
+from lpes_eval.engine.harness import Answers, Order
 from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
 from lpes_eval.factors import FIELD
 
 _running: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], Any]] = WeakKeyDictionary()
-"""For a transformers model, the options of vLLM's engine and the engine."""
+"""The options and the engine of vLLM's for a transformers model."""
 
 
 class VLLMEngine(ExactEngine):
@@ -52,15 +53,13 @@ class VLLMEngine(ExactEngine):
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
-    def answer(
-        self, order: Sequence[Sequence[int]] | None = None, may_stop: bool = False
-    ) -> Iterator[dict[int, list[str]]]:
-        """Each request's responses, by its number: all at once, as a GPU takes nearly as long for a few of them."""
+    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
+        """Answer all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams
 
         numbers = range(len(self._prompts)) if order is None else [i for together in order for i in together]
         prompts = [self._prompts[i] for i in numbers]
-        asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=p.until, logprobs=0) for p in prompts]
+        asked = [SamplingParams(temperature=0, max_tokens=p.max_new, stop=list(p.stops), logprobs=0) for p in prompts]
         found = self._llm.generate([{"prompt_token_ids": p.tokens} for p in prompts], asked, use_tqdm=False)
         answers = {}
         for i, one in zip(numbers, found, strict=True):

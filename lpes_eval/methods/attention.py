@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +87,7 @@ class Call:
     def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
 
-        ``UserError``: heads of keys and of values that differ in number, which a static cache has no room for.
+        ``UserError``: a static cache has no room for more heads of keys than of values.
         """
         if self.cache is None:
             return key, value
@@ -110,8 +109,16 @@ class Call:
             if query.shape[2] == 1 and self.function is ALL_ATTENTION_FUNCTIONS["sdpa"] and not self.module.training:
                 return self._one_token(query, key, value)
             value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
-        with _groups(self.module, query.shape[1] // key.shape[1]):
-            return self.function(self.module, query, key, value, self.mask, **self.options)[0]
+        module: Any = self.module
+        before = module.__dict__.get("num_key_value_groups")
+        module.num_key_value_groups = query.shape[1] // key.shape[1]
+        try:
+            return self.function(module, query, key, value, self.mask, **self.options)[0]
+        finally:
+            if before is not None:
+                module.num_key_value_groups = before
+            else:
+                del module.num_key_value_groups
 
     def _one_token(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One query token, its heads sharing values but not keys: neither is copied out for every head."""
@@ -122,17 +129,3 @@ class Call:
         weights = scores.float().softmax(-1).to(value.dtype)
         shared = weights.unflatten(1, (value.shape[1], -1)).flatten(2, 3)  # (B, H_v, H' / H_v, S)
         return torch.matmul(shared, value).flatten(1, 2).unsqueeze(1)
-
-
-@contextmanager
-def _groups(module: Any, groups: int) -> Iterator[None]:
-    """Let the attention functions see how many query heads there are to a key head now."""
-    before = getattr(module, "num_key_value_groups", None)
-    module.num_key_value_groups = groups
-    try:
-        yield
-    finally:
-        if before is not None:
-            module.num_key_value_groups = before
-        else:
-            del module.num_key_value_groups

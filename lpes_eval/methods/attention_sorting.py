@@ -29,11 +29,7 @@ NAME = "Attention sorting"
 
 @dataclass(eq=False)
 class Sorting(InModel):
-    """How often documents are sorted; the model stays as it is.
-
-    Attributes:
-        rounds: each costs a pass over the prompt; a round that changes nothing is the last. 5 in the authors' runs.
-    """
+    """How often documents are sorted, at most (5 in the authors' runs); the model stays as it is."""
 
     rounds: int = 5
     plain = True
@@ -44,10 +40,7 @@ class Sorting(InModel):
 
 
 class AttentionSorting(MethodLM):
-    """``hf`` on prompts whose documents are sorted; its arguments are those of ``hf`` and of ``Sorting``.
-
-    It answers ``generate_until`` requests of tasks by position, whose prompts have labelled segments.
-    """
+    """``hf`` on prompts of tasks by position, their documents sorted; arguments are those of ``hf`` and ``Sorting``."""
 
     title = NAME
     paper = "2310.01427"
@@ -87,7 +80,6 @@ class AttentionSorting(MethodLM):
         return changed
 
     def _attention(self, context: str, segments: Sequence[Segment], before: int) -> list[float]:
-        """The share of each document in the attention of the prompt's last token, a mean over heads and layers."""
         ids, starts = located(self, context)
         (by_layer,) = weights(self.model, [*ids, ids[-1]], 1)  # the answer's first token is not read
         mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)
@@ -108,11 +100,8 @@ class AttentionSorting(MethodLM):
 def reordered(segments: Sequence[Segment], order: Sequence[int]) -> list[Segment]:
     """An instruction, items and a question with the items in this order; what belongs to a place stays there."""
     first, *items, last = segments
-    moved = [
-        replace(place, label=items[k].label, text=place.framed(items[k].core))
-        for place, k in zip(items, order, strict=True)
-    ]
-    return [first, *moved, last]
+    pairs = [(place, items[k]) for place, k in zip(items, order, strict=True)]
+    return [first, *(replace(place, label=item.label, text=place.framed(item.core)) for place, item in pairs), last]
 
 
 Method = AttentionSorting

@@ -20,6 +20,7 @@ from lpes_eval.engine import engine_for
 from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness.plugin import separate_caches
 
+logger = logging.getLogger("lm_eval")
 separate_caches()
 
 
@@ -29,21 +30,16 @@ class InModel:
     Its ``__post_init__`` reads the settings as a user may write them and raises ``UserError`` for what makes no sense.
     """
 
-    plain = False
-    """Whether it leaves every model as it is, so that any model will do."""
+    plain = False  # whether it leaves every model as it is, so that any model will do
 
     def read(self, config: Any) -> None:
-        """Take over what the model's configuration says of the method, before anything is loaded."""
+        """Take over what the model's configuration says of the method."""
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that the method cannot run in (``UserError``), as far as that is seen without weights."""
+        """Refuse a model that the method cannot run in (``UserError``), as far as is seen without weights."""
 
     def put(self, model: nn.Module) -> None:
-        """Check a transformers model with its weights, and put the method into it.
-
-        Raises:
-            UserError: the model (``UnsupportedModel``) or the settings do not fit, or factors or a method are in it.
-        """
+        """Put the method into a transformers model; ``UserError`` where they do not fit, or another method is in it."""
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
@@ -67,23 +63,20 @@ class MethodLM(HFLM):
         UserError: as ``InModel.put``, where possible before any weight is loaded; or an argument that cannot be.
     """
 
-    title: ClassVar[str]
-    """What the method is called in prose; its section in docs/methods.md has this title."""
-    paper: ClassVar[str]
-    """Its arXiv id."""
+    title: ClassVar[str]  # in prose, and of its section in docs/methods.md
+    paper: ClassVar[str]  # its arXiv id
     published_time: ClassVar[float | None] = None
     """Seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100)."""
     Inside: ClassVar[Any]
-    by_engine: ClassVar[bool] = False
-    """Whether the engine's answers are those of ``hf`` with this method in the model."""
+    by_engine: ClassVar[bool] = False  # whether the engine's answers are those of hf with this method in the model
 
     def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
         self.given = dict(kwargs)
         if not isinstance(fast, bool):
             raise UserError(f"fast={fast}: expected True or False")
         self.fast = fast and self.by_engine
-        own = {field.name for field in dataclasses.fields(self.Inside) if field.init} & kwargs.keys()
-        self.method = self.Inside(**{name: kwargs.pop(name) for name in own})
+        own = {field.name for field in dataclasses.fields(self.Inside) if field.init}
+        self.method = self.Inside(**{name: kwargs.pop(name) for name in own & kwargs.keys()})
         if pretrained is None:
             pretrained = self.default_model(kwargs)
         if isinstance(pretrained, str | os.PathLike):
@@ -91,11 +84,10 @@ class MethodLM(HFLM):
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
             kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
         check_device(kwargs.get("device"))
-        for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
-            check_dtype(name, kwargs.get(name))
+        _check_dtypes(kwargs)
         if str(kwargs.get("batch_size")).startswith("auto") and str(kwargs.get("device")) == "cpu":
             said = "batch_size=auto: on a processor this would try out 64 whole windows, for minutes; it is 1"
-            logging.getLogger("lm_eval").warning("%s; give a number, such as 8, for more at once", said)
+            logger.warning("%s; give a number, such as 8, for more at once", said)
             kwargs["batch_size"] = 1
         try:
             super().__init__(pretrained=pretrained, **kwargs)
@@ -107,7 +99,7 @@ class MethodLM(HFLM):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> Any:
-        """A model of ``simple_evaluate(model_args="...")``, whose lists are read as the command reads them."""
+        """A model by a text of arguments, whose lists are read as the command reads them."""
         return cls.create_from_arg_obj(flags.mapping(arg_string), additional_config)
 
     @classmethod
@@ -119,7 +111,7 @@ class MethodLM(HFLM):
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
-        """The settings with which the method's cost is measured: its defaults, where it has them."""
+        """The settings with which the method's cost is measured."""
         return {}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
@@ -131,7 +123,6 @@ class MethodLM(HFLM):
         self.method.check(skeleton)
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
-        """Read the model's configuration, and check the model that it describes."""
         try:
             if os.path.isfile(pretrained):  # transformers would read it
                 raise NotADirectoryError("it is a file")
@@ -142,9 +133,8 @@ class MethodLM(HFLM):
             said = f"{found} ({' '.join(str(error).split())})"
             raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
         self.method.read(self._config)
-        if kwargs.get("trust_remote_code") or self.method.plain:
-            return
-        if type(self._config) in transformers.AutoModelForCausalLM._model_mapping:
+        known = type(self._config) in transformers.AutoModelForCausalLM._model_mapping
+        if known and not (kwargs.get("trust_remote_code") or self.method.plain):
             with torch.device("meta"):  # every module and no weight
                 self.check(transformers.AutoModelForCausalLM.from_config(self._config))
 
@@ -156,14 +146,13 @@ class MethodLM(HFLM):
         """As ``hf``, which answers itself only where the engine would not give its answers; a line says why."""
         if not self.fast:
             return super().generate_until(requests, disable_tqdm)
-        most = int(self.batch_size) if self.batch_size != "auto" else 1
-        engine, reason = engine_for(self, requests, prompts_per_batch=most if most > 1 else None)
+        most = None if self.batch_size in (1, "auto") else int(self.batch_size)
+        engine, reason = engine_for(self, requests, prompts_per_batch=most)
         if reason is not None:
-            logging.getLogger("lm_eval").info("hf's own loop answers, because %s", reason)
+            logger.info("hf's own loop answers, because %s", reason)
             return super().generate_until(requests, disable_tqdm)
         answers: dict[int, str] = {}
-        hidden = disable_tqdm or self.rank != 0
-        with tqdm(total=len(requests), disable=hidden, desc="Running generate_until requests") as bar:
+        with tqdm(requests, disable=disable_tqdm or self.rank != 0, desc="Running generate_until requests") as bar:
             for batch in engine.answer():
                 for number, (text, *_) in batch.items():
                     answers[number] = text
@@ -173,16 +162,13 @@ class MethodLM(HFLM):
 
     def recorded(self) -> dict[str, Any]:
         """What is kept of the method with the results: its name and settings."""
-        return {"method": {"name": self._name, **self.method.describe()}}
+        return {"method": {"name": type(self).__module__.rpartition(".")[2], **self.method.describe()}}
 
     @property
     def cache_key(self) -> str:
         """What sets this model's answers apart from those of other models and settings, for ``--use_cache``."""
-        return weights.cache_key(self.model, self._name, self.method.describe())
-
-    @property
-    def _name(self) -> str:
-        return type(self).__module__.rpartition(".")[2]
+        name = type(self).__module__.rpartition(".")[2]
+        return weights.cache_key(self.model, name, self.method.describe())
 
 
 def check_device(device: Any) -> None:
@@ -199,9 +185,10 @@ def check_device(device: Any) -> None:
         raise UserError(f"device={device}: {said}; expected cpu, cuda, cuda:1, mps, ...") from None
 
 
-def check_dtype(name: str, dtype: Any) -> None:
-    """Refuse a dtype argument that names no floating-point type of PyTorch's."""
-    known = getattr(torch, str(dtype), None) if isinstance(dtype, str | int) and dtype != "auto" else torch.float32
-    if not isinstance(known, torch.dtype) or not known.is_floating_point:
-        found = "no floating-point type of PyTorch's"
-        raise UserError(f"{name}={dtype}: {found}; expected auto, float32, float16, bfloat16, ...")
+def _check_dtypes(kwargs: dict[str, Any]) -> None:
+    for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+        given = kwargs.get(name)
+        known = getattr(torch, str(given), None) if isinstance(given, str | int) and given != "auto" else torch.float32
+        if not isinstance(known, torch.dtype) or not known.is_floating_point:
+            found = "no floating-point type of PyTorch's"
+            raise UserError(f"{name}={given}: {found}; expected auto, float32, float16, bfloat16, ...")

@@ -1,9 +1,9 @@
 """A method in place of a model's attention: how it sees queries, keys, tables, the cache and the padding of each layer.
 
-The methods that compute attention themselves need queries and keys *before* they are rotated. transformers rotates
-inside each attention module and then calls a function by name (its ``AttentionInterface``). An ``Interception`` hands
-the module the identity as its rotation and a cache that keeps nothing, and puts itself in place of that function; masks
-are still made for the implementation that the model was loaded with, which also computes the attention in the end.
+Methods that compute attention themselves need queries and keys *before* they are rotated. transformers rotates inside
+each attention module and then calls a function by name (its ``AttentionInterface``). An ``Interception`` hands the
+module the identity as its rotation and a cache that keeps nothing, and puts itself in place of that function; masks are
+still made for the implementation that the model was loaded with, which also computes the attention in the end.
 
 A method is a subclass whose ``attend`` turns one ``Call`` into the attention's output, (B, T, H, D):
 
@@ -53,26 +53,26 @@ def find_attention(model: nn.Module, method: str) -> dict[int, nn.Module]:
     """The attention modules, by layer, that an ``Interception`` can reach; ``UnsupportedModel`` where it cannot."""
     decoder = rope.find_decoder(model)
     found: dict[int, nn.Module] = {}
-    reason = ""
+    reasons = []
     if decoder.own:
-        reason = "its attention modules have rotary modules of their own"
-    elif any(owner != h for h, owner in enumerate(decoder.factor_layer)):
-        reason = "some of its layers attend to the keys of another layer"
+        reasons.append("its attention modules have rotary modules of their own")
+    elif decoder.factor_layer != tuple(range(len(decoder.layers))):
+        reasons.append("some of its layers attend to the keys of another layer")
     for h, layer in enumerate(decoder.layers):
         within = [m for m in layer.modules() if m is not layer and "position_embeddings" in arguments(m)]
         within = [m for m in within if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "config")]
         if len(within) > 1:
-            reason = reason or f"layer {h} has {len(within)} modules that rotate"
+            reasons.append(f"layer {h} has {len(within)} modules that rotate")
         found |= dict.fromkeys([h], within[0]) if within else {}
     if not found:
-        reason = reason or "none of its layers hands rotary tables to an attention module"
+        reasons.append("none of its layers hands rotary tables to an attention module")
     if not all(hasattr(sys.modules[type(m).__module__], "ALL_ATTENTION_FUNCTIONS") for m in found.values()):
-        reason = reason or "its attention does not go through transformers' AttentionInterface"
+        reasons.append("its attention does not go through transformers' AttentionInterface")
     if any(hasattr(m, "kv_lora_rank") for m in found.values()):
-        reason = reason or "its keys are compressed (latent attention), and only a part beside them is rotated"
-    if reason:
+        reasons.append("its keys are compressed (latent attention), and only a part beside them is rotated")
+    if reasons:
         where = "between the projections and the attention function (docs/methods.md)"
-        raise _unsupported(model, f"{reason}; {method} rotates queries and keys itself, {where}")
+        raise _unsupported(model, f"{reasons[0]}; {method} rotates queries and keys itself, {where}")
     return found
 
 
@@ -81,16 +81,19 @@ class _Projected(Exception):
 
 
 class Interception(InModel):
-    """A method in place of the attention of some or all layers; subclasses have an ``attend``."""
+    """A method in place of the attention of some or all layers; subclasses have an ``attend``.
+
+    Attributes:
+        name: what the method is called in messages.
+        layers: numbers of the layers that it is in, ascending. Layers that do not rotate are left as they are.
+        partial: by layer, whether it rotates the leading entries of a head alone, as many as its table has.
+        padding: the ``attention_mask`` (B, S) that the model was last called with, or None.
+    """
 
     name: str
-    """What the method is called in messages."""
     layers: Any
-    """Numbers of the layers that it is in, ascending. Layers that do not rotate are left as they are."""
     partial: dict[int, bool]
-    """By layer, whether its attention rotates the leading entries of a head alone, as many as its table has."""
     padding: Tensor | None = None
-    """The ``attention_mask`` (B, S) that the model was last called with, or None."""
     _entered: tuple[Any, ...] | None = None
     """What the attention that runs was given; ``()`` after its function was called; None where it does not rotate."""
     _projecting = False
@@ -101,7 +104,7 @@ class Interception(InModel):
         raise NotImplementedError
 
     def plainly(self, call: Call) -> Tensor:
-        """The attention of the model as it is, by the way of ``attend``; a family where it differs is refused."""
+        """The attention of the model as it is, by the way of ``attend``; where it differs, the family is refused."""
         query, key = call.rotate(call.query, call.key, *call.table)
         return call.compute(query, *call.cached(key, call.value))
 
@@ -115,16 +118,16 @@ class Interception(InModel):
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
 
     def prepare(self, model: nn.Module) -> None:
-        """Find out what is missing in the settings from the model as it is; no dropout is at work, nor any gradient."""
+        """Find out what is missing in the settings from the model as it is, in eval mode and without gradients."""
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, where its way of rotating can be followed."""
         self.check(model)
         claim(model, self.name)
-        self._model = model
+        self._model, self._stamp = model, Stamp(f"{self.name} has not rotated")
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
-        self._stamp, self.partial = Stamp(f"{self.name} has not rotated"), {}
+        self.partial = {}
         training = {module: module.training for module in model.modules()}
         model.eval()
         try:
@@ -141,10 +144,10 @@ class Interception(InModel):
 
     def detach(self) -> None:
         """Leave the model exactly as it was."""
-        if (model := self._model) is None:
+        if self._model is None:
             return
+        self._model.__dict__.pop(rope.METHOD, None)
         self._model = None
-        model.__dict__.pop(rope.METHOD, None)
         for handle in self._handles:
             handle.remove()
         self._release(*self._attentions)
@@ -199,14 +202,12 @@ class Interception(InModel):
         if not isinstance(table, Table):
             raise _unsupported(self._model, "its layers change the rotary tables before they use them")
         caches = {name: NewAlone(value) for name, value in given.items() if isinstance(value, Cache)}
-        given |= {"position_embeddings": table.identity(), **caches}
+        given |= {"position_embeddings": table.identity()} | caches
         self._entered = given, table, next(iter(caches.values()), None)
         return (), given
 
     @staticmethod
-    def _run(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
-    ) -> tuple[Tensor, None]:
+    def _run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
         """The attention function that transformers calls, of whichever method and layer the module is."""
         self, h = module.__dict__[_ATTRIBUTE]
         if self._projecting:
@@ -218,25 +219,18 @@ class Interception(InModel):
         if self._entered is None:
             return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
-        state = self._state(cache.cache, h) if cache is not None else {}
-        layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, state)
+        states: dict[int, Any] = {}
+        if cache is not None:
+            held = int(cache.get_seq_length(h))
+            self._stamp.check(cache.cache, held)
+            states = cache.cache.__dict__.setdefault(_ATTRIBUTE, {})
+            if held == 0:
+                states[h] = {}
+        layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, states.get(h, {}))
         return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
-    def _state(self, cache: Cache, h: int) -> dict[str, Any]:
-        held = int(cache.get_seq_length(h))
-        self._stamp.check(cache, held)
-        states: dict[int, Any] = cache.__dict__.setdefault(_ATTRIBUTE, {})
-        if held == 0:
-            states[h] = {}
-        return states[h]
-
-    # -- whether the family can be followed
-
     def _follow_the_family(self) -> None:
-        """Run four tokens the family's way and ours, and stay in the layers that rotate; or refuse the family.
-
-        They are run at once, to see how each layer rotates, and the last one alone, to see what it does with a cache.
-        """
+        """Run four tokens the family's way and ours, and stay in the layers that rotate; or refuse the family."""
         model: Any = self._model
         tokens = torch.arange(4, device=device_of(model))[None]
 
@@ -246,11 +240,13 @@ class Interception(InModel):
 
         expected = last_token_from_cache()
         self._hook()
+        # 1) All at once, to see how each layer rotates
         self._attend: Callable[[Call], Tensor] = self._learn
         model(input_ids=tokens, use_cache=False)
         self._release(*(set(self._attentions) - set(self.partial)))
         if not self.partial:
             raise _unsupported(model, f"none of the layers for {self.name} rotates queries and keys")
+        # 2) The last one alone, to see what it does with a cache
         self._attend, followed = self.plainly, False
         with suppress(RuntimeError):  # shapes that do not go together are an answer, too
             followed = _close(last_token_from_cache(), expected)

@@ -34,12 +34,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LayerFactors(InModel):
-    """Layer factors inside a model (``lpes_eval.apply``)."""
+    """Layer factors inside a model (``lpes_eval.apply``).
+
+    Attributes:
+        factors: a file's path, one number, or a list of one a layer; None for those of the model's folder, if any.
+        fit: ``relative_depth`` for factors of a model of another depth.
+    """
 
     factors: Any = None
-    """As given: a file's path, one number, or a list of one a layer; None for those of the model's folder, if any."""
     fit: str | None = None
-    """``relative_depth`` for factors of a model of another depth."""
 
     def __post_init__(self) -> None:
         """Read the factors; ``FactorsError`` where they cannot be."""
@@ -81,7 +84,7 @@ class LayerFactors(InModel):
             raise UserError(f"pretrained: the model has {method} in it; detach it first")
 
     def detach(self) -> None:
-        """Leave the model exactly as it was."""
+        """Leave the model exactly as it was, with the factors that it had."""
         rope.remove(self._model)
         if self._before is not None:
             rope.apply(self._model, self._before)
@@ -96,8 +99,8 @@ class LayerFactors(InModel):
 class LPES(MethodLM):
     """``hf`` with layer factors; its arguments are those of ``hf`` and of ``LayerFactors``.
 
-    Without ``factors`` it takes those that the model's folder carries, and where it has none it answers as ``hf`` does.
-    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model.
+    Without ``factors``, or those of the model's folder, it answers as ``hf`` does. Without ``pretrained`` it loads the
+    model that the factors name as their origin, or the reference model.
     """
 
     title = "Layer factors"
@@ -106,11 +109,12 @@ class LPES(MethodLM):
     Inside: ClassVar[Any] = LayerFactors
     by_engine = True
 
+    _by_default = False  # whether nobody named the model
+
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         own = {field.name for field in fields(self.Inside) if field.init}
         if other := kwargs.keys() & {"factor", "factors", "fit"} - own:
             raise UserError(f"{other.pop()}=: lpes takes factors= and fit=, and pi takes factor=, for all layers")
-        self._by_default = False
         super().__init__(pretrained, **kwargs)
 
     @classmethod
@@ -128,7 +132,7 @@ class LPES(MethodLM):
         self.method = method
 
     def note_carried_factors(self) -> None:
-        """Say so in one line where the model's folder carries factors, for whoever measures the model without them."""
+        """Say so where the model's folder carries factors, for whoever measures the model without them."""
         if self.layer_factors is not None:
             logger.warning("the model carries layer factors (%s in config.json); they are left out here", FIELD)
 
@@ -147,17 +151,17 @@ class LPES(MethodLM):
         parsed, values = self.method.parsed, self.layer_factors or []
         if parsed is None:
             return {"factors": None}
-        info = {"given": str(self.method.factors), "per_layer": values, "sha256": parsed.digest(len(values))}
-        return {"factors": info | {"origin": dict(parsed.origin)}}
+        hashed, origin = parsed.digest(len(values)), dict(parsed.origin)
+        return {"factors": {"given": str(self.method.factors), "per_layer": values, "sha256": hashed, "origin": origin}}
 
     def default_model(self, kwargs: dict[str, Any]) -> str:
         """The factors' origin, in the revision that they name, or else the reference model."""
-        name, revision = None, None
-        if self.method.parsed is not None:
-            _load_as_then(self.method.parsed.origin, kwargs)
-            name, revision = self.method.parsed.model
-        if revision is not None:
-            kwargs.setdefault("revision", revision)
+        name = None
+        if (parsed := self.method.parsed) is not None:
+            _load_as_then(parsed.origin, kwargs)
+            name, revision = parsed.model
+            if revision is not None:
+                kwargs.setdefault("revision", revision)
         self._by_default = name is None
         return name or super().default_model(kwargs)
 

@@ -5,9 +5,7 @@ lm_eval --model ms_poe --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_r
 In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
 least ``threshold`` times its mean, in the attention of the prompt's last token, with *un-rotated* queries and keys. The
 factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least one (section 3.3).
-
-docs/methods.md says what was decided here, and where the authors' code (github.com/VITA-Group/Ms-PoE,
-``utils/modify_arch/llama.py``), which ``order=authors`` follows, differs.
+docs/methods.md says where the authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``) differs.
 """
 
 from __future__ import annotations
@@ -77,7 +75,6 @@ class HeadFactors(PromptInterception):
         return call.compute(query, *call.cached(key, call.value))
 
     def _rank(self, call: Call) -> Tensor:
-        """The number of each head's factor, (B, H): its rank by position-awareness, or the authors' way."""
         last = self.prompt_end(call)  # (B,)
         rows = torch.arange(len(call.query), device=last.device)
         query = call.query[rows, :, last].float().unflatten(1, (call.key.shape[1], -1))  # (B, H_kv, G, D)
@@ -87,10 +84,9 @@ class HeadFactors(PromptInterception):
         visible = _visible(call, last)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
         least = self.threshold / visible.sum(-1)[:, None, None]
-        authors = self.order == "authors"
-        awareness = ((weights > least) if authors else (weights >= least)).sum(-1)  # keys, the same number for all
-        order = awareness.argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
-        return order if authors else order.argsort(dim=-1)
+        counts = weights > least if self.order == "authors" else weights >= least
+        order = counts.sum(-1).argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
+        return order if self.order == "authors" else order.argsort(dim=-1)
 
 
 def _visible(call: Call, last: Tensor) -> Tensor:
@@ -99,8 +95,7 @@ def _visible(call: Call, last: Tensor) -> Tensor:
     columns = torch.arange(length, device=last.device)
     causal = columns <= last[:, None]
     if call.mask is None or call.mask.ndim == 2:  # causal, or flash attention: padding alone
-        window = call.options.get("sliding_window")
-        if window is not None:
+        if (window := call.options.get("sliding_window")) is not None:
             causal = causal & (columns > last[:, None] - window)
         return causal if call.mask is None else causal & call.mask[:, :length].bool()
     mask = call.mask.expand(batch, -1, -1, -1)[torch.arange(batch, device=last.device), 0, last, :length]

@@ -20,11 +20,7 @@ from lpes_eval.methods.lpes import LPES, LayerFactors
 
 @dataclass
 class OneFactor(LayerFactors):
-    """One factor for all layers inside a model, but for ``skip`` layers at the beginning.
-
-    The default is the middle of the range that is searched; the paper's baseline takes the mean of the factors that
-    were searched (section 4.1), which ``lpes-eval factors FILE`` prints.
-    """
+    """One factor for all layers inside a model, but for ``skip`` layers at the beginning; see docs/methods.md."""
 
     factors: Any = field(init=False, repr=False)
     fit: Any = field(init=False, repr=False, default=None)

@@ -4,12 +4,10 @@ lm_eval --model positional_channel --model_args pretrained=lmsys/vicuna-7b-v1.5,
 
 Some channels of the hidden states grow or fall smoothly with the position. In the chosen layers the channel is
 multiplied by s < 1 in what the attention makes queries and keys of, and only the prompt's last token and the answer's
-tokens attend in this way. The cache holds the scaled keys. That is what the authors' code does
-(github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``).
-
-The channel is searched as there (``seach_dim_by_statistic.py``): hidden states are averaged over random prompts; a
-channel is monotone in a layer if a cubic fitted to it is; of those that are so in more than a quarter of the layers the
-smoothest one is taken.
+tokens attend in this way. The cache holds the scaled keys. That is what the authors' code does, and how it searches the
+channel (github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``,
+``seach_dim_by_statistic.py``): hidden states are averaged over random prompts; a channel is monotone in a layer if a
+cubic fitted to it is; of those that are so in more than a quarter of the layers the smoothest one is taken.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from lpes_eval.flags import at_least, finite, of
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
-LENGTH = 1000
-"""Tokens of a random prompt."""
+LENGTH = 1000  # tokens of a random prompt
 
 
 @dataclass(eq=False)
@@ -38,8 +35,7 @@ class ScaledChannel(PromptInterception):
     Attributes:
         channel: number of the hidden channel; None: it is searched when the method is put into a model.
         scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
-        layers: the layers from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the
-            depth, as the authors take. In a model: all.
+        layers: from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the depth.
         samples: random prompts of a search; 200 as in the authors' script.
     """
 
@@ -66,7 +62,7 @@ class ScaledChannel(PromptInterception):
         return range(int(first), int(end))
 
     def check(self, model: Any) -> None:
-        """Refuse a model whose attention cannot be reached, or that has no such layers or channel."""
+        """Refuse a model without the channel, too."""
         super().check(model)
         width = model.config.get_text_config(decoder=True).hidden_size
         if self.channel is not None and self.channel >= width:
@@ -91,16 +87,15 @@ class ScaledChannel(PromptInterception):
         if call.cache is not None and call.cache.get_seq_length(call.layer) > 0:  # the answer's tokens
             return call.compute(query, *call.cached(key, call.value))
         call.cached(key, call.value)
-        length, has_rows = query.shape[2], call.mask is not None and call.mask.ndim == 4
-        if has_rows:
-            call = replace(call, mask=call.mask[..., :length])  # a static cache has room for more
+        length, mask = query.shape[2], call.mask
+        last = call  # for the last token alone
+        if mask is not None and mask.ndim == 4:
+            mask = mask[..., :length]  # a static cache has room for more
+            call, last = replace(call, mask=mask), replace(call, mask=mask[:, :, -1:])
         plain = call.compute(*call.rotate(call.query, call.key, *call.table), call.value)
         if self.prompt_is_all(call):
-            if has_rows:
-                call = replace(call, mask=call.mask[:, :, -1:])
-            return torch.cat((plain[:, :-1], call.compute(query[:, :, -1:], key, call.value)), dim=1)
-        end = self.prompt_end(call)[:, None]
-        after = torch.arange(length, device=query.device) >= end  # (B, T)
+            return torch.cat((plain[:, :-1], last.compute(query[:, :, -1:], key, call.value)), dim=1)
+        after = torch.arange(length, device=query.device) >= self.prompt_end(call)[:, None]  # (B, T)
         return torch.where(after[..., None, None], call.compute(query, key, call.value), plain)
 
     def plainly(self, call: Call) -> Tensor:
@@ -143,9 +138,8 @@ def ranked(states: np.ndarray) -> list[int]:
 
 def _unit(values: np.ndarray) -> np.ndarray:
     """Each column between 0 and 1."""
-    values = values.astype(np.float64)
-    least, greatest = values.min(0), values.max(0)
-    return (values - least) / np.where(greatest > least, greatest - least, 1.0)
+    values = values.astype(np.float64) - values.min(0)
+    return values / np.where(values.max(0) > 0, values.max(0), 1.0)
 
 
 class PositionalChannel(PromptLM):

@@ -24,7 +24,7 @@ class PromptInterception(Interception):
     _end: Tensor | None = None  # columns, on the processor: asking a GPU would take time
 
     def check(self, model: Any) -> None:
-        """Refuse a model of which it is not known where prompts end, too."""
+        """Refuse also a model of which it is not known where prompts end."""
         super().check(model)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise UserError(f"{self.name}: the adapter puts tokens of its own before the prompt; leave it out")
@@ -33,10 +33,7 @@ class PromptInterception(Interception):
 
     @contextmanager
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
-        """The prompt's last token is in this column, or in one column a row, of whatever is run without a filled cache.
-
-        Otherwise it is each row's last token of the first pass that is not padding. A prompt in chunks is refused.
-        """
+        """The prompt's last token is in this column, or one column a row, where no cache is filled; else the last."""
         self._end = torch.as_tensor(column).cpu()
         try:
             yield
@@ -52,15 +49,15 @@ class PromptInterception(Interception):
     def prompt_end(self, call: Call) -> Tensor:
         """The column of each row's last token of the prompt, (B,)."""
         batch, _, length, _ = call.query.shape
-        device = call.query.device
+        end = torch.tensor(length - 1)
         if self._end is not None:
-            if (furthest := int(self._end.max())) >= length:
-                found = f"the prompt ends in column {furthest}, and the first pass has {length} columns"
+            end = self._end
+            if int(end.max()) >= length:
+                found = f"the prompt ends in column {end.max()}, and the first pass has {length} columns"
                 raise UserError(f"{self.name}: {found}; run it in one pass (leave out prefill_chunk_size)")
-            return self._end.to(device).expand(batch)
-        if self.padding is None:
-            return torch.full((batch,), length - 1, device=device)
-        return (length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)).to(device)
+        elif self.padding is not None:
+            end = length - 1 - self.padding[:, -length:].flip(-1).long().argmax(-1)
+        return end.to(call.query.device).expand(batch)
 
 
 class PromptLM(MethodLM):

@@ -3,14 +3,14 @@
 lm_eval --model string --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 Long distances are rare in training, so a model knows them least. A query at position m attends to a key at position n
-with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest
-distances stay the nearest tokens' alone, all others come from the well-trained part. docs/methods.md says what was
-decided here.
+with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest distances
+stay the nearest tokens' alone, all others come from the well-trained part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class ShiftedPositions(Interception):
         window: W, the shortest distance that a shortened one can have.
     """
 
-    shift: int | None = None
+    shift: Any = None
     window: int = 128
     name = "STRING"
 
@@ -41,24 +41,22 @@ class ShiftedPositions(Interception):
         """Read what a user wrote."""
         self.window = of(at_least(1), "window", self.window)
         if self.shift is not None:
-            self.shift = of(at_least(1), "shift", self.shift)
-            self._check()
+            self._set(of(at_least(1), "shift", self.shift))
 
-    def _check(self) -> None:
-        if self.shift is not None and self.shift <= self.window:
-            raise UserError(f"shift={self.shift},window={self.window}: expected window < shift")
+    def _set(self, shift: int) -> None:
+        self.shift = shift
+        if shift <= self.window:
+            raise UserError(f"shift={shift},window={self.window}: expected window < shift")
 
     def check(self, model: nn.Module) -> None:
-        """As every method in place of attention; and take the shift from the model's configuration."""
+        """As every method in place of attention; take the shift from the configuration where none is given."""
         super().check(model)
         if self.shift is None:
             config = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
-            self.shift = config.max_position_embeddings // 3
-            self._check()
+            self._set(config.max_position_embeddings // 3)
 
     def attend(self, call: Call) -> Tensor:
         """Attention in which a key is seen once from near and once from afar, by a query of twice the width."""
-        assert self.shift is not None
         held = int(call.cache.cache.get_seq_length(call.layer)) if call.cache is not None else 0
         query, key = call.rotate(call.query, call.key, *call.table)
         afar, _ = call.rotate(call.query, call.key, *call.table.by_shift(self.window - self.shift))
@@ -71,18 +69,13 @@ class ShiftedPositions(Interception):
             return call.compute(query, key, value)
         if call.mask is not None and call.mask.ndim != 4:
             raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
-        near, far = (_masked(call.mask, seen) for seen in (_near(distance, self.shift), distance >= self.shift))
+        far = distance >= self.shift
+        mask = torch.cat((_masked(call.mask, (distance >= 0) & ~far), _masked(call.mask, far)), -1)
         # A key (k, 0) meets what is rotated as usual of a query (near, far), a key (0, k) what is rotated for afar.
         size = key.shape[-1]
-        both = replace(
-            call, mask=torch.cat((near, far), -1), options={**call.options, "scaling": call.scale, "is_causal": False}
-        )
+        both = replace(call, mask=mask, options={**call.options, "scaling": call.scale, "is_causal": False})
         keys = torch.cat((pad(key, (0, size)), pad(key, (size, 0))), 2)
         return both.compute(torch.cat((query, afar), -1), keys, torch.cat((value, value), 2))
-
-
-def _near(distance: Tensor, shift: int) -> Tensor:
-    return (distance >= 0) & (distance < shift)
 
 
 def _masked(mask: Tensor | None, seen: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,24 +23,26 @@ Pair = tuple[Tensor, ...]
 
 
 class Table(tuple[Tensor, Tensor]):
-    """The cosines and sines that a rotary module answered to a call, (B, T, d) each; others can be asked of it."""
+    """The cosines and sines that a rotary module answered to a call, (B, T, d) each.
+
+    Others can be asked of it, which are computed once a forward.
+    """
 
     rotary: nn.Module
     call: dict[str, Any]
+    made: dict[Any, Pair]
 
     @classmethod
     def of(cls, rotary: nn.Module, args: tuple, kwargs: dict, output: Pair) -> Table:
         """From what a forward hook of a rotary module is given."""
         table = cls(output)
-        table.rotary, table.call = rotary, rotations.named(args, kwargs)
+        table.rotary, table.call, table.made = rotary, rotations.named(args, kwargs), {}
         return table
 
     def to(self, device: Any, **options: Any) -> Table:
         """The same on another device; accelerate asks for it where a model is spread over several."""
-        moved = Table(t.to(device, **options) for t in self)
-        moved.rotary = self.rotary
-        moved.call = {k: v.to(device, **options) if torch.is_tensor(v) else v for k, v in self.call.items()}
-        return moved
+        call = {k: v.to(device, **options) if torch.is_tensor(v) else v for k, v in self.call.items()}
+        return Table.of(self.rotary, (), call, tuple(t.to(device, **options) for t in self))
 
     def identity(self) -> Pair:
         """A table that rotates nothing, (1, 1, d), on the same device and of the same dtype."""
@@ -48,44 +50,32 @@ class Table(tuple[Tensor, Tensor]):
         return one, torch.zeros_like(one)
 
     def by_factors(self, factors: Sequence[float]) -> Pair:
-        """Tables at positions divided by each of U factors, (U, B, T, d); computed once a forward."""
-
-        def make() -> Pair:
+        """Tables at positions divided by each of U factors, (U, B, T, d)."""
+        if (key := tuple(factors)) not in self.made:
             ids = self.call["position_ids"]
             positions = rotations.divided(ids, torch.tensor(factors, dtype=torch.float32, device=ids.device))
-            return tuple(t.unflatten(0, (len(factors), -1)) for t in rotations.ask(self.rotary, self.call, positions))
-
-        return self._once(tuple(factors), make)
+            tables = rotations.ask(self.rotary, self.call, positions)
+            self.made[key] = tuple(t.unflatten(0, (len(factors), -1)) for t in tables)
+        return self.made[key]
 
     def by_shift(self, shift: int) -> Pair:
-        """Tables at positions moved by ``shift``, none of them below 0; computed once a forward."""
-
-        def make() -> Pair:
+        """Tables at positions moved by ``shift``, none of them below 0."""
+        if (key := ("shift", shift)) not in self.made:
             positions = (self.call["position_ids"] + shift).clamp(min=0)
-            return tuple(rotations.ask(self.rotary, self.call, positions))
-
-        return self._once(("shift", shift), make)
+            self.made[key] = tuple(rotations.ask(self.rotary, self.call, positions))
+        return self.made[key]
 
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
-        """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``; computed once a forward."""
-        rotary: Any = self.rotary
+        """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``."""
+        if (key := tuple(bases)) not in self.made:
+            tables = [tuple(self) if base == theta else self._by_base(base) for base in bases]
+            self.made[key] = tuple(torch.stack(each) for each in zip(*tables, strict=True))
+        return self.made[key]
 
-        def at(base: float) -> Pair:
-            other = copy.copy(rotary)  # the model's own stays as it is, whatever happens meanwhile
-            other._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
-            return rotations.ask(other, self.call, self.call["position_ids"])
-
-        def make() -> Pair:
-            tables = (tuple(self) if base == theta else at(base) for base in bases)
-            return tuple(torch.stack(each) for each in zip(*tables, strict=True))
-
-        return self._once(tuple(bases), make)
-
-    def _once(self, key: Any, make: Callable[[], Pair]) -> Pair:
-        made: dict[Any, Pair] = self.__dict__.setdefault("made", {})
-        if key not in made:
-            made[key] = make()
-        return made[key]
+    def _by_base(self, base: float) -> Pair:
+        rotary: Any = copy.copy(self.rotary)  # the model's own stays as it is, whatever happens meanwhile
+        rotary._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
+        return rotations.ask(rotary, self.call, self.call["position_ids"])
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:
@@ -112,13 +102,13 @@ def own_base(model: nn.Module, method: str) -> float:
     elif theta is None or kept is None:
         found = "it has no single rotary module with a rope_theta and inverse frequencies"
     elif not kept.is_meta:
-        rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
-        near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
         positions = torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device)
         try:
             table = rotary(kept.new_zeros(1, 1, 1), positions[0])
         except IndexError:  # Qwen 3.5 in transformers 5.18 takes positions of three axes alone
             table = rotary(kept.new_zeros(1, 1, 1), positions)
+        rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
+        near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
         if torch.is_tensor(table):
             found = "its rotary tables are complex numbers"
         elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
@@ -140,6 +130,6 @@ def parse_bases(name: str, given: Any) -> tuple[float, ...]:
     bases: tuple[float, ...] = ()
     with suppress(UserError):
         bases = tuple(of(finite, name, part) for part in parts)
-    if not bases or not all(1 < base < float("inf") for base in bases):
+    if not bases or not all(base > 1 for base in bases):
         raise UserError(f"{name}={given}: expected numbers > 1 with ':' between them, such as 10000:17500:25000")
     return bases

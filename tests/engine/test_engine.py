@@ -85,6 +85,15 @@ def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
     return lm
 
 
+@pytest.fixture(scope="module")
+def toy_lm(tmp_path_factory):
+    """A Llama of three layers."""
+    special = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID}
+    lm = tiny_lm(tmp_path_factory.mktemp("toy"), "llama", num_hidden_layers=3, **special)
+    rope.apply(lm.model, [1.0, 1.3, 1.2])
+    return lm
+
+
 @pytest.mark.parametrize(
     ("family", "attention"), [*((family, "sdpa") for family in FAMILIES), ("gemma3_text", "eager")]
 )
@@ -111,18 +120,16 @@ def test_so_they_are_in_half_precision(tmp_path):
 def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm):
     """By themselves, and in a batch with a longer row; one stands twice."""
     requests = questions(beginnings=(90,), asked_of_each=3)
-    text = max((request.args[0] for request in questions(beginnings=(60,), asked_of_each=1)), key=len)
+    text, options = max((request.args for request in questions(beginnings=(60,), asked_of_each=1)), key=str)
     ends = ("", " red", " red 1", " red", " red" * 90)
-    requests += [Instance("generate_until", {}, (text + end, requests[0].args[1]), 9) for end in ends]
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
+    requests += [Instance("generate_until", {}, (text + end, options), 9) for end in ends]
     expected = alone(toy_lm, requests)
     assert texts(ExactEngine(toy_lm, requests)) == expected
     assert texts(ExactEngine(toy_lm, requests[-5:])) == expected[-5:]
 
 
 def test_a_shared_beginning_is_run_once(toy_lm, forwards):
-    requests = questions(beginnings=(60, 60), asked_of_each=3)
-    engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
+    engine = ExactEngine(toy_lm, questions(beginnings=(60, 60), asked_of_each=3), tokens_per_batch=10_000)
     texts(engine)
     prefills = [tokens for rows, tokens in forwards if rows == 1 and tokens > exact.END]
     lengths = sorted(len(prompt.tokens) for prompt in engine._prompts)
@@ -132,7 +139,6 @@ def test_a_shared_beginning_is_run_once(toy_lm, forwards):
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_save_steps_where_they_are_right_and_change_no_answer(right, toy_lm, forwards, monkeypatch):
     requests = questions()
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     engine = ExactEngine(toy_lm, requests)
     answered, responses = {}, engine._responses
     monkeypatch.setattr(engine, "_responses", lambda i, tokens: answered.update({i: tokens}) or responses(i, tokens))
@@ -161,7 +167,6 @@ def test_a_draft_is_what_followed_the_last_tokens_where_they_stood_last():
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(toy_lm, monkeypatch):
     requests = questions()
-    rope.apply(toy_lm.model, [1.0, 1.3, 1.2])
     expected = texts(ExactEngine(toy_lm, requests))
     engine = ExactEngine(toy_lm, requests, tokens_per_batch=10_000)
     forward, refused, most = toy_lm.model.forward, [], 2
@@ -192,18 +197,17 @@ def test_a_batch_has_no_more_tokens_and_prompts_than_it_may(toy_lm, forwards, mo
         assert texts(engine) == expected
         assert 1 < max(map(len, sizes)) <= most.get("prompts_per_batch", len(requests))
         assert all(engine._tokens(some) <= most.get("tokens_per_batch", 1e9) for some in sizes)
-    bytes_of_a_token = 2 * 3 * 16 * 4  # keys and values of three layers with a head of 16 numbers in float32
+    config = toy_lm.model.config
+    bytes_of_a_token = 2 * 3 * config.num_key_value_heads * config.head_dim * 4  # keys and values, float32
     engine = ExactEngine(toy_lm, requests)
     texts(engine)
     assert engine.tokens_per_batch == exact.MEMORY // bytes_of_a_token
 
 
 def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_one(toy_lm):
-    requests = questions(beginnings=range(4, 20), asked_of_each=1)
-    engine = ExactEngine(toy_lm, requests)
-    order = [(i,) for i in reversed(range(len(requests)))]
-    several = list(engine.answer(order, may_stop=True))
-    (at_once,) = engine.answer(order)
+    engine = ExactEngine(toy_lm, questions(beginnings=range(4, 20), asked_of_each=1))
+    order = [(i,) for i in reversed(range(18))]
+    several, (at_once,) = list(engine.answer(order, may_stop=True)), engine.answer(order)
     assert len(several) > 4
     assert at_once == {i: answer for batch in several for i, answer in batch.items()}
 

@@ -17,15 +17,15 @@ def slow_weights(q, w1, w2, w3, k):
     return [math.exp(scores[i]) / total if i in best else 0.0 for i in range(len(scores))]
 
 
-def turn(model, x, factor=1.0, base=None):
+def turn(model, x, factor=1.0, base=None, positions=None):
     """Queries or keys (..., T, D) of a Llama rotated at position / factor, number by number."""
     width, theta, out = x.shape[-1], base or model.config.rope_parameters["rope_theta"], x.clone()
-    for position in range(x.shape[-2]):
+    for t, position in enumerate(positions or range(x.shape[-2])):
         for i in range(width // 2):
             angle = position / factor * theta ** (-2 * i / width)
-            a, b = x[..., position, i], x[..., position, i + width // 2]
-            out[..., position, i] = a * math.cos(angle) - b * math.sin(angle)
-            out[..., position, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)
+            a, b = x[..., t, i], x[..., t, i + width // 2]
+            out[..., t, i] = a * math.cos(angle) - b * math.sin(angle)
+            out[..., t, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)
     return out
 
 

@@ -253,6 +253,11 @@ REFUSED = {
         ({"channel": 0, "samples": 0}, "samples=0: expected at least 1"),
         *(({"channel": 0, "layers": n}, f"layers={n}: expected FIRST:END with") for n in ("2", "3:3", "1:5", "a:b")),
     ),
+    "string": (
+        ({"shift": 4, "window": 4}, "shift=4,window=4: expected window < shift"),
+        ({"shift": 0}, "shift=0: expected at least 1"),
+        ({"window": "x"}, "window=x: expected a whole number"),
+    ),
     "moice": (
         ({}, r"moice needs router=.*moice\.train"),
         ({"router": "nowhere"}, "nowhere: no such file"),

@@ -7,10 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lm_eval.models.huggingface import HFLM
 
-from checks import TASK, answers, evaluate
-from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.harness.plugin import own_tasks
 from lpes_eval.harness.segments import Segment, join
@@ -73,13 +70,6 @@ def test_a_sorted_prompt_is_one_of_the_same_task():
     assert re.findall(r"^Document \[(\d)\]", text, re.MULTILINE) == ["1", "2", "3", "4"]
     assert sorted(text) == sorted(request.args[0])
     assert text != request.args[0]
-
-
-def test_without_a_round_it_answers_as_hf(task_manager):
-    model = AttentionSorting(pretrained="reference", rounds=0, device="cpu", batch_size=4)
-    plain = HFLM(pretrained=str(reference.path()), device="cpu", batch_size=4)
-    assert answers(evaluate(model, task_manager)) == answers(evaluate(plain, task_manager))
-    assert TASK == "kv_retrieval"
 
 
 def test_an_answer_is_cached_under_the_prompt_as_it_came(lm, monkeypatch):

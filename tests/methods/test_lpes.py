@@ -198,6 +198,21 @@ def test_a_model_without_rotary_positions_is_refused_by_every_method_inside_it(n
 # -- in the harness
 
 
+@pytest.mark.parametrize(
+    ("name", "nothing", "something"),
+    [
+        ("attention_buckets", "bases=10000", "bases=100:1000:1000000"),
+        ("attention_sorting", "rounds=0", None),
+        ("moice", "router={}/same", "router={}/other"),
+        ("pi", "factor=1", "factor=6"),
+    ],
+)
+def test_where_it_changes_nothing_it_answers_as_hf(name, nothing, something, routed, task_manager, answers_of_hf):
+    assert answers(evaluate(name, task_manager, nothing.format(routed))) == answers_of_hf
+    if something is not None:
+        assert answers(evaluate(name, task_manager, something.format(routed))) != answers_of_hf
+
+
 @pytest.mark.parametrize("name", methods.names())
 def test_each_runs_by_its_name_and_says_what_it_did(name, task_manager):
     arguments = {"lpes": "factors=1.2", "positional_channel": "channel=0"}.get(name, "")

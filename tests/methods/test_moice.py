@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.families import tiny_config, tiny_model
-from checks import answers, apart, evaluate, generated, inputs, logits, spread
+from checks import apart, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
@@ -73,22 +73,6 @@ def test_a_cache_holds_keys_for_every_base_and_values_once():
 
 
 # -- the model type
-
-
-@pytest.fixture(scope="module")
-def routed(tmp_path_factory):
-    """Folders with routers for the reference model, for other bases than the published ones."""
-    described = router.read(reference.path() / router.SHIPPED).config
-    path = tmp_path_factory.mktemp("routers")
-    router.write(Router(replace(described, bases=(30.0, 100.0, 300.0), top_k=2)), path / "other" / router.FILE)
-    router.write(Router(replace(described, bases=(1e4, 1e4), top_k=2)), path / "same" / router.FILE)
-    return path
-
-
-def test_with_equal_bases_it_answers_as_hf_and_with_others_otherwise(routed, task_manager, answers_of_hf):
-    lms = (MoICE(router=str(routed / name), batch_size=4) for name in ("same", "other"))
-    same, other = (answers(evaluate(lm, task_manager)) for lm in lms)
-    assert same == answers_of_hf != other
 
 
 def test_a_router_is_described_as_it_was_read(routed):

@@ -33,9 +33,8 @@ BATCHED_BYTES = 1 << 30
 class Mixture(Interception):
     """MoICE inside a model.
 
-    Attributes:
-        router: one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
-            afterwards the router itself, on the model's device.
+    ``router`` is one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
+    afterwards the router itself, on the model's device.
 
     Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
     are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
@@ -56,16 +55,17 @@ class Mixture(Interception):
         """Refuse a model without a base of its own, and one that the router was not made for."""
         self._theta = own_base(model, self.name)
         super().check(model)
+        way_out = "train one with python -m lpes_eval.methods.moice.train"
         if self.router is None:
-            needs = "moice needs router=FILE_OR_FOLDER, a router that was trained for the model"
-            raise UserError(f"{needs}; train one with python -m lpes_eval.methods.moice.train")
-        routers.check(self.router.config, self.file, routers.describe(model.config))
+            raise UserError(f"moice needs router=FILE_OR_FOLDER, a router that was trained for the model; {way_out}")
+        made, own = self.router.config, routers.describe(model.config)
+        if made.shape != own.shape:
+            found = f"made for {made.model} with {made.shape}, but {own.model} has {own.shape}"
+            raise UserError(f"router={self.file}: {found}; {way_out}")
 
-    def put(self, model: nn.Module) -> None:
-        """Put the method into the model, and the router on its device."""
-        self.check(model)
+    def prepare(self, model: nn.Module) -> None:
+        """Put the router on the model's device."""
         self.router.to(device_of(model))
-        super().put(model)
 
     def describe(self) -> dict[str, Any]:
         """The router: where it is from, its checksum, and how it was trained."""

@@ -29,22 +29,16 @@ from lpes_eval.files import write_atomically
 from lpes_eval.methods.tables import PUBLISHED_BASES, parse_bases
 
 TOP_K = 7
-INIT_STD = 0.02
-"""Standard deviation of a new router's weights, as of any linear layer in the authors' code (``initializer_range``).
-Scores then begin near 0, and the weights near 1 / N."""
+INIT_STD = 0.02  # of new weights; scores then begin near 0, and the weights of the bases near 1 / N
 FILE = "router.safetensors"
-SHIPPED = "router"
-"""The folder of a shipped router in its model's: servers take every ``*.safetensors`` beside the weights for some."""
+SHIPPED = "router"  # a folder of its own: servers take every *.safetensors beside the weights for some
 METADATA = "moice_router"
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is for, and how it was trained; ``UserError`` for what cannot be.
-
-    ``head_dim`` is the size of a query, and ``model`` the name or folder that was given for training.
-    """
+    """What a router is for, and how it was trained, of a ``model`` as it was named; ``head_dim`` is that of a query."""
 
     layers: int
     heads: int
@@ -68,28 +62,18 @@ class RouterConfig:
         """The sizes in words, for messages."""
         return f"{self.layers} layers of {self.heads} heads of size {self.head_dim}"
 
-    @property
-    def tensors(self) -> dict[str, tuple[int, int, int]]:
-        """The shapes of a router's tensors, by name."""
-        count = len(self.bases)
-        seen = self.layers, self.head_dim, count
-        return {"w1": seen, "w2": (self.layers, count, count), "w3": seen}
-
 
 class Router(nn.Module):
-    """The routers of all layers of one model; ``seed`` is that of the initial, normal weights.
-
-    Parameters (L layers, D = head_dim, N bases), all float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N).
-    """
+    """The routers of a model's L layers, float32: ``w1`` (L, D, N), ``w2`` (L, N, N), ``w3`` (L, D, N)."""
 
     def __init__(self, config: RouterConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         self.seen: list[Tensor] | None = None  # a list: every forward appends its scores, for the balance loss
-        generator = torch.Generator().manual_seed(seed)
+        generator, count = torch.Generator().manual_seed(seed), len(config.bases)
         self.w1, self.w2, self.w3 = (
-            nn.Parameter(INIT_STD * torch.randn(shape, generator=generator, dtype=torch.float32))
-            for shape in config.tensors.values()
+            nn.Parameter(INIT_STD * torch.randn(config.layers, width, count, generator=generator, dtype=torch.float32))
+            for width in (config.head_dim, count, config.head_dim)
         )
 
     def forward(self, layer: int, query: Tensor) -> Tensor:
@@ -114,18 +98,20 @@ def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
     """The balance loss of the Switch Transformer (arXiv 2101.03961, Eq. 4-6), ``N * sum_i f_i P_i``.
 
     ``f_i`` is the share of queries that have base i among their ``k`` highest scores, and ``P_i`` the mean of its
-    softmax over all bases. With k = N, as published (7 of 7), it is N whatever the router does.
-
-    Args:
-        scores: (queries, N) for each layer; the layers are averaged over together.
-        k: as in :func:`top_k_softmax`.
+    softmax over all bases. ``scores`` are (queries, N) for each layer; the layers are averaged over together.
     """
     together = torch.cat([of_layer.to(scores[0].device) for of_layer in scores])
     chosen = (top_k_softmax(together.detach(), k) > 0).to(together.dtype)
     return together.shape[-1] * (chosen.mean(0) * together.softmax(-1).mean(0)).sum()
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+def describe(config: Any, **options: Any) -> RouterConfig:
+    """What a router must be for to serve a transformers model with this configuration; ``options`` are more fields."""
+    text = config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    options.setdefault("model", getattr(config, "_name_or_path", None) or None)
+    return RouterConfig(text.num_hidden_layers, heads, size, **options)
 
 
 def write(router: Router, file: str | Path) -> None:
@@ -145,14 +131,14 @@ def read(path: str | Path) -> Router:
         if (version := data.pop("version")) != VERSION:
             raise ValueError(f"version {version} of the format, expected {VERSION}")
         data.pop("weights_sha256", None)  # which the router of the reference model has
-        config = RouterConfig(**data)
-        for name, shape in config.tensors.items():
-            if tensors[name].shape != shape or not bool(tensors[name].float().isfinite().all()):
-                raise ValueError(f"tensor {name!r} of shape {tuple(tensors[name].shape)}, expected {shape}, finite")
+        router = Router(RouterConfig(**data))
+        for name, weight in router.named_parameters():
+            found, shape = tensors[name], tuple(weight.shape)
+            if found.shape != shape or not bool(found.float().isfinite().all()):
+                raise ValueError(f"tensor {name!r} of shape {tuple(found.shape)}, expected {shape}, finite")
+            weight.data.copy_(found)
     except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{file}: holds no MoICE router ({error}); train one, or name another") from None
-    router = Router(config)
-    router.load_state_dict({name: tensors[name] for name in config.tensors})
     return router.requires_grad_(False)
 
 
@@ -163,18 +149,3 @@ def file_of(path: str | Path) -> Path:
     if not file.is_file():
         raise UserError(f"{file}: no such file; train a router with python -m lpes_eval.methods.moice.train")
     return file
-
-
-def check(config: RouterConfig, source: str | Path | None, model: RouterConfig) -> None:
-    """Refuse a router, ``config`` from the file ``source``, that was made for a model of other sizes than ``model``."""
-    if config.shape != model.shape:
-        found = f"made for {config.model} with {config.shape}, but {model.model} has {model.shape}"
-        raise UserError(f"router={source}: {found}; train one with python -m lpes_eval.methods.moice.train")
-
-
-def describe(config: Any, **options: Any) -> RouterConfig:
-    """What a router must be for to serve a transformers model with this configuration; ``options`` are more fields."""
-    text, heads = config.get_text_config(decoder=True), config.get_text_config(decoder=True).num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    options.setdefault("model", getattr(config, "_name_or_path", None) or None)
-    return RouterConfig(text.num_hidden_layers, heads, size, **options)

@@ -1,11 +1,9 @@
 """Train MoICE's router: ``python -m lpes_eval.methods.moice.train --model MODEL --text FILE --out DIR``.
 
 Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
-script (docs/methods.md has a table). Their data is a part of OpenHermes; any text will do here: a ``.txt`` file, or a
-``.jsonl`` file with a ``text`` in each line. Instead of a text, ``--task`` makes prompts of benchmarks, from seeds that
-no evaluation set is made of. The loss is then that of the answer alone, as the rest is drawn at random.
-
-The same settings give the same file, byte for byte, on the same processor with the same number of threads.
+script (docs/methods.md has a table). Any text will do; or ``--task`` makes prompts of benchmarks, from seeds that no
+evaluation set is made of, and the loss is that of the answer alone, as the rest is drawn at random. The same settings
+give the same file, byte for byte, on the same processor with the same number of threads.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ LOG = "training.jsonl"
 TASKS = ("kv_retrieval", "mdqa_pos")
 TRAINING_SEED = 0x901CE
 """Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
-CLIP = 1.0
-HALF_SCALE = 1024.0
-"""In float16 the loss is multiplied by this, or gradients would vanish, and the router's gradients divided again."""
+HALF_SCALE = 1024.0  # of the loss in float16, or gradients would vanish; the router's gradients are divided again
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,7 @@ class Settings:
 
 Tokens = tuple[Tensor, int]
 """Token ids (T,), and the index of the first that the loss is about."""
-Sequences = Callable[[int], Tokens]
-"""Sequence number i of a run."""
+Sequences = Callable[[int], Tokens]  # sequence number i of a run
 
 
 def task_text(task: str, size: int, seed: int, number: int) -> tuple[str, str]:
@@ -132,15 +127,14 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
     options = {} if start == 0 else {"logits_to_keep": ids.shape[1] - start}
     mask = None if bool(real.all()) else real
     top_k, count = router.config.top_k, len(router.config.bases)
-    router.seen = [] if top_k < count else None
-    try:
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits[:, :-1]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        balance = logits.new_tensor(float(count))  # with all bases, whatever the router does
-        if router.seen is not None:
-            balance = routers.load_balance([s[real[:, None].expand(s.shape[:3])] for s in router.seen], top_k)
-    finally:
-        router.seen = None
+    seen: list[Tensor] = []
+    router.seen = seen
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    router.seen = None
+    balance = logits.new_tensor(float(count))  # with all bases, whatever the router does
+    if top_k < count:
+        balance = routers.load_balance([s[real[:, None].expand(s.shape[:3])] for s in seen], top_k)
     asked = (real & (place >= firsts[:, None]))[:, start + 1 :]
     each = functional.cross_entropy(logits.transpose(1, 2), ids[:, start + 1 :], reduction="none")
     return (each * asked).sum(1) / asked.sum(1), balance
@@ -148,8 +142,8 @@ def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Ten
 
 def train(
     model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path, *, micro_batch: int = 1
-) -> Path:
-    """Train a router for ``model``, which is given back as it was, and return its file; ``out`` gets the log, too.
+) -> Router:
+    """Train a router for ``model``, which is given back as it was, and write it and its log to ``out``.
 
     ``micro_batch`` sequences are computed together. ``UserError``: the loss is not a number.
     """
@@ -164,16 +158,16 @@ def train(
     try:
         for step in tqdm(range(settings.steps), unit="step"):
             loss = balance = 0.0
-            numbers = range(step * batch, (step + 1) * batch)
-            for together in (numbers[start : start + micro_batch] for start in range(0, batch, micro_batch)):
-                each, of_balance = losses(model, router, [one(number) for number in together])
-                of_balance = of_balance * len(together) / batch
+            for start in range(0, batch, micro_batch):
+                numbers = range(start, min(start + micro_batch, batch))
+                each, of_balance = losses(model, router, [one(step * batch + number) for number in numbers])
+                of_balance = of_balance * len(numbers) / batch
                 (scale * (each.sum() / batch + settings.balance * of_balance)).backward()
                 loss += each.sum().item() / batch
                 balance += of_balance.item()
             for weight in router.parameters():
                 weight.grad.div_(scale)  # type: ignore[union-attr]
-            norm = torch.nn.utils.clip_grad_norm_(router.parameters(), CLIP).item()
+            norm = torch.nn.utils.clip_grad_norm_(router.parameters(), 1.0).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 reason = f"the loss is {loss:g} and its gradient has norm {norm:g}"
                 raise UserError(f"step {step + 1}: {reason}; use --dtype bfloat16 or float32")
@@ -189,14 +183,12 @@ def train(
     notes = {name: value for name, value in asdict(settings).items() if value not in (None, ())}
     router.config = replace(config, training=notes | {"first_loss": log[0]["loss"], "last_loss": log[-1]["loss"]})
     routers.write(router, out / routers.FILE)
-    return out / routers.FILE
+    return router
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m lpes_eval.methods.moice.train",
-        description="Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings.",
-    )
+    about = "Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings."
+    parser = argparse.ArgumentParser(prog="python -m lpes_eval.methods.moice.train", description=about)
     add = parser.add_argument
     add("--model", default="reference", help="folder or name on the Hub; default: the shipped model")
     add("--out", type=Path, required=True, help="folder to write")
@@ -229,12 +221,10 @@ def main(arguments: list[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     check_device(given.device)
     asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
-    texts: list[str] = []
-    if given.task is not None:
-        settings = Settings(tasks=tuple(map(_task, given.task)), **asked)
-    else:
+    settings = Settings(tasks=tuple(map(_task, given.task or ())), **asked)
+    if not settings.tasks:
         texts = [found.text for found in perplexity.read(given.text)]
-        settings = Settings(given.text.name, files.sha256(given.text), **asked)
+        settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
     name = str(reference.folder(given.model))
     try:
         config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
@@ -248,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
     bases = published_bases(own) if given.bases is None else parse_bases("--bases", given.bases)
     top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
     described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
-    for number in range(max(1, len(settings.tasks))):
+    for number in range(len(settings.tasks)):
         one(number)  # whether a prompt fits is said before the model is loaded
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
@@ -256,13 +246,12 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.model}: {described.shape}, bases {', '.join(f'{base:g}' for base in bases)}, top {top_k}")
     print(f"{settings.steps} steps of {settings.batch} sequences; {given.dtype} on {given.device}", flush=True)
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
-    file = train(model, described, settings, one, given.out, micro_batch=given.micro_batch)
-    notes = routers.read(file).config.training
-    print(f"{file}: loss {notes['first_loss']} in the first step, {notes['last_loss']} in the last", flush=True)
+    router = train(model, described, settings, one, given.out, micro_batch=given.micro_batch)
+    first, last = (router.config.training[name] for name in ("first_loss", "last_loss"))
+    print(f"{given.out / routers.FILE}: loss {first} in the first step, {last} in the last", flush=True)
 
 
 def _task(given: str) -> tuple[str, int]:
-    """``TASK:SIZE``."""
     task, _, size = given.partition(":")
     if task not in TASKS:
         raise UserError(f"--task {given}: expected {' or '.join(TASKS)} with :SIZE")
