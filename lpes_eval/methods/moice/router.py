@@ -131,7 +131,10 @@ def read(path: str | Path) -> Router:
         if (version := data.pop("version")) != VERSION:
             raise ValueError(f"version {version} of the format, expected {VERSION}")
         data.pop("weights_sha256", None)  # which the router of the reference model has
-        router = Router(RouterConfig(**data))
+        config = RouterConfig(**data)
+        if tensors["w1"].shape[:2] != (config.layers, config.head_dim):  # what a damaged file claims gets no memory
+            raise ValueError(f"tensor 'w1' of shape {tuple(tensors['w1'].shape)}, expected that of {config.shape}")
+        router = Router(config)
         for name, weight in router.named_parameters():
             found, shape = tensors[name], tuple(weight.shape)
             if found.shape != shape or not bool(found.float().isfinite().all()):
