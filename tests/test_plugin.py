@@ -239,7 +239,6 @@ cli_evaluate()
 """
 
 
-
 @pytest.mark.slow
 def test_with_the_hook_and_without_it_the_same_table(tmp_path):
     from lpes_eval import reference

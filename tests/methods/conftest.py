@@ -4,9 +4,9 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import answers, evaluate
 from lpes_eval import reference
+from tiny_models import tiny_config, tiny_model
 
 
 @pytest.fixture

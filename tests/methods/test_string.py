@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import apart, inputs, logits
 from lpes_eval.errors import UserError
 from lpes_eval.methods.string import STRING
 from slow import slow_llama
+from tiny_models import tiny_config, tiny_model
 
 
 def turned(x, angle_of):
