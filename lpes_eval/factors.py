@@ -123,8 +123,7 @@ class Factors:
     def per_layer(self, num_layers: int | None = None) -> list[float]:
         """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
 
-        Raises:
-            FactorsError: no depth known, or another depth than the factors are for.
+        ``FactorsError``: no depth known, or another depth than the factors are for.
         """
         own = len(self.factors) if self.factors is not None else self.num_layers
         depth = num_layers if num_layers is not None else own
@@ -232,7 +231,7 @@ def load(path: str | Path) -> Factors:
 def parse(value: Any) -> Factors:
     """What a user may give as ``factors``: a loaded object, a path, one number, or one a layer (list, array, tensor).
 
-    ``reference`` is the reference model's own file, ``hf://OWNER/REPO`` one on the Hub. ``FactorsError`` as of ``load``.
+    ``reference`` is the reference model's own file, ``hf://OWNER/REPO`` one on the Hub; raises as ``load``.
     """
     if isinstance(value, Factors):
         return value
@@ -270,8 +269,7 @@ def text_config(config: Any) -> Any:
 def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
 
-    Raises:
-        FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
+    ``FactorsError``: the field holds none, or, ``of_its_depth``, those of a model of another depth.
     """
     value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:

@@ -26,16 +26,11 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
-    """The JSON value of a text, if it means the same to every reader.
+    """The JSON value of a text in UTF-8, if it means the same to every reader; ``where`` names the place in errors.
 
-    Args:
-        text: JSON, in UTF-8.
-        where: names the place in errors.
-        finite: False to take NaN and Infinity, as Python writes them, for the numbers that they are.
-
-    Raises:
-        DataError: not UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of
-            a thousand levels, or half of a surrogate pair, which no file can hold.
+    Without ``finite``, NaN and Infinity, as Python writes them, are the numbers that they are. ``DataError``: not
+    UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of a thousand levels,
+    or half of a surrogate pair, which no file can hold.
     """
     number = _finite if finite else float
     try:
@@ -93,9 +88,7 @@ def read_jsonl(
         member: the file's name in the archive.
         finite: as ``parse`` has it.
 
-    Raises:
-        DataError: no such file, a broken archive, a line that is not a JSON object (see ``parse``) or not as required.
-            It names file and line.
+    ``DataError`` names file and line where one is not a JSON object or not as required.
     """
     expected = f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
     for number, line in enumerate(_lines(Path(path), member), 1):

@@ -111,10 +111,8 @@ def drawn_distractors(
 
     The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
     contains an accepted answer, and no two documents of an example have the same text. An answer of one character is
-    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all.
-
-    Raises (when called):
-        DataError: too few documents without the answer.
+    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all. ``DataError`` where
+    too few are without the answer.
     """
     texts = [normalize(f"{example.gold.title or ''} {example.gold.text}") for example in examples]
     words = [set(text.split()) for text in texts]

@@ -104,10 +104,9 @@ class BenchmarkTask(ConfigurableTask):
         """The budget of a prompt for the model that is being evaluated."""
         if (lm := current_lm()) is None:
             return budget.NO_LIMIT
-        new_tokens = self.config.generation_kwargs["max_gen_toks"]
-        if self._budget is None or self._budget[:2] != (lm, new_tokens):
-            found = budget.for_model(lm, new_tokens, self.config.metadata, self.prompt_tokens)
-            self._budget = (lm, new_tokens, found)
+        asked = (lm, self.config.generation_kwargs["max_gen_toks"])
+        if self._budget is None or self._budget[:2] != asked:
+            self._budget = (*asked, budget.for_model(*asked, self.config.metadata, self.prompt_tokens))
         return self._budget[2]
 
 
@@ -164,15 +163,18 @@ class PositionTask(BenchmarkTask):
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples, once it is known at which positions they are asked."""
         settings = checked(self.config.metadata)
-        self.positions = settings["positions"]
+        self.positions, items = settings["positions"], settings.get(self.SIZE)
         self.left_out: dict[float, float] = {}
-        if items := settings.get(self.SIZE):
-            self.left_out = coinciding(self.positions, items)
+        """Positions with the same gold item as an earlier one -> the first such position."""
+        if items:
+            first: dict[int, float] = {}
+            same = {position: first.setdefault(gold_index(position, items), position) for position in self.positions}
+            self.left_out = {position: other for position, other in same.items() if position != other}
             self.positions = [position for position in self.positions if position not in self.left_out]
         if self.left_out:
-            same = ", ".join(f"{p:g}" for p in self.left_out)
+            named = ", ".join(f"{p:g}" for p in self.left_out)
             what = f"{self.config.task}, {self.SIZE}={items}"
-            warning_once(logger, f"{what}: positions {same} % are places of others, and are not asked again")
+            warning_once(logger, f"{what}: positions {named} % are places of others, and are not asked again")
         super().download(dataset_kwargs, **kwargs)
 
     def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
@@ -209,9 +211,9 @@ class PositionTask(BenchmarkTask):
         """The question's scores at every position, their means, and what worst and spread are made of."""
         answers = list(zip(self.positions, results, strict=True))
         scores = [self.score(doc, position, answer) for position, answer in answers]
-        columns = self._columns(self.METRIC, scores)
         # Of lm-eval's table only the names without _stderr become rows; it looks the errors up beside them.
-        columns |= {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        over = {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        columns = self._columns(self.METRIC, scores) | over
         if self.STRICT:
             columns |= self._columns(self.STRICT, [self.strict_score(doc, p, answer) for p, answer in answers])
         if self._budget is not None:
@@ -250,13 +252,6 @@ class PositionTask(BenchmarkTask):
                     f"model repeats its context, and the answer is in it (cut at the most tokens: {cut:.3f} of the "
                     f"answers). Trust {self.STRICT}"
                 )
-
-
-def coinciding(positions: Sequence[float], items: int) -> dict[float, float]:
-    """Positions with the same gold item as an earlier one of ``positions``, each with the first such position."""
-    first: dict[int, float] = {}
-    same = {position: first.setdefault(gold_index(position, items), position) for position in positions}
-    return {position: other for position, other in same.items() if position != other}
 
 
 def gold_index(position: float, num_items: int) -> int:

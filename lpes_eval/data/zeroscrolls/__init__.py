@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import squad
+from lpes_eval.data.documents import bare
 from lpes_eval.data.source import Asked, Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
@@ -80,8 +80,7 @@ def locate(request: Asked, name: str, split: str) -> Path:
 def read(path: Path, name: str, split: str) -> list[Example]:
     """The examples of one subset, in the file's order; lines with the same id are one example with several references.
 
-    Raises:
-        DataError: the file is missing, broken or not in the benchmark's form.
+    ``DataError``: the file is missing, broken or not in the benchmark's form.
     """
     member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else ""
     examples: dict[str, Example] = {}
@@ -179,7 +178,7 @@ def exp_similarity(prediction: str, references: Iterable[str]) -> float:
 
 def normalize(text: str) -> str:
     """SQuAD's normalisation, and only then, as the benchmark has it, ASCII for accents and typographic marks."""
-    return transliterate(squad.bare(text.lower()))
+    return transliterate(bare(text.lower()))
 
 
 def transliterate(text: str) -> str:
