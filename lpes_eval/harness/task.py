@@ -125,7 +125,7 @@ class PositionTask(BenchmarkTask):
 
     A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;
     ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``; and ``metric``, an
-    answer's score by its target. Or it overrides the three methods that use the last two.
+    answer's score by its target.
     """
 
     METRIC: str
@@ -151,10 +151,6 @@ class PositionTask(BenchmarkTask):
         """A reference answer as a model that is right writes it, whose likelihood gradient descent raises."""
         target = self.target(doc, position)
         return target if isinstance(target, str) else target[0]
-
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """The metric of one answer."""
-        return self.metric(answer, self.target(doc, position))
 
     def strict_score(self, doc: dict[str, Any], position: float, answer: str) -> float:
         """``STRICT`` of one answer."""
@@ -210,7 +206,7 @@ class PositionTask(BenchmarkTask):
     def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The question's scores at every position, their means, and what worst and spread are made of."""
         answers = list(zip(self.positions, results, strict=True))
-        scores = [self.score(doc, position, answer) for position, answer in answers]
+        scores = [self.metric(answer, self.target(doc, position)) for position, answer in answers]
         # Of lm-eval's table only the names without _stderr become rows; it looks the errors up beside them.
         over = {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
         columns = self._columns(self.METRIC, scores) | over
