@@ -54,7 +54,6 @@ class State:
 
 
 def _batch(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
-    """The loss of the next step's batch."""
     rng = np.random.default_rng([STREAM, recipe.seed, state.step])
     if state.phase == "copy":
         return _copy_loss(model, rng, recipe)
@@ -89,27 +88,26 @@ def _query_loss(
     contexts = max(1, recipe.tokens // (pairs * (2 * size + 2) + asked * (2 * size + 4)))
     loss, correct = _loss(model, draw(rng, contexts, pairs, asked, size))
     answers = correct[:, :, size + 2 :].float()
-    long = float(pairs >= 0.75 * most)
     right = {"right": answers.mean().item(), "answers": answers.amin(2).mean().item()}
-    return loss, {"pairs": pairs, "long": long, **right}
+    return loss, {"pairs": pairs, "long": float(pairs >= 0.75 * most), **right}
 
 
 def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
     """As many contexts as fill a batch, each with as many articles of its own."""
     rng = stream("reference", recipe.seed, state.step)
     documents = 1 + below(recipe.documents if state.documents_read else 1, rng)
-    losses, right, whole, tokens = [], [], [], 0
+    losses, tokens = [], 0
+    shares: dict[str, list[torch.Tensor]] = {"documents_right": [], "documents_answers": []}
     while tokens < 0.75 * recipe.tokens:
         batch = draw_documents(rng, documents, recipe.queries, recipe.remarks)
         tokens += batch.context.size + batch.queries.size
         loss, correct = _loss(model, batch)
         losses.append(loss)
         answers = torch.tensor(batch.answers)
-        right.append((correct & answers).sum() / answers.sum())
-        whole.append((correct | ~answers).all(2).float().mean())
-    seen = {"documents_right": right, "documents_answers": whole}
-    shares = {name: torch.stack(values).mean().item() for name, values in seen.items()}
-    return torch.stack(losses).mean(), {"documents": documents, **shares}
+        shares["documents_right"].append((correct & answers).sum() / answers.sum())
+        shares["documents_answers"].append((correct | ~answers).all(2).float().mean())
+    seen = {name: torch.stack(values).mean().item() for name, values in shares.items()}
+    return torch.stack(losses).mean(), {"documents": documents, **seen}
 
 
 def _loss(model: LlamaForCausalLM, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
