@@ -121,10 +121,7 @@ class Factors:
         return (model["name"], model.get("revision")) if isinstance(model, Mapping) else (model, None)
 
     def per_layer(self, num_layers: int | None = None) -> list[float]:
-        """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
-
-        ``FactorsError``: no depth known, or another depth than the factors are for.
-        """
+        """One factor a layer of a model of ``num_layers``; ``FactorsError`` where the factors are for another depth."""
         own = len(self.factors) if self.factors is not None else self.num_layers
         depth = num_layers if num_layers is not None else own
         if depth is None:
@@ -286,11 +283,10 @@ def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
 
 def carry(config: Any, factors: Factors | None) -> None:
     """Have a configuration carry these factors, or none."""
-    if config is not None:
-        for part in (config, text_config(config)):
-            part.__dict__.pop(FIELD, None)
-        if factors is not None:
-            setattr(text_config(config), FIELD, factors.to_dict())
+    for part in (config, text_config(config)) if config is not None else ():
+        part.__dict__.pop(FIELD, None)
+    if factors is not None:
+        setattr(text_config(config), FIELD, factors.to_dict())
 
 
 # -- what a field may hold -------------------------------------------------------------------------------------------
@@ -335,26 +331,28 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
     _require(_is(value, list, tuple) and len(value) == 2, where, value, "a kind and its points")
     kind, points = value
     _require(kind in curves.KINDS, f"{where}.kind", kind, f"one of {', '.join(curves.KINDS)}")
+    where += ".points"
     if kind == "free":
-        return kind, _numbers(points, f"{where}.points")
+        return kind, _numbers(points, where)
     right = _is(points, list, tuple) and 2 <= len(points) <= MAX_POINTS
-    _require(right, f"{where}.points", points, f"a list of 2 to {MAX_POINTS} points [x, y]")
-    checked: list[tuple[float, float]] = []
+    _require(right, where, points, f"a list of 2 to {MAX_POINTS} points [x, y]")
+    before = -1.0
     for k, point in enumerate(points):
-        at = f"{where}.points[{k}]"
-        _require(_is(point, list, tuple) and len(point) == 2, at, point, "a point [x, y]")
+        _require(_is(point, list, tuple) and len(point) == 2, f"{where}[{k}]", point, "a point [x, y]")
         x, y = point
-        _require(_is(x, int, float) and 0 <= x <= MAX_LAYERS, f"{at} x", x, f"a number from 0 to {MAX_LAYERS}")
-        _require(not checked or checked[-1][0] < x, f"{at} x", x, "x to increase strictly (Eq. 10)")
-        checked.append((x, _number(y, f"{at} y")))
-    return kind, tuple(checked)
+        right = _is(x, int, float) and 0 <= x <= MAX_LAYERS
+        _require(right, f"{where}[{k}] x", x, f"a number from 0 to {MAX_LAYERS}")
+        _require(before < x, f"{where}[{k}] x", x, "x to increase strictly (Eq. 10)")
+        _number(y, f"{where}[{k}] y")
+        before = x
+    return kind, tuple((x, float(y)) for x, y in points)
 
 
 def _origin(value: Any) -> dict[str, Any]:
     origin = _object(value, "origin", _ORIGIN)
     for name, content in origin.items():
-        types = _ORIGIN[name]
-        _require(_is(content, *types), f"origin.{name}", content, " or ".join(_CALLED[kind] for kind in types))
+        expected = " or ".join(_CALLED[kind] for kind in _ORIGIN[name])
+        _require(_is(content, *_ORIGIN[name]), f"origin.{name}", content, expected)
     if isinstance(model := origin.get("model"), Mapping):
         right = model.keys() <= {"name", "revision"} and isinstance(model.get("name"), str)
         right = right and isinstance(model.get("revision"), str | None)

@@ -79,16 +79,11 @@ def read_json(path: str | Path) -> Any:
 def read_jsonl(
     path: str | Path, required: Collection[str] | Mapping[str, Any] = (), member: str | None = None, finite: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Yield one object a line; blank lines are passed over.
+    """Yield one object a line of a ``.jsonl``, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
 
-    Args:
-        path: a ``.jsonl`` file, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
-        required: the fields that every line must have; or a line as it should be, whose fields every line must have,
-            with values of the same types. An item of a list must be like one of those in that line.
-        member: the file's name in the archive.
-        finite: as ``parse`` has it.
-
-    ``DataError`` names file and line where one is not a JSON object or not as required.
+    ``required`` are the fields that every line must have; or a line as it should be, whose fields every line must have,
+    with values of the same types. An item of a list must be like one of those in that line. ``finite`` is as ``parse``
+    has it. ``DataError`` names file and line.
     """
     expected = f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
     for number, line in enumerate(_lines(Path(path), member), 1):

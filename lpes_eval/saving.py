@@ -21,10 +21,7 @@ from lpes_eval.weights import fingerprint
 
 
 def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
-    """Save a model with the factors in force; the options are those of ``save_pretrained``.
-
-    ``UserError``: the folder is a file, the model has no factors, or is one that transformers does not save whole.
-    """
+    """Save a model with the factors in force, or raise ``UserError``; the options are ``save_pretrained``'s."""
     if Path(folder).is_file():
         raise UserError(f"{folder}: is a file; expected a folder, or a name that is not there yet")
     if (factors := rope.in_force(model)) is None:

@@ -174,11 +174,7 @@ def _kept(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaForCausalLM:
-    """Run ``stages`` one after the other, or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``.
-
-    Raises:
-        UserError: ``out`` holds a checkpoint of another recipe, or one that cannot be read.
-    """
+    """Run ``stages`` or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``."""
     torch.set_num_threads(1)  # sums may be grouped by thread, and the weights are to be the same everywhere
     out.mkdir(parents=True, exist_ok=True)
     file, log = out / CHECKPOINT, out / "log.jsonl"

@@ -47,11 +47,7 @@ class Text(NamedTuple):
 
 
 def read(path: str | Path) -> list[Text]:
-    """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``.
-
-    Raises:
-        DataError: nothing is there, or it is not UTF-8 text.
-    """
+    """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``."""
     from pyarrow import ArrowException, parquet
 
     path = named_path("text_file", path)

@@ -93,10 +93,7 @@ class Files:
     others: tuple[str, ...] = ()
 
     def path(self, request: Asked, which: Any = "") -> Path:
-        """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
-
-        ``DataError``: it is not there, with the ways to get it; or a size that is not published.
-        """
+        """The file that was asked for, downloaded if need be; a ``DataError`` says the ways to get it."""
         way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
         way_out += ", or ask for --metadata source=generated" if self.size else ""
         if request.kind not in ("official", "folder"):
@@ -122,10 +119,7 @@ class Files:
 
 
 def download(url: str, way_out: str) -> Path:
-    """Fetch a file once and keep it, whole or not at all, in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
-
-    ``DataError``, which ends with ``way_out``, names file and address where it is not cached and cannot be had.
-    """
+    """Fetch a file once and keep it in the cache of ``datasets``; a ``DataError`` ends with ``way_out``."""
     import datasets
     from huggingface_hub.file_download import http_get
 

@@ -3,9 +3,8 @@
 lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
 start-up (``_lpes_eval_hook``, standard library only) that calls ``extend`` once one of two modules of ``lm_eval`` has
 been imported. ``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in when
-our own modules are imported, with the hook or without it.
-
-Where another version of lm-eval breaks a part of ours, a line says so, and lm-eval goes on without it.
+our own modules are imported, with the hook or without it. Where another version of lm-eval breaks a part of ours, a
+line says so, and lm-eval goes on without it.
 """
 
 from __future__ import annotations
@@ -234,10 +233,7 @@ def _check_early(config: Any) -> None:
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Load the examples of those of ``tasks`` that are ours, under the model's arguments and ``--metadata``.
-
-    Raises ``DataError`` as the tasks do, or for a setting that none of them takes where all tasks are ours.
-    """
+    """Load the examples of those of ``tasks`` that are ours; refuse what they refuse, and settings that none takes."""
     from lpes_eval.harness.settings import refuse_misspelt
 
     manager = own_tasks({**arguments, **metadata})

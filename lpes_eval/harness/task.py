@@ -264,11 +264,8 @@ class ExamTask(BenchmarkTask):
     """
 
     prompts: Callable[[dict, Callable[..., str], bool], str | list[str]]
-    """Of a row: the prompt as the model gets it, or several, each a request of its own.
-
-    The second argument makes the prompt of a user's message and, if there is one, the system's; the third says whether
-    there is a chat template.
-    """
+    """Of a row, of what makes the prompt of a user's message and the system's, and of whether there is a chat template:
+    the prompt as the model gets it, or several, each a request of its own."""
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         generation = {"until": [], "do_sample": False, "max_gen_toks": 512}

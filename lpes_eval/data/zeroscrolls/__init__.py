@@ -78,10 +78,7 @@ def locate(request: Asked, name: str, split: str) -> Path:
 
 
 def read(path: Path, name: str, split: str) -> list[Example]:
-    """The examples of one subset, in the file's order; lines with the same id are one example with several references.
-
-    ``DataError``: the file is missing, broken or not in the benchmark's form.
-    """
+    """The examples of a subset, in the file's order; lines with the same id are one example with several references."""
     member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else ""
     examples: dict[str, Example] = {}
     for example in read_examples(path, LINE, lambda number, line: _parse(line, name), member):
@@ -121,10 +118,7 @@ def for_chat(example: Example, name: str) -> Example:
 
 
 def fitted(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
-    """The prompt as ``render`` makes it, whole if it fits; else with its document cut as the benchmark cuts it.
-
-    Raises ``PromptTooLong`` where no document has room.
-    """
+    """The prompt as ``render`` makes it, whole if it fits; else with its document cut as the benchmark cuts it."""
 
     def compose(beginning: str | None = None) -> str:
         return render(join(example.segments(beginning)))
