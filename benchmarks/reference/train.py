@@ -153,7 +153,7 @@ def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
 
 
-def _keep(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, notes: dict[str, Any]) -> None:
+def _save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, notes: dict[str, Any]) -> None:
     """Write a checkpoint: weights, AdamW's moments, and ``notes`` as JSON."""
     tensors = {}
     for name, weight in model.named_parameters():
@@ -162,8 +162,8 @@ def _keep(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, note
     write_atomically(file, serialized(tensors, metadata={key: json.dumps(value) for key, value in notes.items()}))
 
 
-def _kept(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What ``_keep`` wrote: notes, and tensors by name."""
+def _read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What ``_save_checkpoint`` wrote: notes, and tensors by name."""
     try:
         with safe_open(file, framework="pt") as stored:
             notes = {key: json.loads(text) for key, text in stored.metadata().items()}
@@ -179,7 +179,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
     out.mkdir(parents=True, exist_ok=True)
     file, log = out / CHECKPOINT, out / "log.jsonl"
     made = [asdict(stage) for stage in stages]
-    notes, tensors = _kept(file) if file.exists() else ({"state": State(), "stages": made}, {})
+    notes, tensors = _read_checkpoint(file) if file.exists() else ({"state": State(), "stages": made}, {})
     if notes["stages"] != made:
         raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
     state = notes["state"]
@@ -222,7 +222,7 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
             since_logged = {}
         if state.step % save_every == 0 or state.step == total:
-            _keep(file, model, optimizer, {"state": asdict(state), "stages": made})
+            _save_checkpoint(file, model, optimizer, {"state": asdict(state), "stages": made})
 
     model.config._attn_implementation = "sdpa"
     model.save_pretrained(out)

@@ -100,12 +100,13 @@ class Files:
             message = f"{self.benchmark} has no {request.kind} set; ask for --metadata source=official"
             raise DataError(f"{message}, or {way_out}")
         address = f"{self.url}/{self.name}".format(which)
-        get_it = f"get it from {address}"
-        if self.sizes and which not in self.sizes:
-            get_it = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
+        published = not self.sizes or which in self.sizes
+        advice = f"get it from {address}"
+        if not published:
+            advice = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
         if request.folder is None:
-            if self.sizes and which not in self.sizes:
-                raise DataError(f"{get_it}; {way_out}")
+            if not published:
+                raise DataError(f"{advice}; {way_out}")
             return download(address, way_out)
         names = [name.format(which) for name in (self.name, *self.others)]
         for name, place in product(names, ("", *self.places)):
@@ -115,7 +116,7 @@ class Files:
                     return path
         found = ", ".join(sorted(path.name for path in request.folder.rglob("*.jsonl*"))[:10])
         missing = f"{request.folder}: {' or '.join(names)} is not there (found {found or 'no .jsonl file'})"
-        raise DataError(f"{missing}; {get_it}; {way_out}")
+        raise DataError(f"{missing}; {advice}; {way_out}")
 
 
 def download(url: str, way_out: str) -> Path:

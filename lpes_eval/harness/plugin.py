@@ -177,7 +177,8 @@ def separate_caches() -> None:
 
     def init(original: Callable[..., None], self: Any, lm: Any, cache_db: str, *args: Any, **options: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
-        key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)  # type: Any, Any
+        key: Any = getattr(lm, "cache_key", None)
+        module: Any = getattr(lm, "model", None)
         if key is None and hasattr(module, "modules"):  # of another model type, as hf, which may have factors in it
             from lpes_eval import rope, weights
 
