@@ -141,22 +141,18 @@ def test_where_lm_eval_reads_entry_points_the_hook_registers_nothing():
 @pytest.fixture
 def command(monkeypatch):
     """Begins ``lm_eval`` with these arguments: what it says where it ends at once, nothing where it goes on."""
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
-    def begun(**given) -> str:
-        arguments, metadata = given.pop("model_args", {}), given.pop("metadata", {})
-        given = {"model": "hf", "tasks": "mmlu", "apply_chat_template": False, **given}
-        config = SimpleNamespace(include_path=None, model_args=arguments, metadata=arguments | metadata)
-        vars(config).update(given)
+    def begun(model_args=None, metadata=None, **given) -> str:
+        arguments = model_args or {}
+        usual = {"model": "hf", "tasks": "mmlu", "apply_chat_template": False, "include_path": None}
+        told = {"model_args": arguments, "metadata": arguments | (metadata or {})}
         try:
-            plugin._check_early(config)
+            plugin._check_early(SimpleNamespace(**usual | given | told))
         except ValueError as error:
             return str(error)
         return ""
 
-    assert hasattr(EvaluatorConfig.process_tasks, "__wrapped__")
     return begun
 
 

@@ -32,9 +32,6 @@ OFFICIAL = Files(
 LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
 """What a line of a file has."""
 
-CUT_STEP = 250
-"""Words that go each time a document is found too long."""
-
 
 def read(path: Path, name: str) -> list[dict[str, Any]]:
     """The documents of a file of subset ``name``, as ``LINE`` has them; raises ``DataError`` for any other line."""
@@ -117,14 +114,11 @@ def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
         if words <= 0:
             return None
         text = " ".join(text.split(" ")[:words])
-        words -= CUT_STEP
+        words -= 250
     return text
 
 
 LETTERS = "ABCD"
-SUBSET_SCORE = 0.25
-"""What some, but not all, of the correct letters are worth (``em.py``)."""
-
 FACT_MARK = "[fact:"
 """Behind it stands the second judgement, about the real world, in sci_fi's references and predictions."""
 
@@ -165,7 +159,9 @@ def exact_match(prediction: str, reference: str) -> float:
     # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
     wanted, found = bare(reference), bare(prediction)
     if set(wanted) <= set(LETTERS):
-        return 1.0 if found == wanted else SUBSET_SCORE if set(found) <= set(wanted) else 0.0
+        if found == wanted:
+            return 1.0
+        return 0.25 if set(found) <= set(wanted) else 0.0
     try:
         return float(float(prediction) == float(reference))
     except ValueError:
