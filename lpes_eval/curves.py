@@ -1,10 +1,7 @@
 """From control points to one factor a layer (Eq. 3-6 and Appendix D of the LPES paper).
 
 A curve is drawn over depth by control points ``(x, y)``: ``x`` places a point between the first and the last scaled
-layer, ``y`` is a scaling factor. Layers stand at even distances from the first ``x`` to the last one, so only the
-*ratios* of the ``x`` matter.
-
-Five kinds:
+layer, ``y`` is a scaling factor. Layers stand at even distances, so only the *ratios* of the ``x`` matter. Five kinds:
 
 =========  ============================================================================================
 bezier     degree ``d = len(points) - 1 >= 1``; ``s_h = y(t(x_h))``, ``t`` by bisection (Eq. 3-6, App. D)
@@ -30,12 +27,9 @@ Point = tuple[float, float]
 
 
 def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], num_layers: int) -> list[float]:
-    """Evaluate a curve at every layer; no factor is outside the range of the points' ``y``.
+    """Evaluate a curve at each of ``num_layers`` (L in Eq. 6); no factor is outside the range of the points' ``y``.
 
-    Args:
-        kind: one of ``KINDS``.
-        points: control points ``(x, y)`` with strictly increasing ``x``, at least two; for ``free``, the factors.
-        num_layers: how many layers the curve spans (L in Eq. 6), at least 1.
+    ``points`` are at least two ``(x, y)`` with strictly increasing ``x``; for ``free``, the factors.
     """
     if kind == "free":
         return list(points)  # type: ignore[arg-type]

@@ -31,8 +31,6 @@ MAX_POINTS = 12
 LEAST, GREATEST = 1e-3, 1e6
 """Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
-_FACTOR = f"a number from {LEAST:.10g} to {GREATEST:.10g}"
-_FORMS = ("factors", "curve", "uniform")
 _OF_THE_MODEL = ("model", "model_args", "weights", "fitness", "proof")
 """What ``origin`` says of the model that the factors were found on, and of no other."""
 _ORIGIN: dict[str, tuple[type, ...]] = {
@@ -69,17 +67,17 @@ class Factors:
     """Where they came from; ``docs/factors.md`` lists its fields."""
 
     def __post_init__(self) -> None:  # noqa: D105
-        given = [form for form in _FORMS if getattr(self, form) is not None]
+        forms = {"factors": _numbers, "curve": _curve, "uniform": _number}
+        given = [form for form in forms if getattr(self, form) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise FactorsError(f"exactly one of {', '.join(_FORMS)} is expected, found {found}")
-        check = {"factors": _numbers, "curve": _curve, "uniform": _number}[given[0]]
-        checked = {given[0]: check(getattr(self, given[0]), given[0])}
+            raise FactorsError(f"exactly one of {', '.join(forms)} is expected, found {found}")
+        (form,) = given
+        checked = {form: forms[form](getattr(self, form), form)}
         checked |= {"unscaled_layers": _layers(self.unscaled_layers), "origin": _origin(self.origin)}
         self.__dict__.update(checked)  # the object is frozen: only here are its fields written
-        if self.num_layers is not None:
-            right = _is(self.num_layers, int) and 1 <= self.num_layers <= MAX_LAYERS
-            _require(right, "num_layers", self.num_layers, f"a whole number from 1 to {MAX_LAYERS}")
+        right = self.num_layers is None or (_is(self.num_layers, int) and 1 <= self.num_layers <= MAX_LAYERS)
+        _require(right, "num_layers", self.num_layers, f"a whole number from 1 to {MAX_LAYERS}")
         if self.factors is not None or self.num_layers is not None:
             self.per_layer(self.num_layers)
 
@@ -102,7 +100,17 @@ class Factors:
     def from_dict(cls, data: Any, source: str = "factors") -> Factors:
         """The factors of decoded JSON, which errors call ``source``; ``format`` and ``version`` may be missing."""
         try:
-            return cls(**_fields(data))
+            given = _object(data, "at the top", ("format", "version", *(one.name for one in fields(cls))))
+            for name, expected in (("format", FORMAT), ("version", VERSION)):
+                found = given.pop(name, expected)
+                _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
+            for name, value in given.items():
+                _require(value is not None, name, value, "a value; leave the field out where there is none")
+            if (curve := given.get("curve")) is not None:
+                right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
+                _require(right, "curve", curve, "an object with 'kind' and 'points'")
+                given["curve"] = (curve["kind"], curve["points"])
+            return cls(**given)
         except FactorsError as error:
             raise FactorsError(f"{source}: {error}") from None
 
@@ -113,11 +121,7 @@ class Factors:
         return (model["name"], model.get("revision")) if isinstance(model, Mapping) else (model, None)
 
     def per_layer(self, num_layers: int | None = None) -> list[float]:
-        """One factor for each layer of a model of ``num_layers``, where the factors do not name that themselves.
-
-        Raises:
-            FactorsError: no depth known, or another depth than the factors are for.
-        """
+        """One factor a layer of a model of ``num_layers``; ``FactorsError`` where the factors are for another depth."""
         own = len(self.factors) if self.factors is not None else self.num_layers
         depth = num_layers if num_layers is not None else own
         if depth is None:
@@ -145,12 +149,12 @@ class Factors:
 
     def fitted(self, num_layers: int) -> Factors:
         """These factors for a model of another depth: each layer's by its relative depth, linear between two layers."""
-        if self.factors is not None or self.num_layers is not None:
-            own = self.per_layer()
-        elif self.curve is not None and self.curve[0] == "free":  # it has its depth
-            own = self.per_layer(len(self.curve[1]) + len(self.unscaled_layers))
-        else:  # they are for any depth
+        depth = self.num_layers
+        if self.curve is not None and self.curve[0] == "free":  # it has its depth
+            depth = len(self.curve[1]) + len(self.unscaled_layers)
+        if self.factors is None and depth is None:  # they are for any depth
             return self
+        own = self.per_layer(depth)
         if len(own) == num_layers:
             return self
         at = [h * (len(own) - 1) / max(1, num_layers - 1) for h in range(num_layers)]
@@ -177,9 +181,11 @@ class Factors:
 
         xs, ys = zip(*self.curve[1], strict=True)
         scaled = [h for h in range(len(self.per_layer(num_layers))) if h not in self.unscaled_layers]
+        if not scaled:
+            return []
         # from the first scaled layer at the first x to the last at the last, linear between two layers
-        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled).tolist() if scaled else []
-        return list(zip(layers, ys, strict=False))
+        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled).tolist()
+        return list(zip(layers, ys, strict=True))
 
     def plot(self, num_layers: int | None = None) -> Any:
         """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
@@ -201,8 +207,8 @@ class Factors:
         try:
             files.write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
         except OSError as error:
-            reason = error.strerror or error
-            raise FactorsError(f"{path}: cannot be written ({reason}); expected a path where a file can be") from error
+            message = f"{path}: cannot be written ({error.strerror or error}); expected a path where a file can be"
+            raise FactorsError(message) from error
 
 
 def load(path: str | Path) -> Factors:
@@ -220,10 +226,9 @@ def load(path: str | Path) -> Factors:
 
 
 def parse(value: Any) -> Factors:
-    """What a user may give as ``factors``: a loaded object, a path, a list of one number a layer, or one number.
+    """What a user may give as ``factors``: a loaded object, a path, one number, or one a layer (list, array, tensor).
 
-    ``reference`` stands for the factors that are shipped with the reference model, ``hf://OWNER/REPO`` for a file on
-    the Hub (``lpes_eval.hub``). A list may also be an array or a tensor. ``FactorsError`` as of ``load``.
+    ``reference`` is the reference model's own file, ``hf://OWNER/REPO`` one on the Hub; raises as ``load``.
     """
     if isinstance(value, Factors):
         return value
@@ -254,15 +259,14 @@ FIELD = "lpes_factors"
 
 
 def text_config(config: Any) -> Any:
-    """The part of a model's configuration that has the field: its language model's."""
+    """The part of a model's configuration that has the field."""
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
 
-    Raises:
-        FactorsError: the field holds no factors, or, ``of_its_depth``, those of a model of another depth.
+    ``FactorsError``: the field holds none, or, ``of_its_depth``, those of a model of another depth.
     """
     value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:
@@ -279,11 +283,10 @@ def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
 
 def carry(config: Any, factors: Factors | None) -> None:
     """Have a configuration carry these factors, or none."""
-    if config is not None:
-        for part in (config, text_config(config)):
-            part.__dict__.pop(FIELD, None)
-        if factors is not None:
-            setattr(text_config(config), FIELD, factors.to_dict())
+    for part in (config, text_config(config)) if config is not None else ():
+        part.__dict__.pop(FIELD, None)
+    if factors is not None:
+        setattr(text_config(config), FIELD, factors.to_dict())
 
 
 # -- what a field may hold -------------------------------------------------------------------------------------------
@@ -298,22 +301,6 @@ def _is(value: Any, *types: type) -> bool:
     return isinstance(value, types) and not isinstance(value, bool)
 
 
-def _fields(data: Any) -> dict[str, Any]:
-    """A decoded file's fields as the arguments of ``Factors``."""
-    given = _object(data, "at the top", ("format", "version", *(one.name for one in fields(Factors))))
-    for name, expected in (("format", FORMAT), ("version", VERSION)):
-        found = given.pop(name, expected)
-        _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
-    for name, value in given.items():
-        _require(value is not None, name, value, "a value; leave the field out where there is none")
-    if "curve" in given:
-        curve = given["curve"]
-        right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
-        _require(right, "curve", curve, "an object with 'kind' and 'points'")
-        given["curve"] = (curve["kind"], curve["points"])
-    return given
-
-
 def _object(value: Any, where: str, known: Collection[str]) -> dict[str, Any]:
     _require(isinstance(value, Mapping), where, value, "an object")
     if unknown := [name for name in value if name not in known]:
@@ -322,7 +309,8 @@ def _object(value: Any, where: str, known: Collection[str]) -> dict[str, Any]:
 
 
 def _number(value: Any, where: str) -> float:
-    _require(_is(value, int, float) and LEAST <= value <= GREATEST, where, value, _FACTOR)
+    right = _is(value, int, float) and LEAST <= value <= GREATEST
+    _require(right, where, value, f"a number from {LEAST:.10g} to {GREATEST:.10g}")
     return float(value)
 
 
@@ -343,26 +331,28 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
     _require(_is(value, list, tuple) and len(value) == 2, where, value, "a kind and its points")
     kind, points = value
     _require(kind in curves.KINDS, f"{where}.kind", kind, f"one of {', '.join(curves.KINDS)}")
+    where += ".points"
     if kind == "free":
-        return kind, _numbers(points, f"{where}.points")
+        return kind, _numbers(points, where)
     right = _is(points, list, tuple) and 2 <= len(points) <= MAX_POINTS
-    _require(right, f"{where}.points", points, f"a list of 2 to {MAX_POINTS} points [x, y]")
-    checked: list[tuple[float, float]] = []
+    _require(right, where, points, f"a list of 2 to {MAX_POINTS} points [x, y]")
+    before = -1.0
     for k, point in enumerate(points):
-        at = f"{where}.points[{k}]"
-        _require(_is(point, list, tuple) and len(point) == 2, at, point, "a point [x, y]")
+        _require(_is(point, list, tuple) and len(point) == 2, f"{where}[{k}]", point, "a point [x, y]")
         x, y = point
-        _require(_is(x, int, float) and 0 <= x <= MAX_LAYERS, f"{at} x", x, f"a number from 0 to {MAX_LAYERS}")
-        _require(not checked or checked[-1][0] < x, f"{at} x", x, "x to increase strictly (Eq. 10)")
-        checked.append((x, _number(y, f"{at} y")))
-    return kind, tuple(checked)
+        right = _is(x, int, float) and 0 <= x <= MAX_LAYERS
+        _require(right, f"{where}[{k}] x", x, f"a number from 0 to {MAX_LAYERS}")
+        _require(before < x, f"{where}[{k}] x", x, "x to increase strictly (Eq. 10)")
+        _number(y, f"{where}[{k}] y")
+        before = x
+    return kind, tuple((x, float(y)) for x, y in points)
 
 
 def _origin(value: Any) -> dict[str, Any]:
     origin = _object(value, "origin", _ORIGIN)
     for name, content in origin.items():
-        types = _ORIGIN[name]
-        _require(_is(content, *types), f"origin.{name}", content, " or ".join(_CALLED[kind] for kind in types))
+        expected = " or ".join(_CALLED[kind] for kind in _ORIGIN[name])
+        _require(_is(content, *_ORIGIN[name]), f"origin.{name}", content, expected)
     if isinstance(model := origin.get("model"), Mapping):
         right = model.keys() <= {"name", "revision"} and isinstance(model.get("name"), str)
         right = right and isinstance(model.get("revision"), str | None)

@@ -26,36 +26,32 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
-    """The JSON value of a text, if it means the same to every reader.
+    """The JSON value of a text in UTF-8, if it means the same to every reader; ``where`` names the place in errors.
 
-    Args:
-        text: JSON, in UTF-8.
-        where: names the place in errors.
-        finite: False to take NaN and Infinity, as Python writes them, for the numbers that they are.
-
-    Raises:
-        DataError: not UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of
-            a thousand levels, or half of a surrogate pair, which no file can hold.
+    Without ``finite``, NaN and Infinity, as Python writes them, are the numbers that they are. ``DataError``: not
+    UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of a thousand levels,
+    or half of a surrogate pair, which no file can hold.
     """
+    number = _finite if finite else float
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        number = _finite if finite else float
         value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise DataError(f"{where}: not JSON ({error.msg} at {line}column {error.colno})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: {str(error).split(';')[0]}") from None
-    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice in an object")
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data:
+            raise ValueError(f"the key {shown(key)} stands twice in an object")
+        data[key] = value
     return data
 
 
@@ -81,41 +77,27 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_jsonl(
-    path: str | Path,
-    required: Collection[str] | Mapping[str, Any] = (),
-    member: str | None = None,
-    *,
-    finite: bool = True,
+    path: str | Path, required: Collection[str] | Mapping[str, Any] = (), member: str | None = None, finite: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Yield one object a line; blank lines are passed over.
+    """Yield one object a line of a ``.jsonl``, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
 
-    Args:
-        path: a ``.jsonl`` file, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
-        required: the fields that every line must have; or a line as it should be, whose fields every line must have,
-            with values of the same types. An item of a list must be like one of those in that line.
-        member: the file's name in the archive.
-        finite: as ``parse`` has it.
-
-    Raises:
-        DataError: no such file, a broken archive, a line that is not a JSON object (see ``parse``) or not as required.
-            It names file and line.
+    ``required`` are the fields that every line must have; or a line as it should be, whose fields every line must have,
+    with values of the same types. An item of a list must be like one of those in that line. ``finite`` is as ``parse``
+    has it. ``DataError`` names file and line.
     """
-    place = f"{path}, {member}" if member else str(path)
     expected = f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
     for number, line in enumerate(_lines(Path(path), member), 1):
         if not line.strip():
             continue
-        record = parse(line, f"{place}, line {number}", finite)
-        wrong = ""
+        place = f"{path}, {member}, line {number}" if member else f"{path}, line {number}"
+        record = parse(line, place, finite)
         if not isinstance(record, dict):
-            raise DataError(f"{place}, line {number}: found {type(record).__name__}, expected a JSON object")
+            raise DataError(f"{place}: found {type(record).__name__}, expected a JSON object")
         if missing := [field for field in required if field not in record]:
             found = ", ".join(map(shown, list(record)[:20])) or "no field"
-            wrong = f"the field {missing[0]!r} is missing; found {found}"
-        elif isinstance(required, Mapping):
-            wrong = _unlike(record, required, "the line")
-        if wrong:
-            raise DataError(f"{place}, line {number}: {wrong}, expected {expected}")
+            raise DataError(f"{place}: the field {missing[0]!r} is missing; found {found}, expected {expected}")
+        if isinstance(required, Mapping) and (wrong := _unlike(record, required, "the line")):
+            raise DataError(f"{place}: {wrong}, expected {expected}")
         yield record
 
 
@@ -198,7 +180,7 @@ def marker(command: str) -> str:
 def check_output(path: str | Path, mark: str) -> None:
     """Refuse a file (``UserError``) that is there already, unless its beginning holds ``mark``.
 
-    A link is judged by the file that it names. A pipe, and the summary of a job on GitHub, are written to as they are.
+    A pipe, and the summary of a job on GitHub, are written to as they are.
     """
     path = Path(path)
     if path.is_dir():
@@ -215,13 +197,10 @@ def check_output(path: str | Path, mark: str) -> None:
 
 
 def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
-    """Write what a command was told to write to a file, but never over a file that the command did not write.
+    """Write a command's output, but never over a file that the command did not write; raises as ``check_output``.
 
-    ``mark`` tells the command's outputs from all other files, and is in the first ``HEAD`` bytes of the ``content``.
-    The file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
-
-    Raises:
-        UserError: see ``check_output``; or it cannot be written.
+    ``mark`` tells the command's outputs from other files, and is in the first ``HEAD`` bytes of the ``content``. The
+    file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
     """
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content

@@ -59,10 +59,8 @@ def apply(model: nn.Module, factors: Given = None) -> None:
             shape (layers,), through which gradients flow and whose values count at each forward; only those that it has
             now are checked. Gradient checkpointing must then be non-reentrant (``use_reentrant=False``).
 
-    Raises:
-        FactorsError: factors that cannot be read, or for another number of layers.
-        UnsupportedModel: a model whose layers cannot be given factors; the message says why.
-        UserError: another method (``lpes_eval.methods``) is in the model.
+    Raises ``FactorsError`` (factors that cannot be read, or for another number of layers), ``UnsupportedModel`` with
+    the reason, or ``UserError`` where another method (``lpes_eval.methods``) is in the model.
 
     A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own. While factors
     are in force, a key-value cache that was filled under other factors, or none, is refused (``CacheError``). Unseen

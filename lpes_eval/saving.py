@@ -21,11 +21,7 @@ from lpes_eval.weights import fingerprint
 
 
 def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
-    """Save a model with the factors in force; the options are those of ``save_pretrained``.
-
-    Raises:
-        UserError: the folder is a file, the model has no factors, or it is one that transformers does not save whole.
-    """
+    """Save a model with the factors in force, or raise ``UserError``; the options are ``save_pretrained``'s."""
     if Path(folder).is_file():
         raise UserError(f"{folder}: is a file; expected a folder, or a name that is not there yet")
     if (factors := rope.in_force(model)) is None:
@@ -45,12 +41,8 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
 def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     """Load a causal language model, with the factors that its folder carries in force.
 
-    Args:
-        name: a model's folder or its name on the Hub; ``reference`` and ``reference-kv`` are those shipped here.
-        **options: those of ``AutoModelForCausalLM.from_pretrained``.
-
-    Raises:
-        FactorsError: factors that cannot be read, or for another number of layers; no weights are loaded then.
+    ``name`` is a folder, a name on the Hub, or ``reference`` or ``reference-kv``; the options are those of
+    ``from_pretrained``. ``FactorsError`` comes before any weight is loaded.
     """
     name = reference.folder(name)
     config = options.get("config")

@@ -54,12 +54,7 @@ def register() -> None:
 
 
 def apply(model: nn.Module, factors: Factors, config: Any) -> None:
-    """Give every decoder layer that is on this machine a rotary module of its own; ``config`` is the text model's.
-
-    Raises:
-        FactorsError: factors for another number of layers.
-        UnsupportedModel: the layers cannot be told, or their rotary modules are of a kind that was not tried.
-    """
+    """Give every decoder layer that is on this machine a rotary module of its own; ``config`` is the text model's."""
     values, attentions = factors.per_layer(config.num_hidden_layers), rotating(model)
     if getattr(config, "num_kv_shared_layers", None):
         raise UnsupportedModel(f"{type(model).__name__}: has layers that share keys, which rotate once")

@@ -116,15 +116,15 @@ def test_every_wrong_file_is_refused_in_one_line_by_the_loader_and_both_commands
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "big.json").write_text(" " * (1 << 21))
     os.mkfifo(tmp_path / "pipe")  # which is not waited for
-    for path, named in (
-        ("none.json", "no such file; expected a factors file"),
-        (tmp_path, "is a folder"),
-        ("a\0b", "no such file"),
-        (tmp_path / "pipe", "no such file"),
-        (tmp_path / "big.json", "not JSON"),
-        ("1_5", "no such file"),  # and not the number 15
-        ("", "factors= is empty; give a factors file"),
-    ):
+    for path, named in {
+        "none.json": "no such file; expected a factors file",
+        tmp_path: "is a folder",
+        "a\0b": "no such file",
+        tmp_path / "pipe": "no such file",
+        tmp_path / "big.json": "not JSON",
+        "1_5": "no such file",  # and not the number 15
+        "": "factors= is empty; give a factors file",
+    }.items():
         with pytest.raises(FactorsError, match=named):
             parse(path)
 

@@ -16,9 +16,10 @@ import torch
 import transformers
 
 import lpes_eval
-from benchmarks.families import document, examine, model_types, tiny_config, tiny_model
+from lpes_eval import decoder
 from lpes_eval.decoder import find_decoder
 from lpes_eval.errors import UnsupportedModel
+from tiny_models import BUILT, FAMILIES, tiny_config, tiny_model
 
 # fmt: off
 NAMED = [
@@ -246,20 +247,33 @@ same_transformers = pytest.mark.skipif(
 
 @same_transformers
 def test_the_page_has_every_family_once():
-    assert sorted(name for line in LISTED for name in re.findall(r"`([\w-]+)`", line)) == model_types()
+    assert sorted(name for line in LISTED for name in re.findall(r"`([\w-]+)`", line)) == FAMILIES
     assert set(NAMED) <= set(SUPPORTED)
 
 
 @same_transformers
-@pytest.mark.parametrize("family", [*NAMED, "gpt2", "bloom"])
+@pytest.mark.parametrize(
+    "family",
+    [*NAMED, "gpt2", "bloom", *(pytest.param(name, marks=pytest.mark.slow) for name in BUILT if name not in NAMED)],
+)
 def test_the_page_says_what_the_family_does(family):
-    _, status, notes = examine(family)
+    """Why it is refused, or in which layers a factor of 2 changes nothing."""
     (line,) = [line for line in DOCUMENT.read_text().splitlines() if re.match(rf"- .*`{family}`", line)]
-    assert line.startswith(f"- {notes}: `" if notes else "- `")
-    assert (family in SUPPORTED) == (status == "supported")
-
-
-@same_transformers
-@pytest.mark.slow
-def test_the_document_is_what_the_code_makes():
-    assert document() == DOCUMENT.read_text()
+    try:
+        reason = decoder.REFUSED.get(family)
+        model = reason or tiny_model(tiny_config(family))
+        layers = reason or find_decoder(model).factor_layer
+    except UnsupportedModel as refusal:
+        reason = str(refusal).split(": ", 1)[1].split(";")[0]
+    assert (family in SUPPORTED) == (reason is None)
+    if reason:
+        assert line.startswith(f"- {reason}: ")
+        return
+    plain, idle, own = logits(model), [], [h for h, owner in enumerate(layers) if h == owner]
+    for layer in own:
+        with applied(model, [1.0 + (h == layer) for h in range(len(layers))]):
+            idle += [layer] if torch.equal(logits(model), plain) else []
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["without positions"] * len(layers)
+    assert ("no effect in " in line) == bool(idle)
+    assert f"({len(idle)} of " in line or all(kinds[h].replace("_", " ") in line for h in idle)
+    assert ("takes that layer's factor" in line) == (own != list(range(len(layers))))

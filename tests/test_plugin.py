@@ -1,7 +1,6 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
 import ast
-import json
 import logging
 import os
 import subprocess
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lpes_eval import methods
+from lpes_eval import methods, reference
 from lpes_eval.errors import UserError
 from lpes_eval.harness import budget, plugin
 
@@ -53,29 +52,52 @@ def test_one_environment_variable_turns_it_off(tmp_path):
     assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
 
 
-def test_a_plugin_that_breaks_or_exits_does_not_end_lm_eval(tmp_path):
-    for broken in ("SystemExit(3)", "KeyError('x')"):
+def test_a_plugin_that_breaks_or_exits_says_so_and_does_not_end_lm_eval(tmp_path):
+    for broken, said in (("SystemExit(3)", "SystemExit: 3"), ("KeyError('x')", "KeyError: 'x'")):
         code = f"""
+import sys
+sys.stderr = sys.stdout
 import lpes_eval.harness.plugin as p
 def extend(module): raise {broken}
 p.extend = extend
 import lm_eval.api.registry
 print('here')
 """
-        assert python("-W", "error::UserWarning", "-c", code, cwd=tmp_path) == "here"
+        printed = python("-W", "error::UserWarning", "-c", code, cwd=tmp_path)
+        assert printed.startswith(f"lpes-eval could not extend lm_eval.api.registry: {said}. lm_eval goes on")
+        assert printed.endswith("LPES_EVAL_PLUGIN=0 turns all extensions off.\nhere")
+
+
+def managers(build):
+    """lm_eval.tasks.manager with this function in place of ``TaskIndex.build``, extended."""
+    module = SimpleNamespace(
+        TaskIndex=SimpleNamespace(build=build),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
+        __file__="/lm_eval/tasks/manager.py",
+    )
+    plugin.extend_tasks(module)
+    return module
 
 
 def test_our_tasks_come_first_so_that_others_of_the_same_name_win():
     built, defaults = [], Path("/lm_eval/tasks")
-    module = SimpleNamespace(
-        TaskIndex=SimpleNamespace(build=lambda paths: built.append(paths)),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
-        __file__=str(defaults / "manager.py"),
-    )
-    plugin.extend_tasks(module)
-    module.TaskIndex.build([defaults, Path("/mine")])
-    module.TaskIndex.build([Path("/mine")])  # without built-in tasks there are none of ours
+    index = managers(built.append).TaskIndex
+    index.build([defaults, Path("/mine")])
+    index.build([Path("/mine")])  # without built-in tasks there are none of ours
     assert built == [[plugin.tasks_folder(), defaults, Path("/mine")], [Path("/mine")]]
+
+
+def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_error(caplog):
+    def refuse(*args, **kwargs):
+        raise AttributeError("lm-eval's own")
+
+    module = managers(refuse)
+    with pytest.raises(AttributeError, match="lm-eval's own"):
+        module.TaskIndex.build([])
+    assert not caplog.records
+    module.TaskManager()  # it has no index
+    assert "could not add its tasks" in caplog.text
+    assert "LPES_EVAL_PLUGIN=0" in caplog.text
 
 
 @pytest.mark.slow
@@ -116,43 +138,21 @@ def test_where_lm_eval_reads_entry_points_the_hook_registers_nothing():
     plugin.extend_models(SimpleNamespace(import_plugins=print))  # it has no registry: to touch it would fail
 
 
-def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_error(caplog):
-    def refuse(*args, **kwargs):
-        raise AttributeError("lm-eval's own")
-
-    module = SimpleNamespace(
-        TaskIndex=SimpleNamespace(build=refuse),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
-        __file__=__file__,
-    )
-    plugin.extend_tasks(module)
-    with pytest.raises(AttributeError, match="lm-eval's own"):
-        module.TaskIndex.build([])
-    assert not caplog.records
-    module.TaskManager()  # it has no index
-    assert "could not add its tasks" in caplog.text
-    assert "LPES_EVAL_PLUGIN=0" in caplog.text
-
-
 @pytest.fixture
 def command(monkeypatch):
     """Begins ``lm_eval`` with these arguments: what it says where it ends at once, nothing where it goes on."""
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
-    def begun(**given) -> str:
-        arguments, metadata = given.pop("model_args", {}), given.pop("metadata", {})
-        given = {"model": "hf", "tasks": "mmlu", "apply_chat_template": False, **given}
-        config = SimpleNamespace(include_path=None, model_args=arguments, metadata=arguments | metadata)
-        vars(config).update(given)
+    def begun(model_args=None, metadata=None, **given) -> str:
+        arguments = model_args or {}
+        usual = {"model": "hf", "tasks": "mmlu", "apply_chat_template": False, "include_path": None}
+        told = {"model_args": arguments, "metadata": arguments | (metadata or {})}
         try:
-            plugin._check_early(config)
+            plugin._check_early(SimpleNamespace(**usual | given | told))
         except ValueError as error:
             return str(error)
         return ""
 
-    assert hasattr(EvaluatorConfig.process_tasks, "__wrapped__")
     return begun
 
 
@@ -176,7 +176,7 @@ def test_only_what_the_user_can_fix_ends_the_command_and_no_examples_of_other_pe
 ):
     assert "nowhere.json" in command(model="lpes", model_args={"factors": "nowhere.json"})
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
-    named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}, "metadata": {}}
+    named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}}
     assert "is not in the cache" in command(**named)
     assert not command(**named, include_path="mine")
 
@@ -191,8 +191,6 @@ def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, numbe
 
 
 def test_a_chat_template_that_is_not_there_is_refused_by_the_tokenizer_alone(command, tmp_path):
-    from lpes_eval import reference
-
     base = {"pretrained": str(reference.path())}
     assert "has no chat template; leave it out" in command(model_args=base, apply_chat_template=True)
     assert not command(model_args=base)
@@ -239,20 +237,16 @@ cli_evaluate()
 """
 
 
-
 @pytest.mark.slow
 def test_with_the_hook_and_without_it_the_same_table(tmp_path):
-    from lpes_eval import reference
-
     def table(*arguments, **environment):
         lines = python(*arguments, cwd=tmp_path, **environment).splitlines()
         return [line for line in lines if line.startswith("|")]
 
     hooked = table(*LM_EVAL, "--model", "lpes")
     assert any("first_value_acc@0" in line for line in hooked)
-    path = python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path)
+    by_path = ("--include_path", python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path))
     without = {"LPES_EVAL_PLUGIN": "off"}
-    by_path = ("--include_path", path)
     assert table("-c", AS_MAIN_READS_THEM, *LM_EVAL[2:], "--model", "lpes", *by_path, **without) == hooked
     plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
     assert table(*LM_EVAL, *plain, *by_path, **without) == hooked
@@ -338,35 +332,3 @@ def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone
     manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
     manager.load("leval")
     assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text
-
-
-ON_PROCESSES = """
-import json, sys
-import lm_eval
-from accelerate import Accelerator
-from lpes_eval.harness.plugin import own_tasks
-from lpes_eval.methods.lpes import Method
-
-accelerator = Accelerator(cpu=True)
-lm = Method(device="cpu", batch_size=8)
-if accelerator.num_processes > 1:  # what hf does for GPUs alone
-    lm.accelerator, lm._rank, lm._world_size = accelerator, accelerator.local_process_index, accelerator.num_processes
-manager = own_tasks({"num_keys": 20})
-found = lm_eval.simple_evaluate(lm, tasks=["kv_retrieval"], limit=5, task_manager=manager)
-if found:
-    numbers = sorted(sample["doc_id"] for sample in found["samples"]["kv_retrieval"])
-    json.dump([accelerator.num_processes, numbers, found["results"]], open(sys.argv[1], "w"))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_score_an_odd_number_of_questions_as_one_does(tmp_path):
-    (tmp_path / "run.py").write_text(ON_PROCESSES)
-    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
-    launch += ("--mixed_precision", "no", "--dynamo_backend", "no")
-    for name, command in (("one", ()), ("two", launch)):
-        python(*command, "run.py", name, cwd=tmp_path)
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
-    assert (one[0], two[0]) == (1, 2)
-    assert one[1] == two[1] == [0, 1, 2, 3, 4]
-    assert one[2] == two[2]

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -101,7 +99,7 @@ def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path):
     assert "\x1b" not in command("factors", tmp_path / ESCAPES.replace("/", "").replace("\x00", ""), status=2)
 
 
-def test_underscores_in_numbers_long_values_and_warnings_as_errors():
+def test_underscores_in_numbers_and_long_values_are_refused():
     from lpes_eval import factors, flags
     from lpes_eval.methods import tables
 
@@ -109,8 +107,3 @@ def test_underscores_in_numbers_long_values_and_warnings_as_errors():
     refused(tables.parse_bases, "bases", "1_0000:2")
     refused(factors.parse, "x" * 100_000)
     refused(factors.Factors.from_dict, {"x" * 100_000: 1})
-    broken = "import lpes_eval.harness.plugin as p; p.extend = None; import lm_eval.api.registry; print('here')"
-    ended = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", broken], capture_output=True, text=True)
-    assert ended.stdout == "here\n", ended.stderr
-    assert "could not extend lm_eval.api.registry: TypeError" in ended.stderr
-    assert "LPES_EVAL_PLUGIN=0" in ended.stderr

@@ -105,13 +105,8 @@ def grow(model: LlamaForCausalLM, recipe: Recipe) -> LlamaForCausalLM:
     return deeper
 
 
-def stage_of(step: int, stages: Sequence[Recipe]) -> int:
-    """Which stage makes step number ``step``, counted from 0."""
-    return next((index for index, stage in enumerate(stages) if step < stage.steps), len(stages) - 1)
-
-
-def began(index: int, stages: Sequence[Recipe]) -> int:
-    """The step from which on the model has the size that it has in this stage."""
-    sizes = [(stage.layers, stage.vocabulary) for stage in stages]
-    first = sizes.index(sizes[index])
-    return stages[first - 1].steps if first else 0
+def stage_of(step: int, stages: Sequence[Recipe]) -> tuple[Recipe, int]:
+    """The stage that makes step number ``step``, counted from 0, and the step from which its model has this size."""
+    now = next((stage for stage in stages if step < stage.steps), stages[-1])
+    other = [stage for stage in stages if (stage.layers, stage.vocabulary) != (now.layers, now.vocabulary)]
+    return now, max((stage.steps for stage in other if stage.steps < now.steps), default=0)

@@ -20,14 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as serialized
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from benchmarks.reference import checkpoint
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
-from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, WINDOW, Recipe, began, build, grow, levels, stage_of
+from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, WINDOW, Recipe, build, grow, levels, stage_of
 from lpes_eval.errors import UserError, program
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
@@ -53,7 +54,6 @@ class State:
 
 
 def _batch(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
-    """The loss of the next step's batch."""
     rng = np.random.default_rng([STREAM, recipe.seed, state.step])
     if state.phase == "copy":
         return _copy_loss(model, rng, recipe)
@@ -88,27 +88,26 @@ def _query_loss(
     contexts = max(1, recipe.tokens // (pairs * (2 * size + 2) + asked * (2 * size + 4)))
     loss, correct = _loss(model, draw(rng, contexts, pairs, asked, size))
     answers = correct[:, :, size + 2 :].float()
-    long = float(pairs >= 0.75 * most)
     right = {"right": answers.mean().item(), "answers": answers.amin(2).mean().item()}
-    return loss, {"pairs": pairs, "long": long, **right}
+    return loss, {"pairs": pairs, "long": float(pairs >= 0.75 * most), **right}
 
 
 def _article_loss(model: LlamaForCausalLM, recipe: Recipe, state: State) -> tuple[torch.Tensor, Seen]:
     """As many contexts as fill a batch, each with as many articles of its own."""
     rng = stream("reference", recipe.seed, state.step)
     documents = 1 + below(recipe.documents if state.documents_read else 1, rng)
-    losses, right, whole, tokens = [], [], [], 0
+    losses, tokens = [], 0
+    shares: dict[str, list[torch.Tensor]] = {"documents_right": [], "documents_answers": []}
     while tokens < 0.75 * recipe.tokens:
         batch = draw_documents(rng, documents, recipe.queries, recipe.remarks)
         tokens += batch.context.size + batch.queries.size
         loss, correct = _loss(model, batch)
         losses.append(loss)
         answers = torch.tensor(batch.answers)
-        right.append((correct & answers).sum() / answers.sum())
-        whole.append((correct | ~answers).all(2).float().mean())
-    seen = {"documents_right": right, "documents_answers": whole}
-    shares = {name: torch.stack(values).mean().item() for name, values in seen.items()}
-    return torch.stack(losses).mean(), {"documents": documents, **shares}
+        shares["documents_right"].append((correct & answers).sum() / answers.sum())
+        shares["documents_answers"].append((correct | ~answers).all(2).float().mean())
+    seen = {name: torch.stack(values).mean().item() for name, values in shares.items()}
+    return torch.stack(losses).mean(), {"documents": documents, **seen}
 
 
 def _loss(model: LlamaForCausalLM, batch: Asked) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,12 +140,6 @@ def _advance(state: State, recipe: Recipe, seen: Seen) -> None:
         state.level, state.level_step, state.right = state.level + 1, 0, 0.0
 
 
-def _rate(step: int, recipe: Recipe, first: int) -> float:
-    """Learning rate: a rise from the model's ``first`` step, a plateau, a straight fall to zero."""
-    left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
-    return recipe.rate * min(1.0, (step - first + 1) / 50, left)
-
-
 def weights_hash(model: torch.nn.Module) -> str:
     """SHA-256 over names and values of all weights."""
     digest = hashlib.sha256()
@@ -160,26 +153,42 @@ def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
 
 
-def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaForCausalLM:
-    """Run ``stages`` one after the other, or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``.
+def _save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, notes: dict[str, Any]) -> None:
+    """Write a checkpoint: weights, AdamW's moments, and ``notes`` as JSON."""
+    tensors = {}
+    for name, weight in model.named_parameters():
+        tensors[f"weight.{name}"] = weight.detach()
+        tensors |= {f"{key}.{name}": moment for key, moment in optimizer.state[weight].items()}
+    write_atomically(file, serialized(tensors, metadata={key: json.dumps(value) for key, value in notes.items()}))
 
-    Raises:
-        UserError: ``out`` holds a checkpoint of another recipe, or one that cannot be read.
-    """
+
+def _read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What ``_save_checkpoint`` wrote: notes, and tensors by name."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            notes = {key: json.loads(text) for key, text in stored.metadata().items()}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            return {"state": State(**notes["state"]), "stages": notes["stages"]}, tensors
+    except Exception as error:
+        raise UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew") from None
+
+
+def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaForCausalLM:
+    """Run ``stages`` or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``."""
     torch.set_num_threads(1)  # sums may be grouped by thread, and the weights are to be the same everywhere
     out.mkdir(parents=True, exist_ok=True)
-    state, file, log = State(), out / CHECKPOINT, out / "log.jsonl"
+    file, log = out / CHECKPOINT, out / "log.jsonl"
     made = [asdict(stage) for stage in stages]
-    if file.exists():
-        noted, before = checkpoint.notes(file, "state", "stages")
-        if before != made:
-            raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
-        state = State(**noted)
-    recipe = stages[stage_of(state.step - 1, stages)]
+    notes, tensors = _read_checkpoint(file) if file.exists() else ({"state": State(), "stages": made}, {})
+    if notes["stages"] != made:
+        raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
+    state = notes["state"]
+    recipe, _ = stage_of(state.step - 1, stages)
     model = build(recipe)
     optimizer = _optimizer(model, recipe)
-    if file.exists():
-        checkpoint.restore(file, model, optimizer)
+    for name, weight in model.named_parameters() if tensors else ():
+        weight.data.copy_(tensors[f"weight.{name}"])
+        optimizer.state[weight] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     write_atomically(log, "".join(lines[: state.step // LOG_EVERY]))  # the others come again
 
@@ -187,14 +196,14 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
     total = stages[-1].steps
     bar = tqdm(range(state.step, total), initial=state.step, total=total, unit="step")
     for step in bar:
-        index = stage_of(step, stages)
-        recipe, first = stages[index], began(index, stages)
+        recipe, first = stage_of(step, stages)
         if first and step == first:
             model = grow(model, recipe)
             optimizer = _optimizer(model, recipe)
         level = _named(state, recipe)
         loss, seen = _batch(model, recipe, state)
-        rate = _rate(step, recipe, first)
+        left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
+        rate = recipe.rate * min(1.0, (step - first + 1) / 50, left)  # a rise, a plateau, a straight fall to zero
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss.backward()
@@ -213,21 +222,16 @@ def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaFo
             bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
             since_logged = {}
         if state.step % save_every == 0 or state.step == total:
-            checkpoint.save(file, model, optimizer, state=asdict(state), stages=made)
+            _save_checkpoint(file, model, optimizer, {"state": asdict(state), "stages": made})
 
-    save(model, out)
+    model.config._attn_implementation = "sdpa"
+    model.save_pretrained(out)
+    vocabulary.save(out, WINDOW, model.config.vocab_size)
     sizes = {"torch": torch.__version__, "parameters": model.num_parameters()}
     summary = {"stages": made, "weights_sha256": weights_hash(model), "device": "cpu", **sizes}
     write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
     print(f"{out}: weights {summary['weights_sha256']}")
     return model
-
-
-def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write model and tokenizer as ``from_pretrained`` reads them."""
-    model.config._attn_implementation = "sdpa"
-    model.save_pretrained(folder)
-    vocabulary.save(folder, WINDOW, model.config.vocab_size)
 
 
 @program("train")

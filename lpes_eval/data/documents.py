@@ -1,19 +1,20 @@
 """A question over documents: its prompt and its metric (Liu et al. 2024, arXiv 2307.03172).
 
 The metric is best-subspan exact match: an answer counts when an accepted answer is contained in its first line, both
-after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250). A word boundary is that of the ``regex`` module
-(accents are parts of words), not of ``re``, as in the benchmark's own code.
+after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250), of which three benchmarks have a variant. A word
+boundary is that of the ``regex`` module (accents are parts of words), not of ``re``, as in the benchmark's own code.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import regex
 
-from lpes_eval.data import squad
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.harness.task import gold_index
 
@@ -27,12 +28,18 @@ Question: {question}
 Answer:"""
 """The benchmark's prompt (Fig. 6)."""
 
-_ARTICLE = regex.compile(r"\b(a|an|the)\b")
+_ARTICLE = r"\b(a|an|the)\b"
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def bare(text: str, article: re.Pattern[str] = re.compile(_ARTICLE)) -> str:
+    """``text`` without ASCII punctuation and articles, its white space made single. It is not lower-cased."""
+    return " ".join(article.sub(" ", text.translate(_NO_PUNCTUATION)).split())
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation: lower case, ASCII punctuation removed, articles removed, white space made single."""
-    return squad.bare(text.lower(), _ARTICLE)
+    """SQuAD's normalisation as this benchmark has it."""
+    return bare(text.lower(), regex.compile(_ARTICLE))
 
 
 def best_subspan_em(prediction: str, answers: Iterable[str]) -> float:

@@ -84,13 +84,13 @@ def _value(kind: str, rng: Random) -> Value:
     return Value(text, (text, *others))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fact:
     """One kind of fact: its kind of value, how articles state a ``{value}``, how questions ask by the ``{title}``."""
 
     value: str
-    statements: tuple[str, str]
-    questions: tuple[str, str]
+    statements: Sequence[str]
+    questions: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Kind:
     subject: str
     opening: str
     choices: dict[str, tuple[str, ...]]
-    facts: tuple[Fact, ...]
-    remarks: tuple[str, ...]
+    facts: Sequence[Fact]
+    remarks: Sequence[str]
 
 
 def _kind(name: str, language: dict[str, Any]) -> Kind:
-    facts = (Fact(fact["value"], tuple(fact["statements"]), tuple(fact["questions"])) for fact in language["facts"])
     choices = _lists(_LANGUAGE["shared"] | language["choices"])
-    return Kind(name, language["subject"], language["opening"], choices, tuple(facts), tuple(language["remarks"]))
+    facts = [Fact(**fact) for fact in language["facts"]]
+    return Kind(name, **{**language, "choices": choices, "facts": facts})
 
 
 KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].items())

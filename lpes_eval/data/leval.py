@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import splits, squad
+from lpes_eval.data import splits
+from lpes_eval.data.documents import bare
 from lpes_eval.data.source import Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.segments import Segment, join
@@ -30,9 +31,6 @@ OFFICIAL = Files(
 )
 LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
 """What a line of a file has."""
-
-CUT_STEP = 250
-"""Words that go each time a document is found too long."""
 
 
 def read(path: Path, name: str) -> list[dict[str, Any]]:
@@ -116,14 +114,11 @@ def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
         if words <= 0:
             return None
         text = " ".join(text.split(" ")[:words])
-        words -= CUT_STEP
+        words -= 250
     return text
 
 
 LETTERS = "ABCD"
-SUBSET_SCORE = 0.25
-"""What some, but not all, of the correct letters are worth (``em.py``)."""
-
 FACT_MARK = "[fact:"
 """Behind it stands the second judgement, about the real world, in sci_fi's references and predictions."""
 
@@ -162,9 +157,11 @@ def exact_match(prediction: str, reference: str) -> float:
     if the reference is contained in the prediction, case and spaces aside.
     """
     # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
-    wanted, found = squad.bare(reference), squad.bare(prediction)
+    wanted, found = bare(reference), bare(prediction)
     if set(wanted) <= set(LETTERS):
-        return 1.0 if found == wanted else SUBSET_SCORE if set(found) <= set(wanted) else 0.0
+        if found == wanted:
+            return 1.0
+        return 0.25 if set(found) <= set(wanted) else 0.0
     try:
         return float(float(prediction) == float(reference))
     except ValueError:
@@ -256,19 +253,18 @@ class Task(ExamTask):
         """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
         document, limits = self.documents[number], self.budget()
         key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
-        if key in self._cut:
-            return self._cut[key]
-        questions = sorted(document["instructions"], key=limits.count, reverse=True)
-        limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
+        if key not in self._cut:
+            questions = sorted(document["instructions"], key=limits.count, reverse=True)
+            limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
 
-        def fits(text: str) -> bool:
-            if self.prompt_tokens:
-                return all(limits.fits(sent(text, question)) for question in questions)
-            return limits.count(text) <= limit
+            def fits(text: str) -> bool:
+                if self.prompt_tokens:
+                    return all(limits.fits(sent(text, question)) for question in questions)
+                return limits.count(text) <= limit
 
-        text = cut(document["input"], limit, fits)
-        if text is None:
-            bare = limits.count(sent("", questions[0]))
-            raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare)
-        self._cut[key] = text
-        return text
+            text = cut(document["input"], limit, fits)
+            if text is None:
+                bare_prompt = limits.count(sent("", questions[0]))
+                raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare_prompt)
+            self._cut[key] = text
+        return self._cut[key]

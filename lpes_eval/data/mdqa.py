@@ -95,9 +95,9 @@ def synthwiki_numbers(examples: Sequence[Example], split: str, search_seed: int)
     for number, example in enumerate(examples):
         by_passage.setdefault(example.gold.text, []).append(number)
     passages = list(by_passage.values())
-    held_out = {*splits.indices(len(passages), "held_out")}
+    everything, held_out = {*range(len(passages))}, {*splits.indices(len(passages), "held_out")}
     chosen = splits.indices(len(passages), split, search_seed)
-    allowed = {"all": {*range(len(passages))}, "held_out": held_out}.get(split, {*range(len(passages))} - held_out)
+    allowed = {"all": everything, "held_out": held_out}.get(split, everything - held_out)
     rounds = zip_longest(*(passages[number] for number in chosen))
     most = {"held_out": splits.HELD_OUT, "search": splits.SEARCH}.get(split)
     numbers = [number for of_each in rounds for number in of_each if number is not None][:most]
@@ -111,10 +111,8 @@ def drawn_distractors(
 
     The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
     contains an accepted answer, and no two documents of an example have the same text. An answer of one character is
-    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all.
-
-    Raises (when called):
-        DataError: too few documents without the answer.
+    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all. ``DataError`` where
+    too few are without the answer.
     """
     texts = [normalize(f"{example.gold.title or ''} {example.gold.text}") for example in examples]
     words = [set(text.split()) for text in texts]
@@ -159,10 +157,11 @@ def load(
         name = f"{path.name.partition('.csv')[0]}+drawn"
         return draw(split, search_seed, "synthwiki", name, path, len(examples), example, numbers=numbers)
     path = OFFICIAL.path(request, num_documents)
-    name, complete = path.name.partition(".jsonl")[0], path.name not in (ORACLE, ORACLE.removesuffix(".gz"))
-    examples = read(path, num_documents if complete else 1)
-    example = examples.__getitem__ if complete else drawn_distractors(examples, num_documents)
-    return draw(split, search_seed, request.kind, name if complete else f"{name}+drawn", path, len(examples), example)
+    name, golds_alone = path.name.partition(".jsonl")[0], path.name in (ORACLE, ORACLE.removesuffix(".gz"))
+    examples = read(path, 1 if golds_alone else num_documents)
+    name += "+drawn" if golds_alone else ""
+    example = drawn_distractors(examples, num_documents) if golds_alone else examples.__getitem__
+    return draw(split, search_seed, request.kind, name, path, len(examples), example)
 
 
 class Task(PositionTask):

@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import exp
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
@@ -38,11 +37,9 @@ PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, 
     "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/data",
 )
 SUBFOLDERS = ("", "test", "pg19/test", "pg19")
-SMALLEST_TO_SPLIT = 5
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """One text and what it is called."""
 
     name: str
@@ -50,11 +47,7 @@ class Text:
 
 
 def read(path: str | Path) -> list[Text]:
-    """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``.
-
-    Raises:
-        DataError: nothing is there, or it is not UTF-8 text.
-    """
+    """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``."""
     from pyarrow import ArrowException, parquet
 
     path = named_path("text_file", path)
@@ -65,11 +58,10 @@ def read(path: str | Path) -> list[Text]:
         elif path.suffix == ".parquet":
             books = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
             texts = list(map(Text, books["short_book_title"], books["text"]))
-        elif path.is_file():  # a pipe would be waited for
-            texts = [Text(path.name, path.read_text(encoding="utf-8"))]
         else:
             folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
-            texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in next(filter(None, folders), [])]
+            found = [path] if path.is_file() else next(filter(None, folders), [])  # a pipe would be waited for
+            texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in found]
     except DataError:
         raise
     except (OSError, ValueError, ArrowException) as error:  # ValueError: what is not UTF-8
@@ -81,15 +73,13 @@ def read(path: str | Path) -> list[Text]:
 
 def text_numbers(total: int, split: str, search_seed: int = 0) -> list[int]:
     """The texts of a split, in order; of fewer than five texts all are held out, and none is there to search on."""
-    if total < SMALLEST_TO_SPLIT:
-        if split == "search":
-            raise DataError(f"{total} texts are too few to search on some and report others; give 5 or more")
-        split = "all" if split == "held_out" else split
-    return sorted(splits.indices(total, split, search_seed))
+    if total < 5 and split == "search":
+        raise DataError(f"{total} texts are too few to search on some and report others; give 5 or more")
+    everything = total < 5 and split == "held_out"
+    return sorted(splits.indices(total, "all" if everything else split, search_seed))
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """One request: the log-likelihood of ``target`` behind ``context``; sizes in tokens, as the model counts them."""
 
     context: str
@@ -131,19 +121,11 @@ def windows(
     offsets: Sequence[tuple[int, int]],
     encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
 ) -> list[Window]:
-    """``count`` windows of ``length`` tokens of a text, special tokens included; none if it has fewer than ``longest``.
+    """At most ``count`` windows of ``length`` tokens of a text, special tokens included, the last ``stride`` scored.
 
-    Args:
-        text: all of it.
-        length: of a window.
-        longest: of all lengths; it decides which tokens are scored.
-        stride: how many tokens at the end of a window are scored.
-        count: at most.
-        offsets: ``(start, end)`` of the text's tokens, in characters.
-        encode_pair: the model's own tokenization of a context and what follows it, by which sizes are counted.
-
-    Raises:
-        DataError: a window that is not longer than what is scored of it.
+    There is none in a text of fewer than ``longest`` tokens, the greatest of all lengths, which decides what is scored.
+    ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's tokenization of
+    a context and what follows it, by which sizes are counted. ``DataError``: no more tokens than are scored.
     """
     if not stride < length <= longest:
         raise DataError(f"length={length}: expected more than stride={stride} and at most longest={longest} tokens")
@@ -212,7 +194,7 @@ class Task(BenchmarkTask):
         for row, doc in enumerate(self._all):
             if len(kept) == limit:
                 break
-            self._windows[doc["question_id"]] = found = self._cut(doc)
+            self._windows[doc["question_id"]] = found = self._cut(self.texts[doc["question_id"]].text)
             kept += [row] if found else []
             short += not found
         if short:
@@ -243,7 +225,7 @@ class Task(BenchmarkTask):
     def _scored(self, doc: dict[str, Any]) -> int:
         return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
 
-    def _cut(self, doc: dict[str, Any]) -> list[Window]:
+    def _cut(self, text: str) -> list[Window]:
         lm, metadata = current_lm(), self.config.metadata
         length = metadata["length"]
         tokenizer: Any = getattr(lm, "tokenizer", None)
@@ -259,7 +241,6 @@ class Task(BenchmarkTask):
                 f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
                 "trained window"
             )
-        text = self.texts[doc["question_id"]].text
         return windows(
             text,
             length,

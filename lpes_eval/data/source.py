@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     """Decide the source from lm-eval's merged metadata (model arguments, then ``--metadata``) and the environment.
 
     In this order: ``source`` and ``data_dir`` of the metadata, the folder named by ``LPES_EVAL_DATA``, the model.
-
-    Raises:
-        DataError: a folder that is none, or two settings that exclude each other.
+    ``DataError``: a folder that is none, or two settings that exclude each other.
     """
     kind, folder = metadata.get("source"), metadata.get("data_dir")
     if folder and kind not in (None, "folder"):
@@ -57,10 +56,10 @@ def named_path(setting: str, name: Any) -> Path:
     try:
         path = Path(str(name)).expanduser()
         path.exists(), path.resolve()
+        return path
     except (RuntimeError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{setting}={str(name)[:80]}: {reason}; expected a name that exists") from None
-    return path
 
 
 def _names_a_model(metadata: Mapping[str, Any]) -> bool:
@@ -73,8 +72,8 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
     if name is None:
         return False
     name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)
-    home = Path(reference.__file__).resolve().parent
-    return name not in reference.NAMES and home not in named_path("pretrained", name).resolve().parents
+    shipped = reference.path().parent
+    return name not in reference.NAMES and shipped not in named_path("pretrained", name).resolve().parents
 
 
 @dataclass(frozen=True)
@@ -94,43 +93,34 @@ class Files:
     others: tuple[str, ...] = ()
 
     def path(self, request: Asked, which: Any = "") -> Path:
-        """The file that was asked for: the official one, downloaded if need be, or the one in the folder.
-
-        Raises:
-            DataError: it is not there, with the ways to get it; or a size that is not published.
-        """
+        """The file that was asked for, downloaded if need be; a ``DataError`` says the ways to get it."""
         way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
         way_out += ", or ask for --metadata source=generated" if self.size else ""
         if request.kind not in ("official", "folder"):
-            raise DataError(
-                f"{self.benchmark} has no {request.kind} set; ask for --metadata source=official, or {way_out}"
-            )
+            message = f"{self.benchmark} has no {request.kind} set; ask for --metadata source=official"
+            raise DataError(f"{message}, or {way_out}")
         address = f"{self.url}/{self.name}".format(which)
-        problem = ""
-        if self.sizes and which not in self.sizes:
-            problem = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
+        published = not self.sizes or which in self.sizes
+        advice = f"get it from {address}"
+        if not published:
+            advice = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
         if request.folder is None:
-            if problem:
-                raise DataError(f"{problem}; {way_out}")
+            if not published:
+                raise DataError(f"{advice}; {way_out}")
             return download(address, way_out)
         names = [name.format(which) for name in (self.name, *self.others)]
-        for name in names:
-            for place in ("", *self.places):
-                for ending in (name, name.removesuffix(".gz")):
-                    path = request.folder / place.format(which) / ending
-                    if path.is_file():
-                        return path
+        for name, place in product(names, ("", *self.places)):
+            for ending in (name, name.removesuffix(".gz")):
+                path = request.folder / place.format(which) / ending
+                if path.is_file():
+                    return path
         found = ", ".join(sorted(path.name for path in request.folder.rglob("*.jsonl*"))[:10])
         missing = f"{request.folder}: {' or '.join(names)} is not there (found {found or 'no .jsonl file'})"
-        raise DataError(f"{missing}; {problem or f'get it from {address}'}; {way_out}")
+        raise DataError(f"{missing}; {advice}; {way_out}")
 
 
 def download(url: str, way_out: str) -> Path:
-    """Fetch a file once and keep it, whole or not at all, in the cache of ``datasets`` (``HF_DATASETS_CACHE``).
-
-    Raises:
-        DataError: offline and not cached (the message ends with ``way_out``); names the file and its address.
-    """
+    """Fetch a file once and keep it in the cache of ``datasets``; a ``DataError`` ends with ``way_out``."""
     import datasets
     from huggingface_hub.file_download import http_get
 
@@ -158,9 +148,8 @@ def read_examples(
 ) -> list[Any]:
     """What ``parse(number, line)`` makes of each line of a file that is ``like`` this one (``files.read_jsonl``).
 
-    Raises:
-        DataError: a line that is not, or for which ``parse`` raises ValueError; or, of a file that is ``divided`` into
-            search and held-out examples, a line that stands there twice.
+    ``DataError`` also where ``parse`` raises ValueError; and, of a file that is ``divided`` into search and held-out
+    examples, for a line that stands there twice.
     """
     found: list[Any] = []
     lines: dict[str, int] = {}
@@ -209,10 +198,8 @@ def draw(
     """The examples of a split of a set of ``total``, as rows, and where they came from.
 
     ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
-    checksum is made of. ``numbers`` are those of the split's examples; by default ``splits.indices``.
-
-    Raises:
-        DataError: an unknown split, or a file of fewer than two examples, which cannot be divided.
+    checksum is made of. ``numbers`` are those of the split's examples; by default ``splits.indices``. ``DataError``: an
+    unknown split, or a file of fewer than two examples, which cannot be divided.
     """
     if total < 2:
         raise DataError(
@@ -221,10 +208,10 @@ def draw(
         )
     chosen = splits.indices(total, split, search_seed) if numbers is None else numbers
     examples = [example(number) for number in chosen]
-    if content:
-        digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
-    else:
+    if content is None:
         digest = files.sha256(location)
+    else:
+        digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
     seed = splits.seed(split, search_seed)
     source = Source(kind, name, str(location), digest, split, seed, total, len(examples))
     return [asdict(one) for one in examples], source

@@ -49,7 +49,7 @@ class Budget:
         return self.count(prompt) <= self.tokens
 
     def check(self, prompt: str, what: str) -> None:
-        """Raise ``PromptTooLong`` where a prompt that may not be cut does not fit; ``what`` names the example."""
+        """Raise ``PromptTooLong`` where a prompt does not fit; ``what`` names the example."""
         if not self.fits(prompt):
             raise self.too_long(what, self.count(prompt))
 
@@ -60,11 +60,8 @@ class Budget:
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
         """The longest beginning of ``document`` with which the prompt fits, cut between two tokens where known.
 
-        ``compose`` makes the whole prompt, as the model gets it, from a beginning of the document; ``what`` names the
-        example in an error.
-
-        Raises:
-            PromptTooLong: not even a single token of the document has room.
+        ``compose`` makes the whole prompt from a beginning of the document; ``what`` names the example in the error
+        (``PromptTooLong``) where not even a single token of the document has room.
         """
         if self.fits(compose(document)):
             return document
@@ -88,17 +85,11 @@ NO_LIMIT = Budget(0, "", encode=lambda prompt: ())
 
 
 def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = None, cap: int | None = None) -> Budget:
-    """The budget of a prompt for ``lm``, one of lm-eval's model objects.
+    """The budget of a prompt for ``lm``, one of lm-eval's model objects, beside an answer of up to ``new_tokens``.
 
-    Args:
-        lm: the model; its ``max_length`` and ``tokenizer`` are used, and its own ``tok_encode`` where there is one.
-        new_tokens: how many tokens an answer may have (``max_gen_toks``).
-        metadata: lm-eval's merged metadata; ``tokenizer`` and ``max_length`` there serve models that have none.
-        cap: the most prompt tokens that the protocol allows; a smaller window allows fewer.
-
-    Raises:
-        DataError: the model has no tokenizer, or its window is not known, and none is named.
-        PromptTooLong: the answer alone fills the window.
+    ``metadata`` is lm-eval's, merged; ``tokenizer`` and ``max_length`` there serve models that have none. ``cap`` is
+    the most prompt tokens that the protocol allows. ``DataError``: no tokenizer or no known window, and none is named;
+    ``PromptTooLong``: the answer alone fills the window.
     """
     if not isinstance(new_tokens, int) or new_tokens < 1:
         raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number, 1 or more")
@@ -108,10 +99,9 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         raise DataError(f"{type(lm).__name__} does not say how long its window is; add max_length=N to --metadata")
     tokenizer = getattr(lm, "tokenizer", None)
     if not tokenizer:
-        name = metadata.get("tokenizer")
-        if not isinstance(name, str):
-            way_out = "name one: --metadata tokenizer=NAME_OR_FOLDER"
-            raise DataError(f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with; {way_out}")
+        if not isinstance(name := metadata.get("tokenizer"), str):
+            message = f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with"
+            raise DataError(f"{message}; name one: --metadata tokenizer=NAME_OR_FOLDER")
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
@@ -128,20 +118,22 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         if cap is not None:
             message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
             warning_once(logger, message)
-        limit = free
-        why = (
-            f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
-            "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
-            "(--model_args max_length=N)"
+        limit, why = (
+            free,
+            (
+                f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
+                "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
+                "(--model_args max_length=N)"
+            ),
         )
     if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
         return Budget(limit, why, tokenizer.encode)
+    own = getattr(lm, "tok_encode", None) if backend == "causal" else None
+    encode = own or (lambda text: tokenizer(text)["input_ids"])
 
     def offsets(text: str) -> Sequence[tuple[int, int]]:
         return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
 
-    own = getattr(lm, "tok_encode", None) if backend == "causal" else None
-    encode = own or (lambda text: tokenizer(text)["input_ids"])
     return Budget(limit, why, encode, offsets if getattr(tokenizer, "is_fast", False) else None)
 
 
@@ -194,13 +186,10 @@ def render(
     system_instruction: str | None = None,
     chat_template: Callable[[list[dict[str, str]]], str] | None = None,
 ) -> str:
-    """A prompt as the model gets it: in its chat template, or as plain text if there is none.
+    """A prompt as the model gets it: in its chat template, which makes text of a list of messages, or as plain text.
 
-    Args:
-        user: the user's message.
-        system: the benchmark's system message. Where a template has none it opens the user's; lm-eval would drop it.
-        system_instruction: lm-eval's ``--system_instruction``, which comes before everything.
-        chat_template: turns a list of messages into text (``LM.apply_chat_template``).
+    ``system`` is the benchmark's system message; where a template has none it opens the user's, as lm-eval would drop
+    it. ``system_instruction`` is lm-eval's own, which comes before everything.
     """
     if chat_template is None:
         return "\n\n".join(part for part in (system_instruction, system + user) if part)

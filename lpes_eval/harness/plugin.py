@@ -3,9 +3,8 @@
 lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
 start-up (``_lpes_eval_hook``, standard library only) that calls ``extend`` once one of two modules of ``lm_eval`` has
 been imported. ``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in when
-our own modules are imported, with the hook or without it.
-
-Where another version of lm-eval breaks a part of ours, a line says so, and lm-eval goes on without it.
+our own modules are imported, with the hook or without it. Where another version of lm-eval breaks a part of ours, a
+line says so, and lm-eval goes on without it.
 """
 
 from __future__ import annotations
@@ -119,8 +118,12 @@ def extend_tasks(manager: ModuleType) -> None:
 
     def load(original: Callable[..., Any], self: Any, task_list: Any) -> Any:
         with _ours("say which tasks run"):
-            for name in task_list if isinstance(task_list, list) else [task_list]:
-                _say_which(self.task_index, str(name))
+            for name in map(str, task_list if isinstance(task_list, list) else [task_list]):
+                ours = self.task_index.get(f"lpes_{name}")
+                if ours is not None and self.task_index.get(name) is ours:
+                    logger.info("%s: this is lpes_%s of lpes-eval", name, name)
+                elif ours is not None:
+                    logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
         return original(self, task_list)
 
     manager.TaskIndex.build = staticmethod(build_with_ours)
@@ -150,15 +153,6 @@ def _add_members(manager: Any) -> None:
                 TaskIndex.process_cfg(member, None, index)
 
 
-def _say_which(index: Mapping[str, Any], name: str) -> None:
-    """Of a name that has a longer form, whose task runs: ours, or one that somebody else calls so."""
-    ours = index.get(f"lpes_{name}")
-    if ours is not None and index.get(name) is ours:
-        logger.info("%s: this is lpes_%s of lpes-eval", name, name)
-    elif ours is not None:
-        logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
-
-
 @functools.cache
 def follow_evaluations() -> None:
     """Let tasks see the model that ``lm_eval.evaluate`` evaluates (``current_lm``), and its results afterwards."""
@@ -183,11 +177,11 @@ def separate_caches() -> None:
 
     def init(original: Callable[..., None], self: Any, lm: Any, cache_db: str, *args: Any, **options: Any) -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
-        key, module = getattr(lm, "cache_key", None), getattr(lm, "model", None)
-        if key is None and module is not None and hasattr(module, "modules"):
+        key: Any = getattr(lm, "cache_key", None)
+        module: Any = getattr(lm, "model", None)
+        if key is None and hasattr(module, "modules"):  # of another model type, as hf, which may have factors in it
             from lpes_eval import rope, weights
 
-            # Another model type, as hf, around a model that has factors in it.
             if (factors := rope.applied(module)) is not None:
                 key = weights.cache_key(module, "lpes", {"factors": factors})
         if key:
@@ -240,11 +234,7 @@ def _check_early(config: Any) -> None:
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Load the examples of those of ``tasks`` that are ours, under the model's arguments and ``--metadata``.
-
-    Raises:
-        DataError: as the tasks do, or for a setting that none of them takes where all tasks are ours.
-    """
+    """Load the examples of those of ``tasks`` that are ours; refuse what they refuse, and settings that none takes."""
     from lpes_eval.harness.settings import refuse_misspelt
 
     manager = own_tasks({**arguments, **metadata})

@@ -34,11 +34,7 @@ SETTINGS: dict[str, flags.Reader] = {
 
 
 def checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as the tasks use them, and everything else as it is.
-
-    Raises:
-        DataError: one that is empty, or is not what it may be, or whose name is nearly that of a setting.
-    """
+    """The settings as the tasks use them, and everything else as it is; ``DataError`` for one that cannot be met."""
     refuse_misspelt(metadata)
     settings = dict(metadata)
     for name in SETTINGS.keys() & metadata.keys():

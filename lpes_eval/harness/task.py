@@ -104,10 +104,9 @@ class BenchmarkTask(ConfigurableTask):
         """The budget of a prompt for the model that is being evaluated."""
         if (lm := current_lm()) is None:
             return budget.NO_LIMIT
-        new_tokens = self.config.generation_kwargs["max_gen_toks"]
-        if self._budget is None or self._budget[:2] != (lm, new_tokens):
-            found = budget.for_model(lm, new_tokens, self.config.metadata, self.prompt_tokens)
-            self._budget = (lm, new_tokens, found)
+        asked = (lm, self.config.generation_kwargs["max_gen_toks"])
+        if self._budget is None or self._budget[:2] != asked:
+            self._budget = (*asked, budget.for_model(*asked, self.config.metadata, self.prompt_tokens))
         return self._budget[2]
 
 
@@ -126,7 +125,7 @@ class PositionTask(BenchmarkTask):
 
     A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;
     ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``; and ``metric``, an
-    answer's score by its target. Or it overrides the three methods that use the last two.
+    answer's score by its target.
     """
 
     METRIC: str
@@ -153,10 +152,6 @@ class PositionTask(BenchmarkTask):
         target = self.target(doc, position)
         return target if isinstance(target, str) else target[0]
 
-    def score(self, doc: dict[str, Any], position: float, answer: str) -> float:
-        """The metric of one answer."""
-        return self.metric(answer, self.target(doc, position))
-
     def strict_score(self, doc: dict[str, Any], position: float, answer: str) -> float:
         """``STRICT`` of one answer."""
         raise NotImplementedError
@@ -164,15 +159,18 @@ class PositionTask(BenchmarkTask):
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples, once it is known at which positions they are asked."""
         settings = checked(self.config.metadata)
-        self.positions = settings["positions"]
+        self.positions, items = settings["positions"], settings.get(self.SIZE)
         self.left_out: dict[float, float] = {}
-        if items := settings.get(self.SIZE):
-            self.left_out = coinciding(self.positions, items)
+        """Positions with the same gold item as an earlier one -> the first such position."""
+        if items:
+            first: dict[int, float] = {}
+            same = {position: first.setdefault(gold_index(position, items), position) for position in self.positions}
+            self.left_out = {position: other for position, other in same.items() if position != other}
             self.positions = [position for position in self.positions if position not in self.left_out]
         if self.left_out:
-            same = ", ".join(f"{p:g}" for p in self.left_out)
+            named = ", ".join(f"{p:g}" for p in self.left_out)
             what = f"{self.config.task}, {self.SIZE}={items}"
-            warning_once(logger, f"{what}: positions {same} % are places of others, and are not asked again")
+            warning_once(logger, f"{what}: positions {named} % are places of others, and are not asked again")
         super().download(dataset_kwargs, **kwargs)
 
     def doc_to_text(self, doc: dict, doc_to_text: Any = None) -> str:
@@ -208,10 +206,10 @@ class PositionTask(BenchmarkTask):
     def scores(self, doc: dict, results: list[Any]) -> dict[str, Any]:
         """The question's scores at every position, their means, and what worst and spread are made of."""
         answers = list(zip(self.positions, results, strict=True))
-        scores = [self.score(doc, position, answer) for position, answer in answers]
-        columns = self._columns(self.METRIC, scores)
+        scores = [self.metric(answer, self.target(doc, position)) for position, answer in answers]
         # Of lm-eval's table only the names without _stderr become rows; it looks the errors up beside them.
-        columns |= {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        over = {f"{self.METRIC}_{name}": scores for name in statistics.OVER_POSITIONS}
+        columns = self._columns(self.METRIC, scores) | over
         if self.STRICT:
             columns |= self._columns(self.STRICT, [self.strict_score(doc, p, answer) for p, answer in answers])
         if self._budget is not None:
@@ -252,13 +250,6 @@ class PositionTask(BenchmarkTask):
                 )
 
 
-def coinciding(positions: Sequence[float], items: int) -> dict[float, float]:
-    """Positions with the same gold item as an earlier one of ``positions``, each with the first such position."""
-    first: dict[int, float] = {}
-    same = {position: first.setdefault(gold_index(position, items), position) for position in positions}
-    return {position: other for position, other in same.items() if position != other}
-
-
 def gold_index(position: float, num_items: int) -> int:
     """Where the gold item stands: ``floor(position * (num_items - 1) / 100)``, with ``position`` in percent."""
     if not 0 <= position <= 100:
@@ -273,11 +264,8 @@ class ExamTask(BenchmarkTask):
     """
 
     prompts: Callable[[dict, Callable[..., str], bool], str | list[str]]
-    """Of a row: the prompt as the model gets it, or several, each a request of its own.
-
-    The second argument makes the prompt of a user's message and, if there is one, the system's; the third says whether
-    there is a chat template.
-    """
+    """Of a row, of what makes the prompt of a user's message and the system's, and of whether there is a chat template:
+    the prompt as the model gets it, or several, each a request of its own."""
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         generation = {"until": [], "do_sample": False, "max_gen_toks": 512}

@@ -56,7 +56,7 @@ def toy(tmp_path_factory, tokenizer):
     """lm-eval's model of a tiny Llama that was trained on ``window`` tokens."""
     from lm_eval.models.huggingface import HFLM
 
-    from benchmarks.families import tiny_config, tiny_model
+    from tiny_models import tiny_config, tiny_model
 
     def model(window: int, **arguments):
         folder = tmp_path_factory.mktemp("model")

@@ -109,10 +109,8 @@ def test_the_official_sample_of_75_pairs_is_read_whole_and_asked_from_its_folder
 
 
 def test_an_answer_is_right_where_it_contains_the_value_in_any_case():
-    for right in (' "2A8D-x"', "the value is 2a8d-X, I think", "\n2a8d-x"):
-        assert accuracy(right, "2a8d-x") == 1.0
-    for wrong in ("2a8d", "", "2a8d -x"):
-        assert accuracy(wrong, "2a8d-x") == 0.0
+    right = (' "2A8D-x"', "the value is 2a8d-X, I think", "\n2a8d-x")
+    assert [accuracy(answer, "2a8d-x") for answer in (*right, "2a8d", "", "2a8d -x")] == [1, 1, 1, 0, 0, 0]
 
 
 RECORDS = kv.generate(3, 4).records
@@ -140,8 +138,8 @@ def test_the_first_value_of_an_answer_counts_and_no_copy_of_the_context(answer, 
 
 def test_values_that_are_no_uuids_are_told_by_the_records():
     records = [("alpha", "17"), ("beta", "23")]
-    assert kv.first_value_accuracy("beta is 23", records, "beta", "23") == 1.0
-    assert kv.first_value_accuracy("alpha is 17, beta is 23", records, "beta", "23") == 0.0
+    answers = ("beta is 23", "alpha is 17, beta is 23")
+    assert [kv.first_value_accuracy(answer, records, *records[1]) for answer in answers] == [1, 0]
 
 
 class Echo(LM):

@@ -38,13 +38,12 @@ def cut_by_their_loop(document: str, max_length: int, num_tokens) -> str:
 @pytest.mark.parametrize("words", [10, 999, 1000, 1001, 1600, 5000])
 @pytest.mark.parametrize("tokens_a_word", [1, 1.3, 2.2])
 def test_documents_are_cut_by_the_benchmarks_own_loop(words, tokens_a_word):
-    document = " ".join(f"w{i}" for i in range(words))
-
     def num_tokens(text):
         return int(len(text.split(" ")) * tokens_a_word)
 
-    expected = cut_by_their_loop(document, 1000, num_tokens)
-    assert leval.cut(document, 1000, lambda text: num_tokens(text) <= 1000) == expected
+    document = " ".join(f"w{i}" for i in range(words))
+    found = leval.cut(document, 1000, lambda text: num_tokens(text) <= 1000)
+    assert found == cut_by_their_loop(document, 1000, num_tokens)
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -124,15 +123,14 @@ LONG = "Document 0. " + "the story goes on and on " * 300
 def folder(tmp_path_factory, write):
     """The benchmark's repository in small: three documents, the first one long."""
     home = tmp_path_factory.mktemp("leval")
+    asked = "Question {} about {}, based on the world described in the document."
     for name in leval.NAMES:
+        output = "True [fact: False]" if name == "sci_fi" else "AC"
         lines = [
             {
                 "input": f"Document {d}. " + "the story goes on and on " * 3 if d else LONG,
-                "instructions": [
-                    f"Question {q} about {d}, based on the world described in the document." + " why" * (q * 9)
-                    for q in range(3)
-                ],
-                "outputs": ["True [fact: False]" if name == "sci_fi" else "AC"] * 3,
+                "instructions": [asked.format(q, d) + " why" * (q * 9) for q in range(3)],
+                "outputs": [output] * 3,
             }
             for d in range(3)
         ]
@@ -223,12 +221,8 @@ def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):
 def test_the_official_files_have_the_published_sizes_and_run(run, shared):
     folder = shared("leval")
     sizes = {name: leval.read(folder / f"{name}.jsonl", name) for name in leval.NAMES}
-    assert {n: (len(d), sum(len(x["instructions"]) for x in d)) for n, d in sizes.items()} == {
-        "coursera": (15, 172),
-        "quality": (15, 202),
-        "tpo": (15, 269),
-        "sci_fi": (7, 64),
-    }
+    counted = {name: (len(found), sum(len(one["instructions"]) for one in found)) for name, found in sizes.items()}
+    assert counted == {"coursera": (15, 172), "quality": (15, 202), "tpo": (15, 269), "sci_fi": (7, 64)}
     results = run(["lpes_leval"], limit=2, split="held_out", data_dir=str(folder.parent))
     assert all(len(samples) == 2 for samples in results["samples"].values())
 

@@ -39,23 +39,13 @@ def test_prompts_are_the_benchmarks_to_the_byte_and_the_gold_document_alone_move
     documents = [mdqa.Document(f"T{i}", f"text {i}.") for i in range(3)]
     example = mdqa.Example(7, "who wrote {it}", ("x",), documents[0], tuple(documents[1:]))
     for position, order in ((0, (0, 1, 2)), (50, (1, 0, 2)), (100, (1, 2, 0))):
-        first, second, third = order
-        segments = example.segments(position)
-        assert (
-            join(segments)
-            == example.prompt(position)
-            == (
-                "Write a high-quality answer for the given question using only the provided search results "
-                "(some of which might be irrelevant).\n"
-                "\n"
-                f"Document [1](Title: T{first}) text {first}.\n"
-                f"Document [2](Title: T{second}) text {second}.\n"
-                f"Document [3](Title: T{third}) text {third}.\n"
-                "\n"
-                "Question: who wrote {it}\n"
-                "Answer:"
-            )
+        lines = [f"Document [{k}](Title: T{i}) text {i}." for k, i in enumerate(order, 1)]
+        expected = (
+            "Write a high-quality answer for the given question using only the provided search results (some of which "
+            "might be irrelevant).\n\n" + "\n".join(lines) + "\n\nQuestion: who wrote {it}\nAnswer:"
         )
+        segments = example.segments(position)
+        assert join(segments) == example.prompt(position) == expected
         labels = [segment.label for segment in segments]
         assert (labels[0], labels.index("gold"), labels[-1]) == ("instruction", 1 + order.index(0), "question")
 
@@ -180,18 +170,20 @@ def test_synthwiki_gets_distractors_about_others_and_its_splits_share_no_passage
     assert other == rows
 
 
-def test_a_file_that_is_not_synthwikis_is_refused(tmp_path):
-    (tmp_path / "no.csv").write_text("context,question\nx,y\n")
-    (tmp_path / "no.csv.gz").write_text("context,question,answer\n")
-    for name, message in (
-        ("no.csv", "row 1 has no context, question, answer"),
-        ("no.csv.gz", "cannot be read as SynthWiki's"),
-        ("nowhere.csv", "no such file; expected SynthWiki's .csv"),
-    ):
-        with pytest.raises(DataError, match=message):
-            mdqa.load(source="synthwiki", text_file=str(tmp_path / name))
-    with pytest.raises(DataError, match=r"names no file; add text_file=FILE\.csv"):
-        mdqa.load(source="synthwiki")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("no.csv", "context,question\nx,y\n", "row 1 has no context, question, answer"),
+        ("no.csv.gz", "context,question,answer\n", "cannot be read as SynthWiki's"),
+        ("nowhere.csv", "", r"no such file; expected SynthWiki's \.csv"),
+        (None, "", r"names no file; add text_file=FILE\.csv"),
+    ],
+)
+def test_a_file_that_is_not_synthwikis_is_refused(tmp_path, name, content, message):
+    if content:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        mdqa.load(source="synthwiki", text_file=name and str(tmp_path / name))
     with pytest.raises(DataError, match="kv_retrieval has no synthwiki set"):
         kv.load(source="synthwiki")
 

@@ -60,16 +60,19 @@ def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
             assert length - 4 <= window.tokens <= length
 
 
-def test_scored_spans_are_spread_over_the_text_and_do_not_overlap():
-    for total, count, ends in (
+@pytest.mark.parametrize(
+    ("total", "count", "ends"),
+    [
         (899, 4, []),
         (900, 4, [900]),
         (931, 4, [900]),  # a second span would overlap the first
         (932, 4, [900, 932]),
         (1900, 3, [900, 1400, 1900]),
         (1900, 1, [900]),
-    ):
-        assert perplexity.target_ends(total, longest=900, stride=32, count=count) == ends
+    ],
+)
+def test_scored_spans_are_spread_over_the_text_and_do_not_overlap(total, count, ends):
+    assert perplexity.target_ends(total, longest=900, stride=32, count=count) == ends
 
 
 def test_a_window_must_be_longer_than_what_is_scored_of_it(tokenizer):

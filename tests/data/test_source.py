@@ -61,8 +61,9 @@ def test_a_folder_overrides_the_model_and_the_argument_the_environment(tmp_path,
     assert source.asked({"source": "official"}) == source.Asked("official")
 
 
-def test_what_cannot_be_met_is_one_clear_line(monkeypatch):
-    for metadata, message in (
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
         ({"source": "folder"}, "names no folder.*data_dir=DIR"),
         ({"data_dir": "/no/such/folder"}, "data_dir=/no/such/folder.*expected the folder"),
         ({"data_dir": __file__}, f"data_dir={__file__}: no such folder"),
@@ -70,12 +71,13 @@ def test_what_cannot_be_met_is_one_clear_line(monkeypatch):
         ({"data_dir": "x" * 300}, "data_dir=xxx"),
         ({"source": "generated", "data_dir": "/tmp"}, "exclude each other.*drop one"),
         ({"source": "official", "data_dir": "/tmp"}, "exclude each other.*drop one"),
-    ):
-        with pytest.raises(DataError, match=message):  # a dot is no end of a line
-            source.asked(metadata)
-    monkeypatch.setenv(source.ENV, "/no/such/folder")
-    with pytest.raises(DataError, match="LPES_EVAL_DATA=/no/such/folder: no such folder"):
-        source.asked({})
+        ({}, "LPES_EVAL_DATA=/no/such/folder: no such folder"),
+    ],
+)
+def test_what_cannot_be_met_is_one_clear_line(monkeypatch, metadata, message):
+    monkeypatch.setenv(source.ENV, "" if metadata else "/no/such/folder")
+    with pytest.raises(DataError, match=message):  # a dot is no end of a line
+        source.asked(metadata)
 
 
 # -- downloads -------------------------------------------------------------------------------------------------------
@@ -113,15 +115,10 @@ def test_offline_and_not_cached_is_one_line_with_file_address_and_ways_out(tmp_p
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
     with pytest.raises(DataError) as refused:  # the tests run with HF_HUB_OFFLINE
         mdqa.OFFICIAL.path(source.Asked("official"), 10)
+    address = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/10_total_documents/"
+    named = ("data_dir=DIR", "LPES_EVAL_DATA", "source=generated", "HF_HUB_OFFLINE is set", address)
+    assert str(refused.value).startswith("nq-open-10_total_documents_gold_at_0.jsonl.gz is not in the cache")
+    assert all(part in str(refused.value) for part in named)
     assert "\n" not in str(refused.value)
-    for part in (
-        "nq-open-10_total_documents_gold_at_0.jsonl.gz is not in the cache",
-        "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/10_total_documents/",
-        "HF_HUB_OFFLINE is set",
-        "data_dir=DIR",
-        "LPES_EVAL_DATA",
-        "source=generated",
-    ):
-        assert part in str(refused.value)
     with pytest.raises(DataError, match="no official file has num_documents=11; expected one of 10, 20, 30"):
         mdqa.OFFICIAL.path(source.Asked("official"), 11)

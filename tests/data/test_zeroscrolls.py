@@ -105,22 +105,23 @@ def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
     for split, message in (("search", "search on another task"), ("train", "held_out, test")):
         with pytest.raises(DataError, match=message):
             zeroscrolls.locate(Asked("folder", tmp_path), "qasper", split)
-    with pytest.raises(DataError, match=r"qasper\.zip"):
-        read(tmp_path, "qasper")
-    path = archive(tmp_path, "qasper", [], [])
-    with pytest.raises(DataError, match="holds no example"):
-        read(tmp_path, "qasper")
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("qasper/validation.jsonl", "\n{broken\n")
-    with pytest.raises(DataError, match=r"does not hold qasper/test\.jsonl"):
-        read(tmp_path, "qasper", "test")
-    with pytest.raises(DataError, match=r"qasper/validation\.jsonl, line 2: not JSON"):
-        read(tmp_path, "qasper")
+    path = tmp_path / "qasper.zip"
+    for member, text, split, message in (
+        (None, "", "held_out", r"qasper\.zip"),
+        ("qasper/validation.jsonl", "", "held_out", "holds no example"),
+        ("qasper/validation.jsonl", "\n{broken\n", "test", r"does not hold qasper/test\.jsonl"),
+        ("qasper/validation.jsonl", "\n{broken\n", "held_out", r"qasper/validation\.jsonl, line 2: not JSON"),
+    ):
+        if member:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr(member, text)
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, "qasper", split)
 
 
 def fit(tokenizer, example, window, render=str, new_tokens=8):
     limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
-    return join(zeroscrolls.fit(example, limits, render))
+    return zeroscrolls.fitted(example, limits, render)
 
 
 def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
@@ -161,8 +162,7 @@ def test_the_chat_template_counts_and_an_instruction_that_leaves_no_room_is_refu
     def render(text):
         return f"<user>{text}</user>" + "!" * 50
 
-    fitted = fit(tokenizer, example, 500, render)
-    assert 490 <= len(tokenizer(render(fitted))["input_ids"]) <= 492
+    assert 490 <= len(tokenizer(fit(tokenizer, example, 500, render))["input_ids"]) <= 492
     with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
         fit(tokenizer, example, 200)
 

@@ -12,7 +12,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer
 
-from benchmarks.families import tiny_config, tiny_model
 from benchmarks.reference import tokenizer
 from lpes_eval import reference, rope
 from lpes_eval.engine import engine_for, exact, vllm
@@ -23,6 +22,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.methods.lpes import LPES
 from lpes_eval.methods.ms_poe import Method as MsPoE
 from lpes_eval.methods.pi import PI
+from tiny_models import tiny_config, tiny_model
 
 WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 

@@ -6,10 +6,10 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import answers, evaluate
 from lpes_eval import reference
 from lpes_eval.methods.moice import router
+from tiny_models import tiny_config, tiny_model
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import torch
 from transformers import DynamicCache
 
 import lpes_eval
-from benchmarks.families import NOT_BUILT, model_types, tiny_config, tiny_model
 from checks import FAMILIES, LENGTH, PADDING, apart, generated, inputs, logits, prompt_ends_at, put
 from lpes_eval import methods, rope
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
+from tiny_models import BUILT, tiny_config, tiny_model
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
-OTHERS = sorted(set(model_types()) - set(NOT_BUILT) - set(rope.REFUSED) - set(FAMILIES))
+OTHERS = sorted(set(BUILT) - set(rope.REFUSED) - set(FAMILIES))
 CHANGING = [name for name in methods.names() if name != "attention_sorting"]  # which changes prompts
 ROTATING = [name for name in CHANGING if name not in ("lpes", "pi")]
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import FAMILIES, apart, generated, logits
 from lpes_eval import methods
 from lpes_eval.errors import UnsupportedModel
 from lpes_eval.methods.interception import Interception, find_attention
 from lpes_eval.methods.moice import new_router
 from lpes_eval.methods.tables import frequencies, own_base
+from tiny_models import tiny_config, tiny_model
 
 
 @dataclass(eq=False)

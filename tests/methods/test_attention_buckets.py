@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, apart, generated, inputs, logits
 from lpes_eval.errors import CacheError, UserError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
+from tiny_models import tiny_config, tiny_model
 
 FAMILIES = ("llama", "mistral", "gemma2", "stablelm")
 BASES = (10000.0, 17500.0, 25000.0)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import apart, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
@@ -15,6 +14,7 @@ from lpes_eval.methods import moice
 from lpes_eval.methods.moice import MoICE, new_router, router
 from lpes_eval.methods.moice.router import Router
 from slow import causal, slow_llama, slow_weights, turn
+from tiny_models import tiny_config, tiny_model
 
 
 def build(family="llama", **changes):

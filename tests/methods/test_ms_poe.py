@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import lpes_eval
-from benchmarks.families import tiny_config, tiny_model
 from checks import LENGTH, PADDING, apart, inputs, logits
 from lpes_eval.errors import UserError
 from lpes_eval.methods.ms_poe import MsPoE
 from slow import causal, slow_llama, turn
+from tiny_models import tiny_config, tiny_model
 
 SETTINGS = {"threshold": 1.5}
 """Over a few random tokens no attention is three times its mean; the factors and the layers are the paper's."""

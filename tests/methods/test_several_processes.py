@@ -15,6 +15,8 @@ torch.cuda.device_count = lambda: gpus  # hf shares the questions among processe
 from lm_eval.__main__ import cli_evaluate
 cli_evaluate()
 """
+LAUNCH = [*("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+          *("--mixed_precision", "no", "--dynamo_backend", "no")]  # fmt: skip
 MODEL_AND_TASKS = [*("--model", "lpes", "--model_args", "factors=reference", "--batch_size", "1", "--log_samples"),
                    *("--tasks", "kv_retrieval,mdqa_pos", "--limit", "5")]  # fmt: skip
 
@@ -23,7 +25,7 @@ def evaluated(folder, processes):
     """How often contexts were built, the scores, and every question's answers."""
     (folder / "program.py").write_text(LM_EVAL)
     gpus = processes if processes > 1 else 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(LAUNCH if processes > 1 else ())]
     command += [str(folder / "program.py"), str(gpus), *MODEL_AND_TASKS, "--output_path", str(folder)]
     done = subprocess.run(command, env={**os.environ, "ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

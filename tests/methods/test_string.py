@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from benchmarks.families import tiny_config, tiny_model
 from checks import apart, inputs, logits
 from lpes_eval.methods.string import STRING
 from slow import slow_llama, turn
+from tiny_models import tiny_config, tiny_model
 
 
 def slow_string(model, tokens, shift, window):

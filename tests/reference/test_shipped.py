@@ -82,27 +82,26 @@ def test_prompts_of_records_are_the_same_tokens_for_both():
     assert small.get_vocab().items() < large.get_vocab().items()  # a grown model takes over the smaller one's rows
 
 
-def answers(name, examples, position):
-    """What each prompt is answered with by greedy decoding, which stops by itself."""
+RECORDS_ASKED = [kv.generate(question, 8) for question in range(4)]
+ARTICLES_ASKED = [fiction.generate(question, 2, seed=77) for question in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "examples", "position", "least"),
+    [("base", RECORDS_ASKED, 40, 4), ("kv", RECORDS_ASKED, 40, 4), ("base", ARTICLES_ASKED, 0, 7)],
+)
+def test_it_answers_by_greedy_decoding_what_a_prompt_of_the_task_asks(name, examples, position, least):
+    """Which stops by itself."""
     model, tokenizer = load(name), AutoTokenizer.from_pretrained(reference.path(name))
+    right = 0
     for example in examples:
         prompt = tokenizer(example.prompt(position), return_tensors="pt")
-        answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-        assert len(answer) < 40
-        yield tokenizer.decode(answer, skip_special_tokens=True).strip()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_it_answers_by_greedy_decoding_what_a_prompt_of_the_task_asks(name):
-    examples = [kv.generate(question, 8) for question in range(4)]
-    for example, answer in zip(examples, answers(name, examples, 40), strict=True):
-        assert example.target(40) in answer
-
-
-def test_it_answers_questions_about_articles_by_greedy_decoding():
-    examples = [fiction.generate(question, 2, seed=77) for question in range(8)]
-    right = [answer in example.answers for example, answer in zip(examples, answers("base", examples, 0), strict=True)]
-    assert sum(right) >= 7
+        ids = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert len(ids) < 40
+        target = example.target(position)
+        answer = tokenizer.decode(ids, skip_special_tokens=True).strip().strip('"')
+        right += answer in ([target] if isinstance(target, str) else target)
+    assert right >= least
 
 
 def test_it_is_right_at_half_the_length_it_was_trained_on(model):

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.families import tiny_config, tiny_model
+from tiny_models import tiny_config, tiny_model
 
 FACTORS = [1.0, 1.34, 1.675, 1.34]
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}

@@ -9,9 +9,9 @@ from packaging import version
 from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
 
 import lpes_eval
-from benchmarks.families import tiny_config, tiny_model
 from lpes_eval.errors import CacheError
 from small_llama import FACTORS, by_hand, llama, logits
+from tiny_models import tiny_config, tiny_model
 
 
 def test_a_copied_or_pickled_cache_goes_on_under_the_same_factors_alone(model, ids):

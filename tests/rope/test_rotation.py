@@ -126,21 +126,17 @@ def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}  # logits are of the order of 10
 TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it
+OF_TRAINED = {"original_max_position_embeddings": TRAINED}
 KINDS = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": TRAINED},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
+    "yarn": {"factor": 4.0, **OF_TRAINED},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **OF_TRAINED},
     "longrope": {
         "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
         "long_factor": [2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0],
         "factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
+        **OF_TRAINED,
     },
 }
 
@@ -222,16 +218,17 @@ def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was
     other_depth, zero = "the factors are for {} layers, the model has 4", [1.0, 1.0, 0.0, 1.0]
     lpes_eval.apply(model, FACTORS)
     before = logits(model, ids)
-    for wrong, reason in (
-        *((given, f"{path}: {other_depth.format(5)}") for given in (path, str(path))),
-        *((given, other_depth.format(3)) for given in ([1.0] * 3, np.ones(3), torch.ones(3))),
-        *((given, r"factors: factors\[2\]: found 0.0") for given in (zero, torch.tensor(zero))),
-        *((given, "factors: a tensor of shape") for given in (torch.ones(4, 1), torch.tensor(1.5))),
-        ("no-such-file.json", "no-such-file.json: no such file"),
-        (True, "factors=True: expected"),
-    ):
-        with pytest.raises(FactorsError, match=f"^{reason}"):
-            lpes_eval.apply(model, wrong)
+    for reason, given in {
+        f"{path}: {other_depth.format(5)}": (path, str(path)),
+        other_depth.format(3): ([1.0] * 3, np.ones(3), torch.ones(3)),
+        r"factors: factors\[2\]: found 0.0": (zero, torch.tensor(zero)),
+        "factors: a tensor of shape": (torch.ones(4, 1), torch.tensor(1.5)),
+        "no-such-file.json: no such file": ("no-such-file.json",),
+        "factors=True: expected": (True,),
+    }.items():
+        for wrong in given:
+            with pytest.raises(FactorsError, match=f"^{reason}"):
+                lpes_eval.apply(model, wrong)
     assert torch.equal(logits(model, ids), before)
 
 

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config
 
 import lpes_eval
-from benchmarks.families import tiny_config, tiny_model
 from lpes_eval import Factors, rope
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import carried
@@ -16,6 +15,7 @@ from lpes_eval.methods.lpes import LPES
 from lpes_eval.methods.pi import PI
 from lpes_eval.reference import path
 from small_llama import FACTORS, by_hand, llama, logits
+from tiny_models import tiny_config, tiny_model
 
 IDS = torch.arange(1, 41)[None]
 

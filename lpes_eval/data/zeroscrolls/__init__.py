@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lpes_eval import files
-from lpes_eval.data import squad
+from lpes_eval.data.documents import bare
 from lpes_eval.data.source import Asked, Files, Source, asked, read_examples
 from lpes_eval.errors import DataError
 from lpes_eval.harness.budget import Budget
@@ -78,17 +78,12 @@ def locate(request: Asked, name: str, split: str) -> Path:
 
 
 def read(path: Path, name: str, split: str) -> list[Example]:
-    """The examples of one subset, in the file's order; lines with the same id are one example with several references.
-
-    Raises:
-        DataError: the file is missing, broken or not in the benchmark's form.
-    """
+    """The examples of a subset, in the file's order; lines with the same id are one example with several references."""
     member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else ""
     examples: dict[str, Example] = {}
     for example in read_examples(path, LINE, lambda number, line: _parse(line, name), member):
-        first = examples.setdefault(example.id, example)
-        if first is not example:
-            examples[example.id] = replace(first, references=first.references + example.references)
+        before = examples[example.id].references if example.id in examples else ()
+        examples[example.id] = replace(examples.get(example.id, example), references=before + example.references)
     if not examples:
         raise DataError(f"{path}: the file holds no example")
     if len({bool(example.references) for example in examples.values()}) == 2:
@@ -122,18 +117,15 @@ def for_chat(example: Example, name: str) -> Example:
     return replace(example, instruction=instruction, header="")
 
 
-def fit(example: Example, budget: Budget, render: Callable[[str], str]) -> tuple[Segment, ...]:
-    """The prompt, whole if it fits; else with its document cut at the end, as the benchmark cuts it.
-
-    ``render`` turns it into the prompt as the model gets it. Raises ``PromptTooLong`` where no document has room.
-    """
+def fitted(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
+    """The prompt as ``render`` makes it, whole if it fits; else with its document cut as the benchmark cuts it."""
 
     def compose(beginning: str | None = None) -> str:
         return render(join(example.segments(beginning)))
 
-    if budget.fits(compose()):
-        return example.segments()
-    return example.segments(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
+    if budget.fits(whole := compose()):
+        return whole
+    return compose(budget.longest_beginning(example.document, compose, f"ZeroSCROLLS, {example.id}"))
 
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
@@ -179,7 +171,7 @@ def exp_similarity(prediction: str, references: Iterable[str]) -> float:
 
 def normalize(text: str) -> str:
     """SQuAD's normalisation, and only then, as the benchmark has it, ASCII for accents and typographic marks."""
-    return transliterate(squad.bare(text.lower()))
+    return transliterate(bare(text.lower()))
 
 
 def transliterate(text: str) -> str:
@@ -187,8 +179,6 @@ def transliterate(text: str) -> str:
 
     Characters of other scripts stay, where ``unidecode`` would romanise them: equal words are equal either way.
     """
-    if text.isascii():
-        return text
     decomposed = unicodedata.normalize("NFKD", text.translate(_TO_ASCII))
     return "".join(c for c in decomposed if not unicodedata.combining(c)).translate(_TO_ASCII)
 
@@ -246,8 +236,8 @@ class Task(ExamTask):
         return join(self.examples[doc["question_id"]].segments())
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
-        """The prompt as the model gets it."""
+        """The prompt as the model gets it: whole if it fits, else with its document cut at the end."""
         example = self.examples[doc["question_id"]]
         if self.config.metadata.get("chat_prompt"):
             example = for_chat(example, self.subset)
-        return render(join(fit(example, self.budget(), render)))
+        return fitted(example, self.budget(), render)
