@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
@@ -19,10 +19,10 @@ from lm_eval.api.model import CacheHook
 from tqdm import tqdm
 
 from lpes_eval.attention.measure import items_of, located, weights
-from lpes_eval.errors import UserError
 from lpes_eval.flags import at_least, of
 from lpes_eval.harness.segments import Segment, join
-from lpes_eval.methods.base import InModel, MethodLM
+from lpes_eval.methods.base import InModel
+from lpes_eval.methods.prompt import DocumentsLM
 
 NAME = "Attention sorting"
 
@@ -39,7 +39,7 @@ class Sorting(InModel):
         self.rounds = of(at_least(0), "rounds", self.rounds)
 
 
-class AttentionSorting(MethodLM):
+class AttentionSorting(DocumentsLM):
     """``hf`` on prompts of tasks by position, their documents sorted; arguments are those of ``hf`` and ``Sorting``."""
 
     title = NAME
@@ -62,13 +62,8 @@ class AttentionSorting(MethodLM):
         return answers
 
     def sort(self, request: Any) -> Any:
-        """A copy of a request with its documents sorted; raises ``UserError`` where it does not say which these are."""
-        if (segments_of := getattr(request, "segments", None)) is None:
-            raise self._refused(request)
-        segments, (context, options) = segments_of(), request.args
-        before, is_there, after = context.partition(join(segments))
-        if not is_there:
-            raise UserError(f"{NAME}: the chat template changes the text of a prompt; leave --apply_chat_template out")
+        """A copy of a request with its documents sorted."""
+        before, segments, after = self.parts(request)
         for _ in range(self.method.rounds):
             attention = self._attention(before + join(segments) + after, segments, len(before))
             order = sorted(range(len(attention)), key=attention.__getitem__)  # stable: of equals the first stays first
@@ -76,7 +71,7 @@ class AttentionSorting(MethodLM):
                 break
             segments = reordered(segments, order)
         changed = copy.copy(request)
-        changed.arguments = before + join(segments) + after, options
+        changed.arguments = before + join(segments) + after, request.args[1]
         return changed
 
     def _attention(self, context: str, segments: Sequence[Segment], before: int) -> list[float]:
@@ -85,16 +80,6 @@ class AttentionSorting(MethodLM):
         mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)
         places = torch.tensor(items_of(starts, segments, before))
         return [mean[places == item].sum().item() for item in range(len(segments) - 2)]
-
-    def loglikelihood(self, requests: list[Instance], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not defined: raises ``UserError``."""
-        raise self._refused(requests[0])
-
-    loglikelihood_rolling = loglikelihood
-
-    def _refused(self, request: Any) -> UserError:
-        expected = "expected generated answers of a task by position, such as mdqa_pos or kv_retrieval"
-        return UserError(f"{NAME}: {request.task_name} does not say where its documents stand; {expected}")
 
 
 def reordered(segments: Sequence[Segment], order: Sequence[int]) -> list[Segment]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
@@ -27,8 +27,8 @@ from lpes_eval.errors import UserError
 from lpes_eval.flags import of, positive
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.methods.attention import Call
-from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.interception import Interception
+from lpes_eval.methods.prompt import DocumentsLM
 
 DUMMY = "This text says nothing about anything. "
 
@@ -127,7 +127,7 @@ class Calibration(Interception):
         self._depth = len(rope.find_decoder(model).layers)
 
 
-class CalibratedAttention(MethodLM):
+class CalibratedAttention(DocumentsLM):
     """``hf`` with calibrated attention; its arguments are those of ``hf`` and of ``Calibration``.
 
     It answers ``generate_until`` requests of tasks by position, one by one: a pass over the prompt for each document,
@@ -148,12 +148,7 @@ class CalibratedAttention(MethodLM):
 
     def calibrate(self, request: Any) -> tuple[list[int], Tensor]:
         """The document of each token of a request's prompt, and what to multiply the documents' attention by."""
-        if (segments_of := getattr(request, "segments", None)) is None:
-            raise self._refused(request)
-        segments, context = segments_of(), request.args[0]
-        before, is_there, after = context.partition(join(segments))
-        if not is_there:
-            raise UserError(f"{self.title}: the chat template changes a prompt's text; leave --apply_chat_template out")
+        before, segments, after = self.parts(request)
         count = len(segments) - 2
 
         def read(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
@@ -166,16 +161,6 @@ class CalibratedAttention(MethodLM):
         with_dummies = ([*segments[:k], dummy_of(one), *segments[k + 1 :]] for k, one in enumerate(segments))
         of_dummies = [attention(changed)[k - 1] for k, changed in enumerate(with_dummies) if 0 < k <= count]
         return read(segments)[1], self.method.scales(attention(segments), torch.stack(of_dummies))
-
-    def loglikelihood(self, requests: list[Instance], *args: Any, **kwargs: Any) -> NoReturn:
-        """Not defined: raises ``UserError``."""
-        raise self._refused(requests[0])
-
-    loglikelihood_rolling = loglikelihood
-
-    def _refused(self, request: Any) -> UserError:
-        expected = "expected generated answers of a task by position, such as mdqa_pos or kv_retrieval"
-        return UserError(f"{self.title}: {request.task_name} does not say where its documents stand; {expected}")
 
 
 def dummy_of(document: Segment) -> Segment:

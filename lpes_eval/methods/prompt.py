@@ -1,16 +1,18 @@
-"""What methods share that treat a prompt's last token in a way of its own: where it stands."""
+"""What methods share that need to know a prompt's parts: where its last token stands, and which are its documents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from lm_eval.api.instance import Instance
 from torch import Tensor
 from tqdm import tqdm
 
 from lpes_eval.errors import UserError
+from lpes_eval.harness.segments import Segment, join
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.base import MethodLM
 from lpes_eval.methods.interception import Interception
@@ -75,3 +77,32 @@ class PromptLM(MethodLM):
             with self.method.prompt_ends_at(length - len(continuation)):
                 answers += super()._loglikelihood_tokens([request], disable_tqdm=True)
         return answers
+
+
+class DocumentsLM(MethodLM):
+    """``hf`` that answers ``generate_until`` requests of tasks by position, whose prompts have labelled segments."""
+
+    def parts(self, request: Any) -> tuple[str, list[Segment], str]:
+        """What stands before a request's instruction, documents and question; these; and what stands behind them.
+
+        Raises:
+            UserError: the request does not say which its documents are, or a chat template has changed them.
+        """
+        if (segments_of := getattr(request, "segments", None)) is None:
+            raise self._refused(request)
+        segments: list[Segment] = segments_of()
+        before, is_there, after = request.args[0].partition(join(segments))
+        if not is_there:
+            template = "the chat template changes the text of a prompt; leave --apply_chat_template out"
+            raise UserError(f"{self.title}: {template}")
+        return before, segments, after
+
+    def loglikelihood(self, requests: list[Instance], *args: Any, **kwargs: Any) -> NoReturn:
+        """Not defined: raises ``UserError``."""
+        raise self._refused(requests[0])
+
+    loglikelihood_rolling = loglikelihood
+
+    def _refused(self, request: Any) -> UserError:
+        expected = "expected generated answers of a task by position, such as mdqa_pos or kv_retrieval"
+        return UserError(f"{self.title}: {request.task_name} does not say where its documents stand; {expected}")

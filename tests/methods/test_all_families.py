@@ -20,7 +20,8 @@ from tiny_models import BUILT, tiny_config, tiny_model
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
 OTHERS = sorted(set(BUILT) - set(rope.REFUSED) - set(FAMILIES))
-CHANGING = [name for name in methods.names() if name != "attention_sorting"]  # which changes prompts
+BY_PROMPT = ("attention_sorting", "calibrated_attention")  # which need to know a prompt's documents
+CHANGING = [name for name in methods.names() if name not in BY_PROMPT]
 ROTATING = [name for name in CHANGING if name not in ("lpes", "pi")]
 
 

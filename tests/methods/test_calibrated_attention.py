@@ -8,11 +8,12 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from checks import answers, evaluate, generated
+from checks import FAMILIES, answers, apart, evaluate, generated
 from lpes_eval.errors import UserError
 from lpes_eval.harness.segments import join
 from lpes_eval.methods.calibrated_attention import CalibratedAttention, dummy_of
 from test_attention_sorting import requests_of
+from tiny_models import tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,19 @@ def test_logits_are_those_of_a_slow_implementation_with_a_cache_and_without(lm, 
         assert (slow - unchanged).abs().max() > 0.05
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_answers_the_same_with_a_cache_and_without(family):
+    model, ids = tiny_model(tiny_config(family)), torch.arange(3, 27)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    plain, method = generated(model, given), CalibratedAttention.apply(model)
+    with method.documents([-1, -1, *[0] * 7, *[1] * 4, *[2] * 9, -1, -1], torch.tensor([0.3, 5.0, 1.0])):
+        cached, anew = generated(model, given), generated(model, given, use_cache=False)
+    assert apart(cached, anew) < 1e-4
+    assert apart(cached, plain) > 1e-4
+    method.detach()
+    assert torch.equal(generated(model, given), plain)
+
+
 def test_without_documents_the_model_is_the_plain_one(lm, plain):
     ids = {"input_ids": torch.arange(3, 60)[None], "attention_mask": torch.ones(1, 57, dtype=torch.long)}
     torch.testing.assert_close(generated(lm.model, ids), generated(plain.model, ids))
@@ -131,5 +145,5 @@ def test_what_it_cannot_do_is_refused(lm):
         CalibratedAttention(pretrained="reference", temperature=0)
     (chat,) = requests_of("kv_retrieval", num_keys=7)[:1]
     changed = SimpleNamespace(segments=chat.segments, args=(chat.args[0].upper(), {}), task_name="kv_retrieval")
-    with pytest.raises(UserError, match="chat template changes a prompt's text"):
+    with pytest.raises(UserError, match="chat template changes the text of a prompt"):
         lm.calibrate(changed)
