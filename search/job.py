@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lpes_eval.factors import Factors
-from search.early_stopping import ERROR
 
 Examples = Mapping[str, Sequence[Any]]
 """Each column's metric for every example, by the column's name."""
@@ -16,37 +15,28 @@ Examples = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Cutoff:
-    """The fitness below which an individual is of no use, and may be given up.
-
-    Attributes:
-        fitness: what has to be reached.
-        examples: every example's score of the individual that has it, to compare with (``search.early_stopping``).
-        error: how probable it may be that an individual is given up which would have reached it; 0 waits for proof.
-    """
+    """The fitness below which an individual is of no use, and may be given up (``search.early_stopping``)."""
 
     fitness: float
     examples: Examples
-    error: float = ERROR
+    """Every example's score of the individual that has this fitness."""
+    error: float
+    """How probable it may be that an individual is given up which would have reached it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured of an individual.
-
-    Attributes:
-        factors: the individual's.
-        split: ``search`` or ``held_out``, whose examples are asked.
-        part: of these examples the first that is asked, and the one after the last; None for all.
-        measure: ``score``, or ``likelihood`` of the reference answers.
-        cutoff: when to give up.
-        guarded_above: the fitness above which the guards are measured too.
-        plain_rows: of the plain model, each guard's score of every question; None to have these scores recorded.
-    """
+    """What is to be measured of an individual."""
 
     factors: Factors
     split: str = "search"
+    """``search`` or ``held_out``, whose examples are asked."""
     part: tuple[int, int] | None = None
+    """Of these examples the first that is asked, and the one after the last; None for all."""
     measure: str = "score"
+    """``score``, or ``likelihood`` of the reference answers."""
     cutoff: Cutoff | None = None
     guarded_above: float = math.inf
+    """The fitness above which the guards are measured too."""
     plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)
+    """Of the plain model, each guard's score of every question; None to have these scores recorded."""

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from lpes_eval.errors import UserError
-from lpes_eval.rng import below, shuffled
+from lpes_eval.rng import below
 
 Points = tuple[tuple[float, float], ...]
 """(P_0, ..., P_d): one pair (P_k^x, P_k^y) a control point."""
@@ -100,16 +100,6 @@ class Space:
     def allows(y: float, grid: bool) -> bool:
         """Whether a control point may stand at this height (Eq. 9), on Table 9's grid or off it."""
         return Y_LOW <= y <= Y_HIGH and (not grid or y == round(y * Y_STEPS) / Y_STEPS)
-
-    def random(self, rng: Random) -> Points:
-        """Control points drawn evenly from the whole space."""
-        if self.fixed_x:
-            xs = [x for x, _ in self.start()]
-        elif self.grid:
-            xs = sorted(float(x) for x in shuffled(range(self.L), rng)[: self.d + 1])
-        else:
-            xs = sorted((self.L - 1) * rng.random() for _ in range(self.d + 1))
-        return tuple((x, self.uniform(Y_LOW, Y_HIGH, Y_STEPS, rng)) for x in xs)
 
     def uniform(self, low: float, high: float, steps: int, rng: Random) -> float:
         """A number from ``[low, high]``, both ends included on a grid of ``steps`` in one unit."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lpes_eval import rope
-from search import ga, model
+from search import bench, ga
 from search.report import pages
 
 LAYERS = 3
@@ -193,7 +193,7 @@ def disk(monkeypatch):
 @pytest.fixture
 def command(toy_lm, task_folder, tmp_path, monkeypatch, capsys):
     """Runs the command on the toy model, without pictures, and returns its exit status and what it printed."""
-    monkeypatch.setattr(model, "load_model", lambda args, whole: toy_lm)
+    monkeypatch.setattr(bench, "load_model", lambda args, whole: toy_lm)
     monkeypatch.setattr(pages, "draw", lambda *_: None)  # the pictures take longer than the search
 
     def call(*flags, output=tmp_path / "out"):

@@ -9,7 +9,8 @@ import pytest
 from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.methods.lpes import LPES
 from search import evaluator as evaluator_module
-from search import ga, model, tasks
+from search import bench as bench_module
+from search import ga, tasks
 from search.bench import Bench
 from search.report import pages
 from test_ga import found, journal, report
@@ -90,7 +91,7 @@ def search(lm, tmp_path, monkeypatch):
         return objective
 
     monkeypatch.setattr(tasks, "_build", remembered)
-    monkeypatch.setattr(model, "load_model", lambda args, whole: lm)
+    monkeypatch.setattr(bench_module, "load_model", lambda args, whole: lm)
     monkeypatch.setattr(pages, "draw", lambda *_: None)
     engine_for = lambda lm, requests, **speed: (Answers(lm, requests), None)  # noqa: E731
     monkeypatch.setattr(evaluator_module, "engine_for", engine_for)
