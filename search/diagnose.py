@@ -162,7 +162,7 @@ class Diagnosis:
 
 
 def write(folder: Path, said: dict[str, Any]) -> str:
-    """Write ``diagnosis.json`` and a picture a task of what is known; returns the text for a person."""
+    """Write the report, as data and text, and a picture a task of what is known; returns the text."""
     from lpes_eval.report import figures
     from search.report.pages import render
 
@@ -173,7 +173,9 @@ def write(folder: Path, said: dict[str, Any]) -> str:
     for task, rows in shown.items():
         figures.lengths(task, rows).save(folder, ("png",))
     write_atomically(folder / "diagnosis.json", json.dumps(finite(said), indent=2, allow_nan=False) + "\n")
-    return f"{render('diagnosis.txt.j2', **said)}\nMore: {folder}/diagnosis.json and lengths-TASK.png"
+    text = render("diagnosis.txt.j2", **said)
+    write_atomically(folder / "diagnosis.txt", text)
+    return f"{text}\nMore: {folder}/diagnosis.json and lengths-TASK.png"
 
 
 def position_bias(rows: Sequence[Sequence[float]]) -> float:
