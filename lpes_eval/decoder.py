@@ -29,7 +29,6 @@ REFUSED = {
 }
 """Model types that have the parts and still cannot be given layer factors: type -> reason."""
 
-
 @dataclass(frozen=True)
 class Decoder:
     """The parts of a model that factors concern: the ``module`` whose forward runs through the ``layers``."""

@@ -69,7 +69,9 @@ def _packed(task: Task) -> dict[str, Any]:
 
 def _unpacked(data: Any) -> Task:
     for metric in data["metrics"].values():
-        metric["values"] = {label: math.nan if value is None else value for label, value in metric["values"].items()}
+        metric["values"] = {
+            label: math.nan if value is None else value for label, value in metric["values"].items()
+        }
         for label, scores in (metric["by_question"] or {}).items():
             if isinstance(scores, str):
                 metric["by_question"][label] = ["01".index(letter) for letter in scores]

@@ -120,3 +120,5 @@ class HarnessEngine:
         finally:
             self.lm.fast = fast
             del self.lm._detect_batch_size, self.lm._loglikelihood_tokens  # the class's own again
+
+

@@ -123,7 +123,6 @@ class Buckets(InModel):
         tables = one.by_bases(self.bases, self._theta)  # (N, B or 1, T, d)
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
-
 ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids": 0, "position_ids": -2}
 """Arguments of a forward that have rows, and where: ``position_ids`` may have several axes, (3, B, T)."""
 
