@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,11 +22,13 @@ from lpes_eval.data import source
 from lpes_eval.errors import DataError, PromptTooLong, UserError, program
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least, budget, mapping, model_args
+from lpes_eval.report import figures
 from search import config
 from search.held_out import as_lm_eval_reads_it, every_ten_seconds
 from search.journal import Journal, packages, sha256
 from search.optimizers.layers import Map
 from search.parser import batch_size, names
+from search.report.pages import render
 
 if TYPE_CHECKING:
     from search.evaluator import Evaluator
@@ -58,11 +59,11 @@ class Diagnosis:
         from search import run
         from search.tasks import check_names
 
-        args, lm = self.args, None
-        check_names(args.tasks)
-        print(f"Loading {args.pretrained}", flush=True)
-        for task in dict.fromkeys(args.tasks):
-            search = self.searches[task] = run.load(config.parse(search_words(args, task)), lm, Map)
+        lm = None
+        check_names(self.args.tasks)
+        print(f"Loading {self.args.pretrained}", flush=True)
+        for task in dict.fromkeys(self.args.tasks):
+            search = self.searches[task] = run.load(config.parse(search_words(self.args, task)), lm, Map)
             lm = search.bench.lm
             own = self._build(search, task)
             setting, size = own.objectives[0].size
@@ -80,8 +81,7 @@ class Diagnosis:
 
         options = config.task_options(search.args)
         options["metadata"] |= size
-        if "positions" not in self.args.metadata:
-            options["positions"] = None
+        options["positions"] = options["positions"] if "positions" in self.args.metadata else None
         objectives = load_tasks(search.bench.lm, [task], examples=self.args.questions, **options)
         if len(objectives) > 1 or not objectives[0].by_position:
             raise UserError(f"--tasks {task}: is not one task by position, such as kv_retrieval or mdqa_pos")
@@ -119,18 +119,17 @@ class Diagnosis:
     def _map(self, task: str, share: float) -> None:
         """Begin the task's search with its map, as far as this share of the budget goes."""
         search, say, (unit, _) = self.searches[task], every_ten_seconds("steps measured"), self.args.budget
-        optimizer: Any = search.optimizer
         print(f"  {task}: the search's map of what layers bear", flush=True)
         with Journal(search.args.output, search.settings) as journal:
             search.journal, before = journal, sum(getattr(entry, unit) for entry in journal.individuals)
             search.args.budget = (unit, before + max(0.0, self.left(share)))
-            search.run(lambda *_: say(len(journal.individuals), optimizer.mapped))
+            search.run(lambda *_: say(len(journal.individuals), search.optimizer.mapped))  # type: ignore[attr-defined]
         self.prompts += search.spent["prompts"] - before if unit == "prompts" else 0
         self.cut |= search.cut
 
     def facts(self, journal: Journal) -> dict[str, Any]:
         """The report as data; scores are shares of 1."""
-        lengths, searches, one = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Any]()
+        said: dict[str, Any] = {"model": self.args.pretrained, "lengths": [], "searches": []}
         for (task, title), evaluator in self.evaluators.items():
             entries = [entry for entry in journal.entries.values() if entry.origin == f"{task}, {title}"]
             asked = [zip(*entry.examples.values(), strict=True) for entry in entries]
@@ -141,11 +140,12 @@ class Diagnosis:
                 for (_, column), scores in zip(evaluator.columns.values(), zip(*rows, strict=True), strict=True)
             ]
             mean = sum(place["score"] for place in positions) / len(positions)
-            one = {"task": task, "length": title}
+            one: dict[str, Any] = {"task": task, "length": title}
             one |= {"prompt_tokens": (evaluator.prompt_tokens or math.nan) / evaluator.prompts, "questions": len(rows)}
             one |= {"positions": positions, "mean": mean, "friedman_p_holm": position_bias(rows)}
-            lengths.append(one | {"gain_if_all_were_as_the_best": max(p["score"] for p in positions) - mean})
-        for one, p in zip(lengths, holm([one["friedman_p_holm"] for one in lengths]), strict=True):
+            said["lengths"].append(one | {"gain_if_all_were_as_the_best": max(p["score"] for p in positions) - mean})
+        adjusted = holm([one["friedman_p_holm"] for one in said["lengths"]])
+        for one, p in zip(said["lengths"], adjusted, strict=True):
             one["friedman_p_holm"] = p
         for task, search in self.searches.items():
             optimizer: Any = search.optimizer
@@ -156,16 +156,12 @@ class Diagnosis:
             ]
             says = "not known yet" if optimizer.entries is None else "likely" if found else "unlikely"
             one = {"task": task, "search": says, "found": found, "said": optimizer.said}
-            searches.append(one | {"command": config.command(search_words(self.args, task))})
-        said = {"model": self.args.pretrained, "lengths": lengths, "searches": searches}
+            said["searches"].append(one | {"command": config.command(search_words(self.args, task))})
         return said | {"notes": self.notes, "cut": self.cut}
 
 
 def write(folder: Path, said: dict[str, Any]) -> str:
     """Write the report, as data and text, and a picture a task of what is known; returns the text."""
-    from lpes_eval.report import figures
-    from search.report.pages import render
-
     shown: dict[str, dict[str, dict[float, float]]] = {}
     for one in said["lengths"]:
         name, scores = f"{one['length']}, {one['prompt_tokens']:,.0f} tokens", one["positions"]
@@ -252,7 +248,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                 diagnosis.cut, status = True, 130
             print("\n" + write(args.output, diagnosis.facts(journal)), flush=True)
         return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -59,37 +59,27 @@ class Measured:
 
 
 class Evaluator:
-    """Measures factors by tasks, on this machine.
+    """Measures factors by tasks (``load_tasks``), on this machine.
 
-    Args:
-        lm: an lm-eval model over a transformers model; its weights and settings stay as they are.
-        objectives: what is measured (``load_tasks``).
-        speed: ``lpes_eval.engine.engine_for``'s further arguments.
-
-    Attributes:
-        engine: what answers.
-        num_layers: layers of the model.
-        prompts: how many prompts one individual is asked.
-        prompt_tokens: their tokens; None where lm-eval's own loop answers.
-        slow_because: why lm-eval's own loop answers; None where it need not.
-        columns: all columns of the objectives, by name.
-        progress: called with the number of answers so far, and of all, after every batch.
-        questions: the examples, as objectives and numbers in ``Objective.docs``, those together that ask one question.
+    The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
+    the further arguments of ``lpes_eval.engine.engine_for``. ``progress`` is called with the number of answers so far,
+    and of all, after every batch.
 
     Raises:
         PromptTooLong: a prompt of a task by position would be cut.
     """
 
+    questions: list[list[tuple[Objective, int]]]
+    """The examples, as objectives and numbers in ``Objective.docs``, those together that ask one question."""
+
     def __init__(self, lm: Any, objectives: Sequence[Objective], **speed: Any) -> None:
         self.lm, self.objectives = lm, list(objectives)
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
-        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
+        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)  # lm-eval's own loop is slow
         self.num_layers = self.engine.num_layers
-        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
-        self.columns: dict[str, tuple[Objective, Column]] = {
-            column.name: (objective, column) for objective in objectives for column in objective.columns
-        }
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens  # of one individual
+        self.columns = {column.name: (task, column) for task in objectives for column in task.columns}
         self._refuse_cut()
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
         for i, request in enumerate(self._requests):

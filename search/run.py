@@ -20,7 +20,7 @@ from search.guards import PENALTY, rank
 from search.job import Cutoff, Job
 from search.journal import Journal, packages
 from search.optimizers.base import Fitness, Generation, Optimizer
-from search.space import Individual, Points, Space, to_points
+from search.space import Individual, Points, Space
 
 if TYPE_CHECKING:
     from search.bench import Bench
@@ -126,7 +126,7 @@ class Search:
                 jobs.setdefault(name, self._job(individual, generation))
         results = self.measure_all(list(jobs.values()))
         for name, individual in zip(names, generation.individuals, strict=True):
-            made = {"generation": self.generation, **individual.to_dict()}
+            made = {"generation": self.generation, **vars(individual)}
             new = jobs.pop(name, None) is not None
             if new:
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
@@ -300,7 +300,7 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
         raise UserError(f"--start: {len(points)} control points; expected {space.d + 1}")
     if not any(isinstance(point, list) for point in points):
         points = list(zip([x for x, _ in space.start()], points, strict=True))
-    points = space.nearest(to_points(points))
+    points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
         raise UserError(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 from lpes_eval.errors import UserError
 from lpes_eval.rng import below
@@ -22,43 +20,25 @@ X_STEPS, Y_STEPS = 1, 10
 
 @dataclass(frozen=True)
 class Individual:
-    """A candidate of a search.
-
-    Attributes:
-        points: its control points.
-        origin: the operator that made it.
-        parents: the points that it was made from.
-    """
+    """A candidate of a search, the operator that made it, and the points that it was made from."""
 
     points: Points
     origin: str
     parents: tuple[Points, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """As data that JSON keeps exactly."""
-        return {"points": self.points, "origin": self.origin, "parents": self.parents}
-
-
-def to_points(data: Sequence[Sequence[float]]) -> Points:
-    """Control points from what JSON makes of them."""
-    return tuple((float(x), float(y)) for x, y in data)
-
 
 @dataclass(frozen=True)
 class Space:
-    """The control points that may be searched.
-
-    Attributes:
-        L: layers under the curve (App. B: "the number of scaled layers").
-        d: degree; there are ``d + 1`` control points.
-        grid: Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous.
-        fixed_x: x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer.
-    """
+    """The control points that may be searched."""
 
     L: int
+    """Layers under the curve (App. B: "the number of scaled layers")."""
     d: int = 3
+    """Degree; there are ``d + 1`` control points."""
     grid: bool = True
+    """Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous."""
     fixed_x: bool = False
+    """Whether x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer."""
 
     def __post_init__(self) -> None:
         """Refuse what Eq. 10 leaves no room for."""

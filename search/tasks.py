@@ -121,15 +121,14 @@ def load_tasks(
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
         split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
             by the same rule (``lpes_eval.data.splits.indices``).
-        metadata: as lm-eval's ``--metadata``.
+        metadata: as lm-eval's ``--metadata``; so is ``include_path``.
         positions: of a task by position, the ones to ask at; None for all that it has.
         lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
-            positions at which the gold item stands at the same place, the first one's counts.
+            positions at the same place, the first one's counts.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default the strict one of a task
             that has two (``PositionTask.STRICT``), else its first.
         examples: use only so many of the split's examples.
-        include_path: as lm-eval's.
         **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model (``_build``).
 
     Raises:

@@ -67,11 +67,6 @@ class Optimizer:
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
         examples: how many search examples there are of each task at least.
         measure: what few questions are measured by: ``score`` where the likelihood of the answers cannot be.
-
-    Attributes:
-        max_evaluations: the most individuals that it yields; a subclass sets it.
-        max_effort: the same, in measurements on all search examples.
-        expected_effort: about how many of these it is likely to take, for the estimates of the time.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -84,8 +79,11 @@ class Optimizer:
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
+    """The most individuals that it yields; a subclass sets it in ``_set_up``."""
     max_effort: float
+    """The same, in measurements on all search examples."""
     expected_effort: float
+    """About how many of these it is likely to take, for the estimates of the time."""
     so_far: Individual | None = None
     """What it would end with now; None stands for the fittest."""
     said: str = ""
