@@ -71,11 +71,9 @@ def search(
     named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer}
     flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
     try:
-        read = config.given(as_typed(flags))
+        args = config.read(as_typed(flags))
     except UserError as error:
         raise UserError(f"search(): {error}") from None
-    args = config.defaults(read["preset"])
-    vars(args).update(read)
     if args.dry_run:
         raise UserError("search(): dry_run: is the command's alone")
     if isinstance(model, str | Path):

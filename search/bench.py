@@ -20,7 +20,7 @@ from search import guards
 from search.config import WHOLE, task_options
 from search.evaluator import Evaluator
 from search.guards import Guard
-from search.job import Job
+from search.space import Job
 from search.tasks import Objective, load_tasks
 
 

@@ -50,12 +50,15 @@ def given(argv: Sequence[str]) -> dict[str, Any]:
     return vars(parser.parse_args(argv))
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line: what is given overrides the preset."""
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Every flag's value: what is given overrides the preset."""
     flags = given(argv)
-    args = defaults(flags.get("preset", "default"))
-    vars(args).update(flags)
-    return complete(args)
+    return argparse.Namespace(**vars(defaults(flags.get("preset", "default"))) | flags)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line, and refuse what cannot be searched."""
+    return complete(read(argv))
 
 
 def prepare_process() -> None:

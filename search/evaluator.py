@@ -29,8 +29,8 @@ from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
 from search.early_stopping import Race
-from search.job import Cutoff, Examples
 from search.journal import sha256
+from search.space import Cutoff, Examples
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import shown
-from search.job import Job
+from search.space import Job
 
 if TYPE_CHECKING:
     from search.run import Search

@@ -17,10 +17,9 @@ from lpes_eval.harness import plugin
 from search import guards, optimizers
 from search.config import SETTINGS, heights
 from search.guards import PENALTY, rank
-from search.job import Cutoff, Job
 from search.journal import Journal, packages
 from search.optimizers.base import Fitness, Generation, Optimizer
-from search.space import Individual, Points, Space
+from search.space import Cutoff, Individual, Job, Points, Space
 
 if TYPE_CHECKING:
     from search.bench import Bench

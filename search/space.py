@@ -1,13 +1,16 @@
-"""What is searched: control points, the curves that they may form, and the individual that holds them."""
+"""What is searched: control points, the individual that holds them, and what is to be measured of it: plain data."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 from lpes_eval.errors import UserError
+from lpes_eval.factors import Factors
 from lpes_eval.rng import below
 
 Points = tuple[tuple[float, float], ...]
@@ -87,3 +90,36 @@ class Space:
             return min(low + (high - low) * rng.random(), high)
         first, last = math.ceil(low * steps - 1e-9), math.floor(high * steps + 1e-9)
         return (first + below(last - first + 1, rng)) / steps
+
+
+Examples = Mapping[str, Sequence[Any]]
+"""Each column's metric for every example, by the column's name."""
+
+
+@dataclass(frozen=True)
+class Cutoff:
+    """The fitness below which an individual is of no use, and may be given up (``search.early_stopping``)."""
+
+    fitness: float
+    examples: Examples
+    """Every example's score of the individual that has this fitness."""
+    error: float
+    """How probable it may be that an individual is given up which would have reached it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be measured of an individual."""
+
+    factors: Factors
+    split: str = "search"
+    """``search`` or ``held_out``, whose examples are asked."""
+    part: tuple[int, int] | None = None
+    """Of these examples the first that is asked, and the one after the last; None for all."""
+    measure: str = "score"
+    """``score``, or ``likelihood`` of the reference answers."""
+    cutoff: Cutoff | None = None
+    guarded_above: float = math.inf
+    """The fitness above which the guards are measured too."""
+    plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)
+    """Of the plain model, each guard's score of every question; None to have these scores recorded."""

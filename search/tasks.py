@@ -186,8 +186,7 @@ def check_names(tasks: Sequence[str], include_path: str | None = None) -> None:
     """Refuse names that stand for no task, before a model is loaded; raises ``UserError``."""
     manager = _manager(tasks, None, include_path)
     for name in tasks:
-        if name not in manager.all_tasks and not _configs(name):
-            _matching(manager, name)
+        _resolve(manager, name)
 
 
 def _manager(tasks: Sequence[str], metadata: dict[str, Any] | None, include_path: str | None) -> TaskManager:
@@ -203,33 +202,45 @@ def _manager(tasks: Sequence[str], metadata: dict[str, Any] | None, include_path
 
 @cache
 def _listed(*folders: str) -> TaskManager:
-    """Knows the names of lm-eval's own tasks too."""
     return TaskManager(include_path=list(folders))
 
 
 def _find(manager: TaskManager, name: str) -> list[Any]:
-    """The tasks that ``name`` stands for, read as ``lm_eval --tasks`` reads it.
+    try:
+        return list(manager.load(_resolve(manager, name))["tasks"].values())
+    except KeyError as unknown:
+        raise UserError(
+            f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
+        ) from None
+
+
+def _resolve(manager: TaskManager, name: str) -> list[Any]:
+    """What ``name`` stands for, read as ``lm_eval --tasks`` reads it: names, or the configurations in YAML files.
 
     lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
     for the tasks that it fits, and for groups and tags only where it fits no task.
     """
     if name in manager.all_tasks:
-        return list(manager.load([name])["tasks"].values())
-    if configs := _configs(name):
-        members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
-        try:
-            return list(manager.load(members)["tasks"].values())
-        except KeyError as unknown:
-            raise UserError(
-                f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
-            ) from None
-    return list(manager.load(_matching(manager, name))["tasks"].values())
+        return [name]
+    if _is_path(name):
+        return [part for config in _configs(name) for part in (config["task"] if "group" in config else [config])]
+    matching = manager.match_tasks([name])
+    if tasks := [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)]:
+        return tasks
+    if not matching:
+        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
+        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
+        hint = f"the closest names are {', '.join(dict.fromkeys(near))}; " if near else ""
+        raise UserError(f"no task, group or tag is called {name!r}; {hint}`lm_eval ls tasks` prints all there are")
+    return list(matching)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".yaml") or Path(name).expanduser().is_dir()
 
 
 def _configs(name: str) -> list[dict[str, Any]]:
-    """The tasks and groups in a YAML file, or in those of a folder; none where it is the name of neither."""
-    if not _is_path(name):
-        return []
+    """The tasks and groups in a YAML file, or in those of a folder."""
     path = Path(name).expanduser()
     try:
         files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
@@ -239,22 +250,6 @@ def _configs(name: str) -> list[dict[str, Any]]:
     if not (configs := [config for config in read if "task" in config]):  # a template names no task
         raise UserError(f"{name}: no YAML file with a task or group; expected lm-eval's, with `task:` or `group:`")
     return configs
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".yaml") or Path(name).expanduser().is_dir()
-
-
-def _matching(manager: TaskManager, name: str) -> list[str]:
-    """The names that a pattern fits."""
-    matching = manager.match_tasks([name])
-    matching = [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)] or matching
-    if not matching:
-        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
-        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
-        hint = f"the closest names are {', '.join(dict.fromkeys(near))}; " if near else ""
-        raise UserError(f"no task, group or tag is called {name!r}; {hint}`lm_eval ls tasks` prints all there are")
-    return matching
 
 
 def _build(

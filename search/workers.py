@@ -16,8 +16,8 @@ from typing import Any
 
 from lpes_eval.errors import UserError
 from search.bench import Bench
-from search.job import Job
 from search.journal import packages
+from search.space import Job
 
 logger = logging.getLogger(__name__)
 

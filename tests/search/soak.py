@@ -22,7 +22,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
 
-import toy_search  # noqa: E402
+import toy_search
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_search.py"))]
 ON_RAY = "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --metadata num_keys=20"

@@ -16,7 +16,7 @@ from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.methods.lpes import LPES
 from search.evaluator import Evaluator
-from search.job import Cutoff
+from search.space import Cutoff
 from search.tasks import load_tasks
 
 

@@ -90,7 +90,7 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
         (["--optimizer", "cma-es"], "argument --optimizer: invalid choice: 'cma-es'.*ga.*layers"),
         (["--early_stopping", "bound"], "invalid choice: 'bound'.*probable.*off"),
         (["--preset", "quick"], "invalid choice: 'quick'"),
-        (["--generations", "-1"], "--epochs: expected at least 0|--generations: expected at least 0"),
+        (["--generations", "-1"], "--generations.*: expected at least 0"),
         (["--max_dx", "-1"], "--max_dx: expected 0 or more"),
         (["--optimizer", "gradient", "--epoch_samples", "1"], "--epoch_samples 1: less than one"),
         (["--metadata", "split=search"], "--metadata split="),
