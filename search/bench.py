@@ -27,10 +27,7 @@ from search.tasks import Objective, load_tasks
 class Bench:
     """The model of a command line, with its tasks and guards on both splits, each built when it is first used.
 
-    Args:
-        args: the command line.
-        lm: the lm-eval model, if it is loaded already.
-        whole: False to load it without its weights, which the workers have.
+    ``lm`` is the lm-eval model, if it is loaded already; not ``whole``, it is loaded without weights.
     """
 
     def __init__(self, args: argparse.Namespace, lm: Any = None, whole: bool = True) -> None:
@@ -55,11 +52,7 @@ class Bench:
         return guards.load(self.args, self.evaluator(split), split, examples, self._measured_by)
 
     def measure(self, job: Job) -> dict[str, Any]:
-        """An individual's entry in the journal, but for its key and its origin.
-
-        Raises:
-            UserError: the fitness is not finite, so nothing can be held against it.
-        """
+        """An individual's entry in the journal, but for key and origin; ``UserError`` where its fitness is no number."""
         evaluator, watched = self.evaluator(job.split), self.guards(job.split)
         part = evaluator.part(job.part)
         if job.measure == "likelihood":

@@ -63,10 +63,7 @@ class Evaluator:
 
     The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
     the further arguments of ``lpes_eval.engine.engine_for``. ``progress`` is called with the number of answers so far,
-    and of all, after every batch.
-
-    Raises:
-        PromptTooLong: a prompt of a task by position would be cut.
+    and of all, after every batch. ``PromptTooLong``: a prompt of a task by position would be cut.
     """
 
     questions: list[list[tuple[Objective, int]]]
@@ -191,10 +188,7 @@ class Evaluator:
     def _examples(
         self, answers: Sequence[Any], scored: dict[tuple[str, int], Mapping[str, Any]]
     ) -> dict[str, list[Any]]:
-        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing.
-
-        ``scored`` keeps what ``process_results`` said of an example.
-        """
+        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
         examples: dict[str, list[Any]] = {name: [] for name in self.columns}
@@ -233,10 +227,7 @@ class Evaluator:
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
 
     def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
-        """The mean log-likelihood of the reference answers' tokens, in place of scores: one pass a prompt, no decoding.
-
-        ``UserError`` names a task whose answers are not generated text.
-        """
+        """The mean log-likelihood of the reference answers' tokens instead of scores: one pass a prompt, no decoding."""
         from search.answer_loss import gold_answer, log_likelihoods
 
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)

@@ -117,10 +117,7 @@ def every_ten_seconds(what: str = "prompts answered") -> Callable[[int, int], No
 
 
 def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
-    """Scores of shape (questions, columns) of what was asked, a question's examples averaged.
-
-    None where not all have finite ones.
-    """
+    """Scores (questions, columns) of what was asked, a question's examples averaged; None where one is not finite."""
     import numpy as np
 
     rows: dict[Any, list[list[float]]] = {}

@@ -84,11 +84,8 @@ class Journal:
     def record(self, key: str, data: Mapping[str, Any]) -> Entry:
         """Keep what was measured for ``key``: when this returns it is on the disk.
 
-        Returns:
-            The entry as it will be read again, so that a search that goes on computes with the same values.
-
-        Raises:
-            ValueError: it is not an entry's data; JSON has no NaN.
+        Returned is the entry as it will be read again, so that a search that goes on computes with the same values.
+        ``ValueError``: it is not an entry's data; JSON has no NaN.
         """
         entry = entries.entry_of({"key": key, **data})
         self._write(entry.to_dict())

@@ -210,11 +210,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def as_typed(flags: Mapping[str, Any]) -> list[str]:
-    """The command line that says the same as values that a program hands over by their flags' names.
-
-    Raises:
-        UserError: a flag that there is not, or that takes another kind of value.
-    """
+    """The command line that says the same as values that a program hands over by their flags' names."""
     actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
     argv = []
     for name, value in flags.items():

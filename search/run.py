@@ -177,11 +177,7 @@ class Search:
         return self.journal.entries[key]
 
     def measured(self, job: Job) -> dict[str, Any]:
-        """What is measured of one job that has to succeed.
-
-        Raises:
-            UserError: no worker survived it.
-        """
+        """What is measured of one job that has to succeed; ``UserError`` where no worker survived it."""
         [data] = self.measure_all([job])
         if "failed" in data:
             raise UserError(f"factors {', '.join(f'{s:g}' for s in job.factors.per_layer())}: {data['failed']}")
