@@ -227,7 +227,7 @@ class Evaluator:
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
 
     def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
-        """The mean log-likelihood of the reference answers' tokens instead of scores: one pass a prompt, no decoding."""
+        """The mean log-likelihood of the reference answers' tokens as the scores: one pass a prompt, no decoding."""
         from search.answer_loss import gold_answer, log_likelihoods
 
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
