@@ -169,9 +169,9 @@ def write(folder: Path, said: dict[str, Any]) -> str:
     for task, rows in shown.items():
         figures.lengths(task, rows).save(folder, ("png",))
     write_atomically(folder / "diagnosis.json", json.dumps(finite(said), indent=2, allow_nan=False) + "\n")
-    text = render("diagnosis.txt.j2", **said)
-    write_atomically(folder / "diagnosis.txt", text)
-    return f"{text}\nMore: {folder}/diagnosis.json and lengths-TASK.png"
+    text = render("diagnosis.txt.j2", **said).strip()
+    write_atomically(folder / "diagnosis.txt", text + "\n")
+    return f"{text}\n\nMore: {folder}/diagnosis.json and lengths-TASK.png"
 
 
 def position_bias(rows: Sequence[Sequence[float]]) -> float:
