@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -30,6 +30,12 @@ class GuardCheck:
     over: float
     """By how much it is worse than is allowed, beyond chance; 0 where that is not shown."""
     lower_is_better: bool = False
+
+    @property
+    def lower(self) -> bool:
+        """Whether it is worse beyond chance, though perhaps not by more than is allowed."""
+        low, high = self.interval
+        return (low or 0.0) > 0 if self.lower_is_better else (high or 0.0) < 0
 
     @property
     def nothing_to_lose(self) -> bool:
@@ -79,6 +85,11 @@ class Entry:
     guards: dict[str, GuardCheck] = field(default_factory=dict)
     failed: str = ""
     """Why it could not be measured."""
+
+    def where(self, asked: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Its examples' scores where ``asked`` has some; None elsewhere."""
+        pairs = {name: zip(self.examples[name], values, strict=True) for name, values in asked.items()}
+        return {name: [None if value is None else own for own, value in each] for name, each in pairs.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, without what is not said."""

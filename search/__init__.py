@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from lpes_eval.entries import Entry
     from lpes_eval.factors import Factors
     from search.optimizers.base import Optimizer
     from search.report.pages import Outcome
-    from search.space import Points
 
 
 NOT_OF_THE_MODEL = ("factors", "fit", "batch_size", "max_batch_size", "device")
 """Arguments of a loaded model that a search gives by itself, or by a flag of its own."""
-PLAIN = str | int | float | list | dict
 
 
 @dataclass(frozen=True)
@@ -37,20 +33,11 @@ class Result:
     outcome: Outcome
     folder: Path
 
-    def plot(self) -> Any:
-        """The fitness of every individual and of the fittest so far, as `lpes-eval report` draws it."""
-        from lpes_eval.report import figures, sources
-
-        picture = figures.progress(sources.search(self.folder.name, self.folder))
-        assert picture is not None  # a search that ended has individuals
-        return picture.in_notebook()
-
 
 def search(
     *tasks: str,
     model: Any = None,
     optimizer: str | type[Optimizer] | None = None,
-    curve: str | Callable[[Points, int], Sequence[float]] | None = None,
     preset: str = "default",
     **flags: Any,
 ) -> Result:
@@ -61,8 +48,6 @@ def search(
         model: what ``pretrained=`` names, or a loaded ``lpes_eval.methods.load("lpes")(pretrained=...)``; by default
             the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
-        curve: the name of a curve, or a function from control points and a number of layers to one factor a layer. The
-            default search and gradient descent use no curve.
         preset: as the flag.
         **flags: the command's other flags by name, such as ``output="runs/mine"``, ``examples=48``, ``budget="10m"`` or
             ``positions=[0, 50, 100]``, each read as on the command line.
@@ -76,51 +61,52 @@ def search(
         >>> from search import search
         >>> result = search("kv_retrieval", examples=12, held_out_examples=50)
         >>> result.factors.per_layer()
-        >>> result.plot()
     """
-    from lpes_eval import reference
     from lpes_eval.errors import UserError
-    from lpes_eval.methods.lpes import LayerFactors
     from search import config, ga, run
     from search.parser import as_typed
     from search.report.pages import verdict
 
     kind = optimizer if isinstance(optimizer, type) else None
-    own = curve if callable(curve) else None
-    named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "curve": None if own else curve}
+    named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer}
     flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
     try:
-        read = config.given(as_typed(flags))
+        args = config.read(as_typed(flags))
     except UserError as error:
         raise UserError(f"search(): {error}") from None
-    args = config.defaults(read["preset"])
-    vars(args).update(read)
     if args.dry_run:
         raise UserError("search(): dry_run: is the command's alone")
     if isinstance(model, str | Path):
         args.model_args, model = {**args.model_args, "pretrained": str(model)}, None
     elif model is not None:
-        if getattr(model, "Inside", None) is not LayerFactors:
-            known = 'a name, or a loaded model of type lpes (lpes_eval.methods: load("lpes")(pretrained=...))'
-            raise UserError(f"search(): model: found {type(model).__name__}, expected {known}")
         if args.workers:
             raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
-        loaded = model.config._name_or_path
-        shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
-        given = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
-        given = {k: v for k, v in given.items() if k not in NOT_OF_THE_MODEL and isinstance(v, PLAIN)}
-        args.model_args = {**args.model_args, **given, "pretrained": next(shipped, loaded)}
+        args.model_args = {**args.model_args, **arguments_of(model)}
     args.optimizer = kind.__name__ if kind else args.optimizer
-    args.curve = "own" if own else args.curve
     config.complete(args, kind)
-    if own and args.curve == "free":
-        raise UserError(f"search(): curve: {args.optimizer} gives every layer its own factor; name another optimizer")
     before = model.method.parsed if model is not None else None
     try:
-        made = run.load(args, model, kind, own)
+        made = run.load(args, model, kind)
         outcome = ga.run(made)
     finally:
         if model is not None:
             model.set_factors(before)
     assert outcome is not None  # a plan alone is the command's
     return Result(outcome.found, outcome.shown, verdict(made, outcome), made.journal.individuals, outcome, args.output)
+
+
+def arguments_of(model: Any) -> dict[str, Any]:
+    """The ``model_args`` that a loaded model stands for."""
+    from lpes_eval import reference
+    from lpes_eval.errors import UserError
+    from lpes_eval.methods.lpes import LayerFactors
+
+    if getattr(model, "Inside", None) is not LayerFactors:
+        known = 'a name, or a loaded model of type lpes (lpes_eval.methods: load("lpes")(pretrained=...))'
+        raise UserError(f"search(): model: found {type(model).__name__}, expected {known}")
+    loaded = model.config._name_or_path
+    shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
+    given = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
+    plain = str | int | float | list | dict
+    given = {k: v for k, v in given.items() if k not in NOT_OF_THE_MODEL and isinstance(v, plain)}
+    return {**given, "pretrained": next(shipped, loaded)}

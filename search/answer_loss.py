@@ -17,12 +17,8 @@ from search.tasks import Objective
 class AnswerLoss:
     """The cross-entropy of the tasks' reference answers, and its gradient with respect to the factors.
 
-    Args:
-        lm: an lm-eval model over a transformers model.
-        objectives: tasks with generated answers; an example is drawn as often as the weight of its column says.
-
-    Raises:
-        UserError: a task whose answers are not generated text.
+    An example is drawn as often as the weight of its column says; ``UserError`` names a task whose answers are not
+    generated text.
     """
 
     def __init__(self, lm: Any, objectives: Sequence[Objective]) -> None:
@@ -32,9 +28,7 @@ class AnswerLoss:
         self._examples: list[list[tuple[list[int], list[int]]]] = []
         for objective in objectives:
             for number, column in enumerate(objective.columns):
-                requests = [
-                    request for request in objective.task.instances if column.position is None or request.idx == number
-                ]
+                requests = [r for r in objective.task.instances if column.position is None or r.idx == number]
                 self._weights.append(column.weight)
                 self._examples.append([gold_answer(lm, objective, request, column.position) for request in requests])
 
@@ -68,18 +62,13 @@ class AnswerLoss:
         return total, values.grad.tolist()
 
     def _loss(self, prompt: list[int], answer: list[int]) -> Tensor:
-        device = self.model.device
-        ids = torch.tensor([prompt + answer], device=device)
-        logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1]
-        return nn.functional.cross_entropy(logits.float(), torch.tensor(answer, device=device))
+        ids, wanted = (torch.tensor(tokens, device=self.model.device) for tokens in (prompt + answer, answer))
+        logits = self.model(input_ids=ids[None], use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1]
+        return nn.functional.cross_entropy(logits.float(), wanted)
 
 
 def gold_answer(lm: Any, objective: Objective, request: Any, position: float | None) -> tuple[list[int], list[int]]:
-    """Tokens of a request's prompt, and of its reference answer.
-
-    Raises:
-        UserError: the answers of this task are not generated text.
-    """
+    """Tokens of a request's prompt, and of its reference answer; ``UserError`` where answers are not generated text."""
     task = objective.task
     if task.OUTPUT_TYPE != "generate_until":
         raise UserError(f"{objective.name}: has no reference answers in words, whose likelihood could be measured")
@@ -110,11 +99,10 @@ def log_likelihoods(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) ->
         model(input_ids=ids, **rope.with_cache(model, cache), use_cache=True, logits_to_keep=1)
     found = []
     for prompt, answer in pairs:
-        ids = torch.tensor([prompt[common:] + answer[:-1]], device=model.device)
+        ids, wanted = (torch.tensor(t, device=model.device) for t in (prompt[common:] + answer[:-1], answer))
         carried = rope.with_cache(model, cache) if common else {}
-        logits = model(input_ids=ids, **carried, use_cache=bool(common), logits_to_keep=len(answer)).logits[0]
-        wanted = torch.tensor(answer, device=model.device)
+        logits = model(input_ids=ids[None], **carried, use_cache=bool(common), logits_to_keep=len(answer)).logits[0]
         found.append(-nn.functional.cross_entropy(logits.float(), wanted).item())
         if common:
-            cache.crop(-(ids.shape[1]))
+            cache.crop(-len(ids))
     return found

@@ -7,44 +7,39 @@ measure the same.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from lpes_eval.errors import UserError
+from lpes_eval.methods.lpes import LPES
 from search import guards
-from search.config import task_options
-from search.evaluator import Evaluator, Measured
+from search.config import WHOLE, task_options
+from search.evaluator import Evaluator
 from search.guards import Guard
-from search.job import Job
+from search.space import Job
 from search.tasks import Objective, load_tasks
 
 
 class Bench:
     """The model of a command line, with its tasks and guards on both splits, each built when it is first used.
 
-    Args:
-        args: the command line.
-        lm: the lm-eval model, if it is loaded already.
-        whole: False to load it without its weights, which the workers have.
+    ``lm`` is the lm-eval model, if it is loaded already; not ``whole``, it is loaded without weights.
     """
 
     def __init__(self, args: argparse.Namespace, lm: Any = None, whole: bool = True) -> None:
-        from search.model import load_model
-
         self.args, self.lm = args, lm or load_model(args, whole)
         self.objectives = cache(self._objectives)  # by split
-        self.evaluator = cache(self._evaluator)
+        self.evaluator = cache(lambda split: self._measured_by(self.objectives(split)))
         self.guards = cache(self._guards)
 
     def _objectives(self, split: str) -> list[Objective]:
         options = task_options(self.args) | ({"positions": None} if split == "held_out" else {})
         examples = self.args.examples if split == "search" else self.args.held_out_examples
         return load_tasks(self.lm, self.args.tasks, split=split, examples=examples, **options)
-
-    def _evaluator(self, split: str) -> Evaluator:
-        return self._measured_by(self.objectives(split))
 
     def _measured_by(self, objectives: Sequence[Objective]) -> Evaluator:
         args = self.args
@@ -57,11 +52,7 @@ class Bench:
         return guards.load(self.args, self.evaluator(split), split, examples, self._measured_by)
 
     def measure(self, job: Job) -> dict[str, Any]:
-        """An individual's entry in the journal, but for its key and its origin.
-
-        Raises:
-            UserError: the fitness is not finite, so nothing can be held against it.
-        """
+        """An individual's entry in the journal, but for key and origin; ``UserError`` if its fitness is no number."""
         evaluator, watched = self.evaluator(job.split), self.guards(job.split)
         part = evaluator.part(job.part)
         if job.measure == "likelihood":
@@ -70,7 +61,12 @@ class Bench:
             measured = evaluator(job.factors, job.cutoff, part)
         per_layer = job.factors.per_layer(evaluator.num_layers)
         if job.split == "search" and not math.isfinite(measured.fitness):
-            raise not_finite(per_layer, measured)
+            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
+            raise UserError(
+                f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
+                f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
+                "a wider dtype (--model_args dtype=float32)"
+            )
         scaled = set(per_layer[self.args.skip :])
         data: dict[str, Any] = {
             **vars(measured),
@@ -85,7 +81,7 @@ class Bench:
                 data["guard_rows"] = rows
             else:
                 data["guards"] = {g.name: g.check(job.plain_rows[g.name], rows[g.name]) for g in watched}
-            data["guard_prompts"] = sum(guard.prompts() for guard in watched)
+            data["guard_prompts"] = sum(guard.prompts for guard in watched)
             data["seconds"] += sum(guard.seconds for guard in watched) - before
         return data | {"seconds": round(data["seconds"], 3)}
 
@@ -94,11 +90,33 @@ class Bench:
         return self.evaluator("search").time_two_batches()
 
 
-def not_finite(per_layer: Sequence[float], measured: Measured) -> UserError:
-    """The error of factors whose fitness is no finite number."""
-    bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
-    return UserError(
-        f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
-        f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
-        "a wider dtype (--model_args dtype=float32)"
-    )
+class WithoutWeights(LPES):
+    """What the driver needs of a model whose weights its workers have: configuration, modules and tokenizer."""
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        self._device = torch.device("meta")
+        super()._create_model(*args, **kwargs | {"parallelize": False})
+
+
+def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
+    """The ``lpes`` model, as lm-eval would load it; not ``whole``, without weights, which its workers have."""
+    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
+            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
+        )
+    if "factors" in args.model_args:
+        raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
+    for name in args.model_args.keys() & {"batch_size", "device"}:
+        raise UserError(f"--model_args {name}=...: is a flag of its own; give it as --{name}")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    kind, device = LPES, args.device
+    if args.engine == "vllm":  # which finds its own
+        device = "cpu"
+    if not whole and not WHOLE & args.model_args.keys():
+        kind, device = WithoutWeights, "cpu"
+    lm = kind.create_from_arg_obj(args.model_args, {"batch_size": args.batch_size, "device": device})
+    lm.note_carried_factors()
+    return lm

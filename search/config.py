@@ -6,8 +6,10 @@ Nothing here needs a model, so ``--help`` and a refusal come within a second.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,12 +50,22 @@ def given(argv: Sequence[str]) -> dict[str, Any]:
     return vars(parser.parse_args(argv))
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line: what is given overrides the preset."""
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Every flag's value: what is given overrides the preset."""
     flags = given(argv)
-    args = defaults(flags.get("preset", "default"))
-    vars(args).update(flags)
-    return complete(args)
+    return argparse.Namespace(**vars(defaults(flags.get("preset", "default"))) | flags)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line, and refuse what cannot be searched."""
+    return complete(read(argv))
+
+
+def prepare_process() -> None:
+    """Silence what would stand between a command's lines, and let a cluster's notice end it as Ctrl-C does."""
+    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def command(argv: Sequence[str]) -> str:
@@ -67,14 +79,14 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
 
     ``kind`` is an optimiser of the caller's instead of the one that ``--optimizer`` names.
     """
-    optimizer, title = kind or optimizers.load(args.optimizer), args.optimizer
+    optimizer = kind or optimizers.load(args.optimizer)
     optimizer.settle(args)
-    if "curve" in optimizer.ignores:
+    if optimizer.free:
         args.curve = "free"
+    if args.early_stopping == "off":
+        args.early_stopping = None
     if args.start is None:
         args.start = optimizer.default_start
-    elif optimizer.default_start is None:
-        raise UserError(f"--start {args.start}: {title} sets out from nowhere; leave it out")
     if isinstance(args.start, str):
         args.start = _start(args, optimizer)
     if args.output is None:
@@ -111,8 +123,6 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--engine_args: they are vLLM's; add --engine vllm")
     if args.ray_address and not args.workers:
         raise UserError("--ray_address: only workers join a cluster; add --workers N")
-    if args.early_stopping == "off" or optimizer.needs_every_fitness:
-        args.early_stopping = None
     if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
         raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
     return args
@@ -134,7 +144,7 @@ def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list
         return factors.uniform
     kind, points = factors.curve or ("free", (factors.factors or ())[args.skip :])
     if kind != args.curve:
-        also = "--optimizer ga " if "curve" in optimizer.ignores else ""
+        also = "--optimizer ga " if optimizer.free else ""
         way = f"add {also}--curve {kind}, or start from another file"
         raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
     if factors.curve and list(factors.unscaled_layers) != list(range(args.skip)):

@@ -25,14 +25,8 @@ third of the stake goes on each, and the mean of fair games is a fair game."""
 class Bet:
     """A stake of 1 on a finite population's total being less than ``total``, its members coming in a random order.
 
-    Args:
-        members: how many there are.
-        low: the least that one can be.
-        high: the most that one can be.
-        total: what they sum up to at least, if the bet is lost.
-
-    Attributes:
-        wealth: what has become of the stake. While the sum of all is ``total`` or more, it is expected to shrink.
+    Each member is ``low`` to ``high``. ``wealth`` is what has become of the stake: while the sum of all members is
+    ``total`` or more, it is expected to shrink.
     """
 
     def __init__(self, members: int, low: float, high: float, total: float) -> None:
@@ -69,21 +63,12 @@ class Race:
         lows: the least that each unit can add to an individual's fitness.
         highs: the most.
         parent: what it adds to the parent's.
-        error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness; 0 waits
-            for proof.
+        error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness.
         margin: by how much it has to exceed the parent's fitness instead.
-
-    Attributes:
-        lost: whether the individual can be given up.
     """
 
     def __init__(
-        self,
-        lows: Sequence[float],
-        highs: Sequence[float],
-        parent: Sequence[float],
-        error: float,
-        margin: float = 0.0,
+        self, lows: Sequence[float], highs: Sequence[float], parent: Sequence[float], error: float, margin: float = 0.0
     ) -> None:
         self._parent, self._error = parent, error
         self.lost = False
@@ -102,4 +87,4 @@ class Race:
         for share, bet in zip(SHARES, self._bets, strict=True):
             bet.take(value - share * self._parent[unit])
         wealth = sum(bet.wealth for bet in self._bets) / len(self._bets)
-        self.lost = self.lost or wealth >= (1 / self._error if self._error else math.inf)
+        self.lost = self.lost or wealth >= 1 / self._error

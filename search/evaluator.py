@@ -28,9 +28,9 @@ from lpes_eval.engine import engine_for
 from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
-from search import identity
 from search.early_stopping import Race
-from search.job import Cutoff, Examples
+from search.journal import sha256
+from search.space import Cutoff, Examples
 from search.tasks import Column, Objective
 
 logger = logging.getLogger(__name__)
@@ -45,18 +45,9 @@ Order = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """An individual's fitness and what it is made of.
+    """An individual's fitness and what it is made of, as an entry of the journal has it (``lpes_eval.entries``).
 
-    Attributes:
-        fitness: the weighted sum, higher is better.
-        scores: each column's score, by its name.
-        examples: each column's metric for every example, in the order of ``Objective.docs``; None where the example was
-            not asked.
-        seconds: time it took.
-        ended: for every prompt 1 where its answer ended by itself, 0 where it was cut at the most tokens allowed, None
-            where it was not asked.
-        stopped_after: prompts after which it was given up, 0 if it was not. ``fitness`` and ``scores`` are then those
-            of the examples until then; there are no ``examples``.
+    Of one that was given up, ``fitness`` and ``scores`` are those of the examples until then.
     """
 
     fitness: float
@@ -68,37 +59,24 @@ class Measured:
 
 
 class Evaluator:
-    """Measures factors by tasks, on this machine.
+    """Measures factors by tasks (``load_tasks``), on this machine.
 
-    Args:
-        lm: an lm-eval model over a transformers model; its weights and settings stay as they are.
-        objectives: what is measured (``load_tasks``).
-        speed: ``lpes_eval.engine.engine_for``'s further arguments.
-
-    Attributes:
-        engine: what answers.
-        num_layers: layers of the model.
-        prompts: how many prompts one individual is asked.
-        prompt_tokens: their tokens; None where lm-eval's own loop answers.
-        slow_because: why lm-eval's own loop answers; None where it need not.
-        columns: all columns of the objectives, by name.
-        progress: called with the number of answers so far, and of all, after every batch.
-        questions: the examples, as objectives and numbers in ``Objective.docs``, those together that ask one question.
-
-    Raises:
-        PromptTooLong: a prompt of a task by position would be cut.
+    The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
+    the further arguments of ``lpes_eval.engine.engine_for``. ``progress`` is called with the number of answers so far,
+    and of all, after every batch. ``PromptTooLong``: a prompt of a task by position would be cut.
     """
+
+    questions: list[list[tuple[Objective, int]]]
+    """The examples, as objectives and numbers in ``Objective.docs``, those together that ask one question."""
 
     def __init__(self, lm: Any, objectives: Sequence[Objective], **speed: Any) -> None:
         self.lm, self.objectives = lm, list(objectives)
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
-        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
+        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)  # lm-eval's own loop is slow
         self.num_layers = self.engine.num_layers
-        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
-        self.columns: dict[str, tuple[Objective, Column]] = {
-            column.name: (objective, column) for objective in objectives for column in objective.columns
-        }
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens  # of one individual
+        self.columns = {column.name: (task, column) for task in objectives for column in task.columns}
         self._refuse_cut()
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
         for i, request in enumerate(self._requests):
@@ -113,7 +91,7 @@ class Evaluator:
         cut = iter(self.engine.cut)
         for objective in self.objectives:
             prompts = len(objective.task.instances)
-            if not (number := sum(next(cut) for _ in range(prompts))):
+            if not (number := sum(islice(cut, prompts))):
                 continue
             text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
             text += "tokens beside their answer"
@@ -145,22 +123,22 @@ class Evaluator:
 
     def by_question(self, examples: Examples, part: Sequence[int] | None, measure: str = "score") -> list[float]:
         """What each question came to, so that their mean is the fitness; empty where the fitness is no mean."""
-        questions = [self.questions[u] for u in (range(len(self.questions)) if part is None else part)]
-        asked = Counter(column.name for together in questions for task, _ in together for column in task.columns)
         if any(task.aggregation(column) is not mean for task, column in self.columns.values()) and measure == "score":
             return []
+        questions = [self.questions[u] for u in self._all(part)]
+        asked = Counter(column.name for together in questions for task, _ in together for column in task.columns)
+
+        def value(task: Objective, column: Column, number: int) -> float:
+            sign = task.sign if measure == "score" else 1
+            score: float = examples[column.name][number]
+            return column.weight * sign * score * len(questions) / asked[column.name]
+
         return [
-            sum(
-                column.weight
-                * (task.sign if measure == "score" else 1)
-                * examples[column.name][number]
-                * len(questions)
-                / asked[column.name]
-                for task, number in together
-                for column in task.columns
-            )
-            for together in questions
+            sum(value(task, c, number) for task, number in together for c in task.columns) for together in questions
         ]
+
+    def _all(self, part: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.questions)) if part is None else part
 
     @property
     def has_likelihood(self) -> bool:
@@ -171,18 +149,14 @@ class Evaluator:
     def __call__(
         self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None, part: Sequence[int] | None = None
     ) -> Measured:
-        """Measure the model with ``factors``, one a layer, which stay applied.
+        """Measure the model with ``factors``, one a layer or as in a file, which stay applied.
 
-        Args:
-            factors: one a layer, or factors as they are in a file.
-            cutoff: when to give up.
-            part: the questions to ask, by number; by default all.
+        ``part`` are the questions to ask, by number (by default all), ``cutoff`` says when to give up.
         """
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         race, order = None, None if part is None else self.in_order(part)
         if cutoff is not None and self.why_unbounded is None:
-            questions = range(len(self.questions)) if part is None else part
-            race = _Racing(self, factors.digest(self.num_layers), cutoff, questions)
+            race = _Racing(self, factors.digest(self.num_layers), cutoff, self._all(part))
             order = self.in_order(race.order)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
@@ -194,10 +168,7 @@ class Evaluator:
         return self.score(examples, seconds, ended)
 
     def _answers(self, order: Order | None, race: _Racing | None) -> tuple[list[Any], dict[str, list[Any]]]:
-        """The responses to every request, and each column's metric for every example.
-
-        Without an order all are asked. What is not in the order, or was not asked before the race was lost, has none.
-        """
+        """The responses to every request (none where it was not asked), and each column's metric for every example."""
         answers: list[Any] = [[] for _ in self._requests]
         scored: dict[tuple[str, int], Mapping[str, Any]] = {}
         total = len(answers) if order is None else sum(map(len, order))
@@ -217,10 +188,7 @@ class Evaluator:
     def _examples(
         self, answers: Sequence[Any], scored: dict[tuple[str, int], Mapping[str, Any]]
     ) -> dict[str, list[Any]]:
-        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing.
-
-        ``scored`` has what ``process_results`` said of examples before, and is given the others.
-        """
+        """Each column's metric for every example, as ``evaluate`` collects it; None where an answer is missing."""
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
         examples: dict[str, list[Any]] = {name: [] for name in self.columns}
@@ -230,8 +198,7 @@ class Evaluator:
                 numbers = self._numbers[objective.name, number]
                 metrics = scored.get((objective.name, number))
                 if metrics is None and all(answers[i] for i in numbers):
-                    requests = sorted((self._requests[i] for i in numbers), key=lambda request: request.idx)
-                    filtered = [request.filtered_resps[objective.filter] for request in requests]
+                    filtered = [r.filtered_resps[objective.filter] for r in self._requests_of(objective, number)]
                     metrics = objective.task.process_results(copy.deepcopy(doc), filtered)
                     scored[objective.name, number] = metrics
                 for column in objective.columns:
@@ -240,6 +207,11 @@ class Evaluator:
                         raise UserError(f"{objective.name} has no metric {column.metric!r}; it has {has}")
                     examples[column.name].append(None if metrics is None else metrics[column.metric])
         return examples
+
+    def _requests_of(self, objective: Objective, number: int) -> list[Any]:
+        """An example's requests, in lm-eval's order."""
+        requests = (self._requests[i] for i in self._numbers[objective.name, number])
+        return sorted(requests, key=lambda request: request.idx)
 
     def score(self, examples: Examples, seconds: float = 0.0, ended: Sequence[int | None] = ()) -> Measured:
         """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
@@ -255,28 +227,17 @@ class Evaluator:
         return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
 
     def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
-        """The mean log-likelihood of the reference answers' tokens, in place of scores: one pass a prompt, no decoding.
-
-        Raises:
-            UserError: a task whose answers are not generated text.
-        """
+        """The mean log-likelihood of the reference answers' tokens as the scores: one pass a prompt, no decoding."""
         from search.answer_loss import gold_answer, log_likelihoods
 
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
-        examples: dict[str, list[Any]] = {
-            name: [None] * len(objective.docs) for name, (objective, _) in self.columns.items()
-        }
-        for u in range(len(self.questions)) if part is None else part:
+        examples: dict[str, list[Any]] = {name: [None] * len(task.docs) for name, (task, _) in self.columns.items()}
+        for u in self._all(part):
             for objective, number in self.questions[u]:
-                requests = sorted(
-                    (self._requests[i] for i in self._numbers[objective.name, number]), key=lambda request: request.idx
-                )
-                pairs = [
-                    gold_answer(self.lm, objective, request, column.position)
-                    for request, column in zip(requests, objective.columns, strict=True)
-                ]
+                both = zip(self._requests_of(objective, number), objective.columns, strict=True)
+                pairs = [gold_answer(self.lm, objective, request, column.position) for request, column in both]
                 for column, value in zip(objective.columns, log_likelihoods(self.lm.model, pairs), strict=True):
                     examples[column.name][number] = value
         scores = {name: mean([v for v in values if v is not None]) for name, values in examples.items()}
@@ -317,18 +278,15 @@ class Evaluator:
                 }
                 for objective in self.objectives
             ],
-            "requests_sha256": identity.sha256([requests, [objective.docs for objective in self.objectives]]),
+            "requests_sha256": sha256([requests, [objective.docs for objective in self.objectives]]),
         }
 
 
 class _Racing:
     """An individual's race against the cutoff's, over the questions in an order drawn for it alone.
 
-    Attributes:
-        order: the questions in their order, by number.
-        over: whether it was given up.
-        asked: prompts that it took to give it up; others may have been answered in the same batch.
-        partial: fitness and scores of these.
+    ``asked`` are the prompts that it took to give it up (others may have been answered in the same batch), and
+    ``partial`` fitness and scores of these.
     """
 
     def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff, questions: Sequence[int]) -> None:
@@ -343,12 +301,12 @@ class _Racing:
             name: column.weight * objective.sign / asked[name]
             for name, (objective, column) in evaluator.columns.items()
         }
-        self._prompts = list(map(len, evaluator.in_order(questions)))
         sums = [[self._share[column] for column, _ in examples] for examples in self._examples_of]
         lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
         highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
         reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
         self._race = Race(lows, highs, reached, cutoff.error, margin=cutoff.fitness - math.fsum(reached))
+        self._prompts = list(map(len, evaluator.in_order(questions)))
         self._order = rng.shuffled(range(len(questions)), rng.stream("order", name))
         self.order = [questions[k] for k in self._order]
         self.over, self._next, self.asked = False, 0, 0
@@ -363,11 +321,11 @@ class _Racing:
         for question in self._order[self._next :]:
             members = self._examples_of[question]
             if any(examples[column][number] is None for column, number in members):
-                return False
+                break
             for column, number in members:
                 if not 0 <= (value := examples[column][number]) <= 1:
                     metric = self._evaluator.columns[column][1].metric
-                    raise UserError(f"{column}: {metric} is not from 0 to 1; leave --early_stopping out")
+                    raise UserError(f"{column}: {metric} is not from 0 to 1; take --early_stopping off")
                 self._seen.setdefault(column, []).append(value)
             self._race.take(question, self._value(question, examples))
             self._next += 1

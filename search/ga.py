@@ -7,8 +7,6 @@ search has not seen. Everything is kept in one folder, from which the same comma
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +15,8 @@ from pathlib import Path
 from lpes_eval.compare.tables import finite, ignore_broken_pipe
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
-from lpes_eval.report.watch import live
-from search.config import MEASURED, command, defaults, model_name, parse, shown
+from lpes_eval.report.watch import Progress
+from search.config import MEASURED, command, defaults, model_name, parse, prepare_process, shown
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
@@ -30,10 +28,7 @@ from search.space import Individual
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars would tear up the display
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's notice ends the search as Ctrl-C does
+    prepare_process()
     args: argparse.Namespace | None = None
     argv = sys.argv[1:] if argv is None else argv
 
@@ -78,21 +73,19 @@ def run(search: Search) -> Outcome | None:
             print(f"note: {note}", flush=True)
         plain = search.measure(PLAIN, search.uniform(1.0))
         print(pages.to_beat(search, plain), flush=True)
-        expected = search.optimizer.expected_evaluations
-        with live(args.output.name, expected, search.optimizer.expected_effort * search.evaluator.prompts) as show:
-            show(replace(plain, generation=None, origin=PLAIN))
-            best_so_far = BestSoFar(search)
+        optimizer, best_so_far = search.optimizer, BestSoFar(search)
+        progress = Progress(optimizer.max_evaluations, optimizer.expected_effort * search.evaluator.prompts)
 
-            def watch(individual: Individual, entry: Entry, new: bool) -> None:
-                best_so_far(individual, entry, new)
-                show(entry, new)
+        def watch(individual: Individual, entry: Entry, new: bool) -> None:
+            best_so_far(individual, entry, new)
+            progress.show(entry, new)
 
-            try:
-                fittest = search.run(watch)
-                best = search.measure("best", search.factors(fittest))
-            except KeyboardInterrupt:
-                best_so_far.say()
-                raise
+        try:
+            fittest = search.run(watch)
+            best = search.measure("best", search.factors(fittest))
+        except KeyboardInterrupt:
+            best_so_far.say()
+            raise
         outcome = Outcome(plain, best, search.factors(fittest))
         held_out = bool(search.held_out) and not outcome.nothing
         outcome.file = write_factors(search, outcome, "best_effort.json" if held_out else "")
@@ -163,7 +156,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
     origin = {
         "model": model_name(args),
         **({"model_args": others} if others else {}),
-        "weights": search.weights() or {},
+        "weights": (search.pool.described["weights"] if search.pool else search.evaluator.engine.weights()) or {},
         "task": ",".join(args.tasks),
         "fitness": {"value": best.fitness, "scores": best.scores},
         "search": settings | {"versions": versions, "requests_sha256": fitness["requests_sha256"]},

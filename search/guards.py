@@ -33,50 +33,41 @@ PENALTY = 1e6
 
 @dataclass
 class Guard:
-    """A score that must not fall by more than ``max_drop``.
-
-    With ``ends`` it is the share of answers that end by themselves, which the search's own evaluator counts.
-    ``seconds`` is the time that it has taken so far.
-    """
+    """A score that must not fall by more than ``max_drop``."""
 
     name: str
     max_drop: float
     evaluator: Evaluator
     ends: bool = False
+    """Whether it is the share of answers that end by themselves, which the search's own evaluator counts."""
     seconds: float = 0.0
+    """The time that it has taken so far."""
 
     def rows(self, factors: Factors, measured: Measured) -> list[float | None]:
-        """The score of every question under ``factors``, of which ``measured`` is the search's own measurement.
-
-        None stands where a question was not asked.
-        """
-        evaluator, rows = self.evaluator, []
+        """Every question's score under ``factors``, which the search ``measured``; None where it was not asked."""
+        evaluator, rows = self.evaluator, list[Any]()
         if self.ends:
             rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
         else:
             guarded = evaluator(factors)
             self.seconds += guarded.seconds
             for question in evaluator.questions:
-                scores = [
-                    (task.sign, guarded.examples[column.name][n]) for task, n in question for column in task.columns
-                ]
-                if not all(value is None or isinstance(value, int | float) for _, value in scores):
+                of_columns = [(task.sign, guarded.examples[c.name][n]) for task, n in question for c in task.columns]
+                if not all(isinstance(value, int | float) for _, value in of_columns):
                     raise UserError(
                         f"--guard {self.name}: its metric is no average of the examples' scores; name another one "
                         "(--guard TASK:METRIC)"
                     )
-                rows.append([None if value is None else sign * value for sign, value in scores])
-        return [None if None in row else float(sum(row) / len(row)) for row in rows]  # type: ignore[arg-type]
+                rows.append([sign * value for sign, value in of_columns])
+        return [None if None in row else float(sum(row) / len(row)) for row in rows]
 
+    @property
     def prompts(self) -> int:
         """How many ``rows`` asks beyond the search's own measurement."""
         return 0 if self.ends else self.evaluator.prompts
 
     def check(self, plain: Sequence[float | None], scaled: Sequence[float | None]) -> GuardCheck:
-        """How the questions' scores under factors compare with the plain model's.
-
-        One question gives no interval, and shows nothing.
-        """
+        """How the questions' scores under factors compare with the plain model's; one question shows nothing."""
         import numpy as np
 
         from lpes_eval.compare import statistics
@@ -101,18 +92,8 @@ class Guard:
         return {"name": self.name, "max_drop": self.max_drop, **asked}
 
 
-def check_names(args: argparse.Namespace) -> None:
-    """Refuse guards that stand for no task, before a model is loaded; raises ``UserError``."""
-    from search import tasks
-
-    for guard in args.guard:
-        if guard["task"] != "none":
-            with _named(guard):
-                tasks.check_names([guard["task"]], args.include_path)
-
-
 @contextmanager
-def _named(guard: Mapping[str, Any]) -> Iterator[None]:
+def named(guard: Mapping[str, Any]) -> Iterator[None]:
     """Within it, an error says which guard it is about."""
     try:
         yield
@@ -127,21 +108,14 @@ def load(
     examples: int,
     measured_by: Callable[[Sequence[Objective]], Evaluator],
 ) -> list[Guard]:
-    """The guards of a search, on the examples of a split.
+    """The guards of a search, on so many examples of a split at most.
 
-    Args:
-        args: the command line.
-        evaluator: of the search's tasks, on this split.
-        split: ``search`` or ``held_out``.
-        examples: of each guard, at most.
-        measured_by: makes the evaluator of other tasks.
-
-    Raises:
-        UserError: a guard that was asked for cannot be measured. One that nobody asked for is left out with a warning.
+    ``evaluator`` is that of the search's tasks on this split, ``measured_by`` makes that of other tasks. ``UserError``
+    names a guard that was asked for and cannot be measured; one that nobody asked for is left out with a warning.
     """
     from search.tasks import load_tasks
 
-    named, guards = [guard for guard in args.guard if guard["task"] != "none"], []
+    asked_for, guards = [guard for guard in args.guard if guard["task"] != "none"], []
     options = {**task_options(args), "split": split, "examples": examples, "weights": None}
     if split == "held_out":
         options["positions"] = None
@@ -150,13 +124,12 @@ def load(
         changed = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
         return measured_by(load_tasks(evaluator.lm, [task], **options | changed))
 
-    if len(named) == len(args.guard):  # nobody said none
+    if len(asked_for) == len(args.guard):  # nobody said none
         by_position = [objective for objective in evaluator.objectives if objective.by_position]
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
             guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
         for objective in by_position:
-            setting: Any = getattr(objective.task, "SIZE", None)
-            size = (objective.task.config.metadata or {}).get(setting) or 0
+            setting, size = objective.size
             if size < 4:
                 continue
             try:
@@ -164,8 +137,8 @@ def load(
                 guards.append(Guard(f"{objective.name}, {setting}={size // 2}", 0.01, half))
             except UserError as reason:
                 logger.warning("%s is not guarded at half its length: %s", objective.name, reason)
-    for guard in named:
-        with _named(guard):
+    for guard in asked_for:
+        with named(guard):
             other = build(guard["task"], guard["metric"])
         name = ":".join(filter(None, (guard["task"], guard["metric"])))
         if name in (each.name for each in guards):

@@ -16,7 +16,7 @@ from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from search.config import shown
-from search.job import Job
+from search.space import Job
 
 if TYPE_CHECKING:
     from search.run import Search
@@ -29,21 +29,18 @@ HELD_OUT_NUMBERS = "held_out_samples.json"
 
 @dataclass
 class HeldOut:
-    """Scores on examples that the search has not seen.
-
-    Attributes:
-        tasks: at every position that they have.
-        factors: what was measured, by name.
-        measured: the scores, by the same names.
-        comparisons: (task, name) -> ``PairedComparison`` of the found factors with it, by question.
-        guards: what the guards came to, by name.
-    """
+    """Scores on examples that the search has not seen."""
 
     tasks: list[Objective]
+    """At every position that they have."""
     factors: dict[str, Factors]
+    """What was measured, by name."""
     measured: dict[str, Entry]
+    """The scores, by the same names."""
     comparisons: dict[tuple[str, str], Any]
+    """(task, name) -> ``PairedComparison`` of the found factors with it, by question."""
     guards: Mapping[str, GuardCheck] = field(default_factory=dict)
+    """What the guards came to, by name."""
 
     @property
     def worsened(self) -> list[str]:
@@ -53,12 +50,7 @@ class HeldOut:
     @property
     def lower(self) -> list[str]:
         """The guards that become worse beyond chance, though not shown by more than allowed."""
-        names = []
-        for name, guard in self.guards.items():
-            low, high = guard.interval
-            best = -(low or 0.0) if guard.lower_is_better else high or 0.0
-            names += [name] if best < 0 and not guard.over else []
-        return names
+        return [name for name, guard in self.guards.items() if guard.lower and not guard.over]
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
@@ -78,13 +70,9 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     factors[FOUND] = found
     measured: dict[str, Entry] = {}
     for name, values in factors.items():
-        guarded = name in (PLAIN, FOUND)
-        job = Job(
-            values,
-            split="held_out",
-            guarded_above=-math.inf if guarded else math.inf,
-            plain_rows=measured[PLAIN].guard_rows if measured else None,
-        )
+        guarded_above = -math.inf if name in (PLAIN, FOUND) else math.inf
+        plain_rows = measured[PLAIN].guard_rows if measured else None
+        job = Job(values, split="held_out", guarded_above=guarded_above, plain_rows=plain_rows)
         measured[name] = _measure(search, name, job)
     comparisons = {}
     for task in tasks:
@@ -129,10 +117,7 @@ def every_ten_seconds(what: str = "prompts answered") -> Callable[[int, int], No
 
 
 def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
-    """Scores of shape (questions, columns) of what was asked, a question's examples averaged.
-
-    None where not all have finite ones.
-    """
+    """Scores (questions, columns) of what was asked, a question's examples averaged; None where one is not finite."""
     import numpy as np
 
     rows: dict[Any, list[list[float]]] = {}
@@ -154,14 +139,7 @@ def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float |
     from lpes_eval.compare import statistics
 
     examples = other.examples if other else plain.examples
-    same = {
-        column.name: [
-            None if value is None else before
-            for before, value in zip(plain.examples[column.name], examples[column.name], strict=True)
-        ]
-        for column in task.columns
-    }
-    rows, others = _matrix(task, same), _matrix(task, examples)
+    rows, others = _matrix(task, plain.where(examples)), _matrix(task, examples)
     if rows is None or others is None or len(rows) < 2:
         return None
     difference = statistics.compare_paired(rows, others).mean

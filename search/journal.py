@@ -10,9 +10,11 @@ from the start. What ``kill -9`` can cost is the evaluation that was under way.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,10 @@ class Journal:
         self._lock = FileLock(self.folder / ".lock", timeout=0)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._refuse_others()  # before anything is written
+            # Before anything is written; hidden are a lock, and what is left of a file whose writer was killed.
+            names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+            if names and self._path.name not in names:
+                raise UserError(f"{self.folder}: holds {names[0]} but no search; take an empty folder or a new name")
             self._lock.acquire()
         except Timeout:
             raise UserError(
@@ -79,11 +84,8 @@ class Journal:
     def record(self, key: str, data: Mapping[str, Any]) -> Entry:
         """Keep what was measured for ``key``: when this returns it is on the disk.
 
-        Returns:
-            The entry as it will be read again, so that a search that goes on computes with the same values.
-
-        Raises:
-            ValueError: it is not an entry's data; JSON has no NaN.
+        Returned is the entry as it will be read again, so that a search that goes on computes with the same values.
+        ``ValueError``: it is not an entry's data; JSON has no NaN.
         """
         entry = entries.entry_of({"key": key, **data})
         self._write(entry.to_dict())
@@ -94,12 +96,6 @@ class Journal:
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def _refuse_others(self) -> None:
-        """Refuse a folder of somebody else's; hidden are a lock, and what is left of a file whose writer was killed."""
-        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        if names and self._path.name not in names:
-            raise UserError(f"{self.folder}: holds {names[0]} but no search; take an empty folder or a new name")
 
     def _read(self) -> dict[str, Any] | None:
         """Read the journal, cut off a torn line, and return the settings that it holds."""
@@ -127,3 +123,14 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     else:
         return [] if before == now else [f"{name} was {json.dumps(before)}, is now {json.dumps(now)}"]
     return [phrase for place, pair in places.items() for phrase in _differences(*pair, place)]
+
+
+def sha256(value: Any) -> str:
+    """A hash of plain data; of what JSON does not know, its ``repr`` counts."""
+    return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()
+
+
+def packages() -> dict[str, str]:
+    """Versions that answers and scores may depend on."""
+    names = ("lpes-eval", "lm-eval", "transformers", "tokenizers", "torch", "numpy")
+    return {name: version(name) for name in names}

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from functools import reduce
 from operator import add, or_
 from pathlib import Path
@@ -17,7 +17,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, at_least, budget, mapping, numbers, share, truth, whole
 from search import optimizers
 from search.early_stopping import ERROR
-from search.optimizers.base import Optimizer
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -25,9 +24,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         **{"optimizer": "ga", "curve": "bezier", "lambdas": [0.2, 0.3, 0.5], "examples": 200},
         **{"held_out_examples": 500, "early_stopping": "off"},
     },
-    "quick": {"examples": 48, "held_out_examples": 50},
 }
-"""Values that other flags of the same command override: our own search, Table 12's, and a first look."""
+"""Values that other flags of the same command override: our own search, and Table 12's."""
 
 EPILOG = """\
 examples:
@@ -119,15 +117,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
     add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--seed", type=whole, default=0, metavar="N", help="of the search's random numbers")
-    _add_settings(parser)
+    for name in optimizers.names():
+        group = parser.add_argument_group(f"the search, with --optimizer {name}")
+        for each in fields(optimizers.load(name).Config):
+            group.add_argument(f"--{each.name}", default=each.default, **each.metadata)
 
     add = parser.add_argument_group("giving individuals up early").add_argument
-    add("--early_stopping", nargs="?", choices=("bound", "probable", "off"), const="bound", default="probable",
-        metavar="bound|probable|off",
-        help="stop measuring factors early. bound: when the score can no longer reach the cutoff; same result; "
-        "probable: once that is unlikely, which saves more (without a value: bound)")  # fmt: skip
+    add("--early_stopping", choices=("probable", "off"), default="probable",
+        help="probable: stop measuring factors once their score is unlikely to reach the cutoff")  # fmt: skip
     add("--early_stopping_error", type=share, default=ERROR, metavar="P",
-        help="with probable: how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
+        help="how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
     add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
@@ -162,23 +161,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """The optimisers' own settings: a flag that several have stands with the first of them and names the others."""
-    flags: dict[str, argparse.Action] = {}
-    for name in optimizers.names():
-        group = parser.add_argument_group(f"the search, with --optimizer {name}")
-        for each in settings_of(optimizers.load(name)):
-            if each.name in flags:
-                flags[each.name].help = f"{flags[each.name].help} (also {name})"
-            else:
-                flags[each.name] = group.add_argument(f"--{each.name}", default=each.default, **each.metadata)
-
-
-def settings_of(optimizer: type[Optimizer]) -> list[Field[Any]]:
-    """An optimiser's settings that are flags."""
-    return [each for each in fields(optimizer.Config) if each.metadata]
-
-
 NOT_TAKEN = {
     "--config": "is lm_eval's; give the flags themselves",
     "--model": "is lm_eval's; a search always runs the lpes model, and --model_args says which weights",
@@ -199,10 +181,9 @@ NOT_TAKEN = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends in one line, without the usage of fifty flags before it."""
+    """Ends in one line, without the usage of fifty flags, and says what does the work of one that is not taken."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and what does the work of a flag that lm_eval has, or that there was."""
         for flag, instead in NOT_TAKEN.items():
             if re.search(rf"unrecognized arguments:.*{flag}(?![\w])", message):
                 raise UserError(f"{flag} {instead}")
@@ -210,20 +191,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Collect(argparse.Action):
-    """Adds up the lists or dictionaries that a flag's values stand for; a flag that is given again adds to them."""
+    """Adds up the lists or dictionaries that a flag is given, also one after the other; its default is left out."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Add them to what was given before, not to the default."""
         before = getattr(namespace, self.dest, None)
         parts = values if before is None or before is self.default else [before, *values]
         setattr(namespace, self.dest, reduce(or_ if isinstance(parts[0], dict) else add, parts))
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Examples as they are written, defaults where there are any."""
+    """Examples as they are written, defaults as they would be typed."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        """Add the default, in the form in which it would be typed."""
         unset = action.default is None or action.default is False or action.default in ({}, [], argparse.SUPPRESS)
         if unset or "default:" in (action.help or ""):
             return action.help
@@ -231,11 +210,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def as_typed(flags: Mapping[str, Any]) -> list[str]:
-    """The command line that says the same as values that a program hands over by their flags' names.
-
-    Raises:
-        UserError: a flag that there is not, or that takes another kind of value.
-    """
+    """The command line that says the same as values that a program hands over by their flags' names."""
     actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
     argv = []
     for name, value in flags.items():

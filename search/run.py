@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.entries import Entry
@@ -17,11 +17,9 @@ from lpes_eval.harness import plugin
 from search import guards, optimizers
 from search.config import SETTINGS, heights
 from search.guards import PENALTY, rank
-from search.job import Cutoff, Job
-from search.journal import Journal
+from search.journal import Journal, packages
 from search.optimizers.base import Fitness, Generation, Optimizer
-from search.parser import settings_of
-from search.space import Individual, Points, Space, to_points
+from search.space import Cutoff, Individual, Job, Points, Space
 
 if TYPE_CHECKING:
     from search.bench import Bench
@@ -32,38 +30,29 @@ if TYPE_CHECKING:
 
 Watch = Callable[[Individual, Entry, bool], None]
 """Called for every individual: its entry in the journal, and whether it was measured now."""
-Curve = Callable[[Points, int], Sequence[float]]
 
 
 @dataclass
 class Search:
-    """What a run is made of, once the model and the tasks are there.
-
-    Attributes:
-        args: the command line.
-        bench: measures factors in this process.
-        optimizer: fresh; the journal brings it to where it was.
-        settings: what decides the outcome, as plain data.
-        pool: the workers that measure instead, if there are any.
-        journal: what was measured, once the folder is open.
-        spent: seconds of measuring and prompts answered by the search so far, guards included.
-        cut: whether the budget ended it.
-        generation: the number of the one that is measured.
-        measuring: how individuals are measured now (``Generation``): which examples, and by what.
-        curve: a function of the caller's from control points and a number of layers to one factor a layer.
-    """
+    """What a run is made of, once the model and the tasks are there."""
 
     args: argparse.Namespace
     bench: Bench
+    """Measures factors in this process."""
     optimizer: Optimizer
+    """Fresh; the journal brings it to where it was."""
     settings: dict[str, Any]
+    """What decides the outcome, as plain data."""
     pool: Pool | None = None
+    """The workers that measure instead, if there are any."""
     journal: Journal = None  # type: ignore[assignment]
+    """What was measured, once the folder is open."""
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
+    """By the search so far, guards included."""
     cut: bool = False
+    """Whether the budget ended it."""
     generation: int = 0
-    measuring: tuple[tuple[int, int] | None, str] = (None, "score")
-    curve: Curve | None = None
+    """The number of the one that is measured."""
 
     @property
     def evaluator(self) -> Evaluator:
@@ -85,12 +74,6 @@ class Search:
         """The plain model's entry."""
         return self.journal.entries[self.uniform(1.0).digest()]
 
-    def weights(self) -> dict[str, str] | None:
-        """Of the model that measures, as a factors file keeps it."""
-        weights: dict[str, str] | None
-        weights = self.pool.described["weights"] if self.pool else self.evaluator.engine.weights()
-        return weights
-
     def run(self, watch: Watch) -> Individual:
         """Measure what the optimiser yields, until it is done or the budget spent; return what the search ends with.
 
@@ -108,7 +91,6 @@ class Search:
                 best: Individual = end.value
                 return best
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
-            self.measuring = generation.part, generation.measure
             fitness = []
             for individual, entry, new in self._measured(generation, thinking):
                 if entry.key not in counted:
@@ -143,7 +125,7 @@ class Search:
                 jobs.setdefault(name, self._job(individual, generation))
         results = self.measure_all(list(jobs.values()))
         for name, individual in zip(names, generation.individuals, strict=True):
-            made = {"generation": self.generation, **individual.to_dict()}
+            made = {"generation": self.generation, **vars(individual)}
             new = jobs.pop(name, None) is not None
             if new:
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
@@ -179,7 +161,7 @@ class Search:
             return None
         points, fitness = generation.cutoff
         entry = self.journal.entries[self.name(Individual(points, ""), generation)]
-        error = self.args.early_stopping_error if self.args.early_stopping == "probable" else 0.0
+        error = self.args.early_stopping_error
         return Cutoff(fitness, entry.examples, error) if entry.examples else None  # its workers died
 
     def measure(self, name: str, factors: Factors) -> Entry:
@@ -195,11 +177,7 @@ class Search:
         return self.journal.entries[key]
 
     def measured(self, job: Job) -> dict[str, Any]:
-        """What is measured of one job that has to succeed.
-
-        Raises:
-            UserError: no worker survived it.
-        """
+        """What is measured of one job that has to succeed; ``UserError`` where no worker survived it."""
         [data] = self.measure_all([job])
         if "failed" in data:
             raise UserError(f"factors {', '.join(f'{s:g}' for s in job.factors.per_layer())}: {data['failed']}")
@@ -216,27 +194,22 @@ class Search:
 
     def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
         """The plain model's fitness on the questions that others were asked."""
-        plain = self.plain.examples
-        same = {
-            name: [score if value is not None else None for score, value in zip(plain[name], values, strict=True)]
-            for name, values in examples.items()
-        }
-        return self.evaluator.score(same).fitness
+        return self.evaluator.score(self.plain.where(examples)).fitness
 
     def factors(self, individual: Individual) -> Factors:
         """An individual's factors, in the form that a factors file keeps."""
-        if self.curve is not None:
-            return Factors.from_list([1.0] * self.args.skip + [*self.curve(individual.points, self.optimizer.space.L)])
         points: Any = individual.points
         if self.args.curve == "free":
             points = [y for _, y in points]
-        options = {"num_layers": self.evaluator.num_layers, "unscaled_layers": range(self.args.skip)}
-        return Factors.from_curve(self.args.curve, points, **options)
+        return Factors.from_curve(self.args.curve, points, **self._layers)
 
     def uniform(self, factor: float) -> Factors:
         """Position Interpolation on the layers that are searched."""
-        options = {"num_layers": self.evaluator.num_layers, "unscaled_layers": range(self.args.skip)}
-        return Factors.from_uniform(factor, **options)
+        return Factors.from_uniform(factor, **self._layers)
+
+    @property
+    def _layers(self) -> dict[str, Any]:
+        return {"num_layers": self.evaluator.num_layers, "unscaled_layers": range(self.args.skip)}
 
     def pi(self, factor: float) -> str:
         """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
@@ -251,16 +224,15 @@ class Search:
         return key if generation.measure == "score" else f"{key} {generation.measure}"
 
 
-def load(
-    args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None, curve: Curve | None = None
-) -> Search:
-    """Load the model and the tasks, and put the search together; model, optimiser and curve may be the caller's own."""
-    from search import identity
+def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None = None) -> Search:
+    """Load the model and the tasks, and put the search together; model and optimiser may be the caller's own."""
     from search.bench import Bench
     from search.tasks import check_names
 
     check_names(args.tasks, args.include_path)
-    guards.check_names(args)
+    for guard in args.guard:
+        with guards.named(guard):
+            check_names([guard["task"]] if guard["task"] != "none" else [], args.include_path)
     if not args.include_path:
         plugin.check_examples(args.tasks, args.model_args, {**args.metadata, "split": "search"})
     kind = kind or optimizers.load(args.optimizer)
@@ -280,32 +252,28 @@ def load(
 
         pool = Pool(args)
     optimizer = make_optimizer(args, evaluator, kind)
-    search = {name: getattr(args, name) for name in SETTINGS}
-    search |= {each.name: getattr(optimizer.config, each.name) for each in settings_of(kind)}
-    if args.early_stopping == "probable":
+    search = {name: getattr(args, name) for name in SETTINGS} | vars(optimizer.config)
+    if args.early_stopping:
         search |= {"early_stopping": "probable", "early_stopping_error": args.early_stopping_error}
-    elif args.early_stopping and optimizer.uses_given_up_fitness:  # else proof changes nothing, so it is no setting
-        search["early_stopping"] = args.early_stopping
     model = pool.described["model"] if pool else evaluator.engine.fingerprint()
     settings = {
         "search": search,
         "fitness": {**evaluator.describe(), "guards": watched},
         "model": {**model, **evaluator.engine.identity},
-        "packages": identity.packages(),
+        "packages": packages(),
     }
-    return Search(args, bench, optimizer, settings, pool, curve=curve)
+    return Search(args, bench, optimizer, settings, pool)
 
 
-def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer] | None = None) -> Optimizer:
-    """The optimiser that was asked for, over the layers that are searched."""
+def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Optimizer]) -> Optimizer:
+    """An optimiser with its flags, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
     if L < 2:
         raise UserError(
             f"--skip {args.skip}: the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
         )
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
-    kind = kind or optimizers.load(args.optimizer)
-    config = {each.name: getattr(args, each.name) for each in settings_of(kind) if each.name in args}
+    config = {each.name: getattr(args, each.name) for each in fields(kind.Config) if each.name in args}
     return kind(
         space,
         kind.Config(**config),
@@ -321,15 +289,13 @@ def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Op
 def start_points(args: argparse.Namespace, space: Space) -> Points:
     """The control points that ``--start`` stands for; those of a file come to stand on the grid, if there is one."""
     points = args.start
-    if points is None:
-        return space.start()
     if isinstance(points, float | int):
         points = [points] * (space.d + 1)
     if len(points) != space.d + 1:
         raise UserError(f"--start: {len(points)} control points; expected {space.d + 1}")
     if not any(isinstance(point, list) for point in points):
         points = list(zip([x for x, _ in space.start()], points, strict=True))
-    points = space.nearest(to_points(points))
+    points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
         raise UserError(

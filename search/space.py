@@ -1,16 +1,17 @@
-"""What is searched: control points, the curves that they may form, and the individual that holds them."""
+"""What is searched: control points, the individual that holds them, and what is to be measured of it: plain data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 from lpes_eval.errors import UserError
-from lpes_eval.rng import below, shuffled
+from lpes_eval.factors import Factors
+from lpes_eval.rng import below
 
 Points = tuple[tuple[float, float], ...]
 """(P_0, ..., P_d): one pair (P_k^x, P_k^y) a control point."""
@@ -22,43 +23,25 @@ X_STEPS, Y_STEPS = 1, 10
 
 @dataclass(frozen=True)
 class Individual:
-    """A candidate of a search.
-
-    Attributes:
-        points: its control points.
-        origin: the operator that made it.
-        parents: the points that it was made from.
-    """
+    """A candidate of a search, the operator that made it, and the points that it was made from."""
 
     points: Points
     origin: str
     parents: tuple[Points, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """As data that JSON keeps exactly."""
-        return {"points": self.points, "origin": self.origin, "parents": self.parents}
-
-
-def to_points(data: Sequence[Sequence[float]]) -> Points:
-    """Control points from what JSON makes of them."""
-    return tuple((float(x), float(y)) for x, y in data)
-
 
 @dataclass(frozen=True)
 class Space:
-    """The control points that may be searched.
-
-    Attributes:
-        L: layers under the curve (App. B: "the number of scaled layers").
-        d: degree; there are ``d + 1`` control points.
-        grid: Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous.
-        fixed_x: x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer.
-    """
+    """The control points that may be searched."""
 
     L: int
+    """Layers under the curve (App. B: "the number of scaled layers")."""
     d: int = 3
+    """Degree; there are ``d + 1`` control points."""
     grid: bool = True
+    """Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous."""
     fixed_x: bool = False
+    """Whether x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer."""
 
     def __post_init__(self) -> None:
         """Refuse what Eq. 10 leaves no room for."""
@@ -101,19 +84,42 @@ class Space:
         """Whether a control point may stand at this height (Eq. 9), on Table 9's grid or off it."""
         return Y_LOW <= y <= Y_HIGH and (not grid or y == round(y * Y_STEPS) / Y_STEPS)
 
-    def random(self, rng: Random) -> Points:
-        """Control points drawn evenly from the whole space."""
-        if self.fixed_x:
-            xs = [x for x, _ in self.start()]
-        elif self.grid:
-            xs = sorted(float(x) for x in shuffled(range(self.L), rng)[: self.d + 1])
-        else:
-            xs = sorted((self.L - 1) * rng.random() for _ in range(self.d + 1))
-        return tuple((x, self.uniform(Y_LOW, Y_HIGH, Y_STEPS, rng)) for x in xs)
-
     def uniform(self, low: float, high: float, steps: int, rng: Random) -> float:
         """A number from ``[low, high]``, both ends included on a grid of ``steps`` in one unit."""
         if not self.grid:
             return min(low + (high - low) * rng.random(), high)
         first, last = math.ceil(low * steps - 1e-9), math.floor(high * steps + 1e-9)
         return (first + below(last - first + 1, rng)) / steps
+
+
+Examples = Mapping[str, Sequence[Any]]
+"""Each column's metric for every example, by the column's name."""
+
+
+@dataclass(frozen=True)
+class Cutoff:
+    """The fitness below which an individual is of no use, and may be given up (``search.early_stopping``)."""
+
+    fitness: float
+    examples: Examples
+    """Every example's score of the individual that has this fitness."""
+    error: float
+    """How probable it may be that an individual is given up which would have reached it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be measured of an individual."""
+
+    factors: Factors
+    split: str = "search"
+    """``search`` or ``held_out``, whose examples are asked."""
+    part: tuple[int, int] | None = None
+    """Of these examples the first that is asked, and the one after the last; None for all."""
+    measure: str = "score"
+    """``score``, or ``likelihood`` of the reference answers."""
+    cutoff: Cutoff | None = None
+    guarded_above: float = math.inf
+    """The fitness above which the guards are measured too."""
+    plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)
+    """Of the plain model, each guard's score of every question; None to have these scores recorded."""

@@ -33,48 +33,49 @@ POSITIONS = (0.0, 50.0, 100.0)
 
 @dataclass(frozen=True)
 class Column:
-    """A score that counts in the fitness: a task's metric, or, of a task by position, its metric at one position.
-
-    ``metric`` is its name among what ``process_results`` gives, ``weight`` its share in the fitness, ``position`` where
-    the gold item stands, in percent.
-    """
+    """A score that counts in the fitness: a task's metric, or, of a task by position, its metric at one position."""
 
     name: str
     metric: str
+    """Its name among what ``process_results`` gives."""
     weight: float
+    """Its share in the fitness."""
     position: float | None = None
+    """Where the gold item stands, in percent."""
 
 
 @dataclass
 class Objective:
-    """One lm-eval task's share in the fitness, with its requests built.
-
-    Attributes:
-        docs: the examples, as lm-eval hands them to ``process_results``.
-        numbers: their numbers among all that the task has.
-        filter: the filter whose responses are scored.
-        columns: the scores that count.
-        sign: 1 where a higher score is better, -1 where a lower one is.
-        divided: whether the examples are part of a split of the task's own, picked by number.
-        left_out: positions at which the gold item stands where it stands at another one, with that one. So few items
-            have no more places; each place counts once.
-    """
+    """One lm-eval task's share in the fitness, with its requests built."""
 
     name: str
     task: Any
     docs: list[dict]
+    """The examples, as lm-eval hands them to ``process_results``."""
     numbers: list[int]
+    """Their numbers among all that the task has."""
     metric: str
     filter: str
+    """The filter whose responses are scored."""
     columns: list[Column]
+    """The scores that count."""
     sign: int
+    """1 where a higher score is better, -1 where a lower one is."""
     divided: bool = False
+    """Whether the examples are part of a split of the task's own, picked by number."""
     left_out: dict[float, float] = field(default_factory=dict)
+    """Positions at which so few items stand where they stand at another one, with that one; each place counts once."""
 
     @property
     def by_position(self) -> bool:
         """Whether its gold item stands at several positions."""
         return self.columns[0].position is not None
+
+    @property
+    def size(self) -> tuple[str, int]:
+        """The setting that says how long its prompts are, and its value; 0 where there is none."""
+        setting = getattr(self.task, "SIZE", "")
+        return setting, (self.task.config.metadata or {}).get(setting) or 0
 
     @property
     def questions(self) -> list[Any]:
@@ -120,26 +121,21 @@ def load_tasks(
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
         split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
             by the same rule (``lpes_eval.data.splits.indices``).
-        metadata: as lm-eval's ``--metadata``.
+        metadata: as lm-eval's ``--metadata``; so is ``include_path``.
         positions: of a task by position, the ones to ask at; None for all that it has.
         lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
-            positions at which the gold item stands at the same place, the first one's counts.
+            positions at the same place, the first one's counts.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
         metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default the strict one of a task
             that has two (``PositionTask.STRICT``), else its first.
         examples: use only so many of the split's examples.
-        include_path: as lm-eval's.
-        **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model: ``num_fewshot``,
-            ``fewshot_random_seed``, ``apply_chat_template``, ``fewshot_as_multiturn``, ``system_instruction``,
-            ``gen_kwargs``, ``confirm_run_unsafe_code``.
+        **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model (``_build``).
 
     Raises:
         UserError: names that do not exist, or counts that do not fit each other.
     """
     if not tasks:
         raise UserError("no task was named")
-    if examples is not None and examples < 1:
-        raise UserError(f"{examples} examples: expected 1 or more")
     for name, values in (("weights", weights), ("metrics", metrics)):
         if values is not None and len(values) != len(tasks):
             raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
@@ -156,13 +152,14 @@ def load_tasks(
         _normalised(lambdas, "lambdas")
         weight_of = dict(zip(positions, lambdas, strict=True))
     objectives: list[Objective] = []
+    prompting |= {"split": split, "search_seed": search_seed, "examples": examples}
     with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
         for name, share, metric in zip(tasks, shares, metrics or [""] * len(tasks), strict=True):
             try:
                 loaded = _find(manager, name)
             except OSError as error:  # of the Hub too
                 raise UserError(f"{name}: its data cannot be loaded ({first_line(error)})") from error
-            found = [_build(lm, task, metric, split, search_seed, examples, prompting) for task in loaded]
+            found = [_build(lm, task, metric, **prompting) for task in loaded]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
                 objective.columns = _columns(objective, share * len(objective.docs) / total, weight_of)
@@ -189,8 +186,7 @@ def check_names(tasks: Sequence[str], include_path: str | None = None) -> None:
     """Refuse names that stand for no task, before a model is loaded; raises ``UserError``."""
     manager = _manager(tasks, None, include_path)
     for name in tasks:
-        if name not in manager.all_tasks and not _configs(name):
-            _matching(manager, name)
+        _resolve(manager, name)
 
 
 def _manager(tasks: Sequence[str], metadata: dict[str, Any] | None, include_path: str | None) -> TaskManager:
@@ -206,33 +202,45 @@ def _manager(tasks: Sequence[str], metadata: dict[str, Any] | None, include_path
 
 @cache
 def _listed(*folders: str) -> TaskManager:
-    """Knows the names of lm-eval's own tasks too."""
     return TaskManager(include_path=list(folders))
 
 
 def _find(manager: TaskManager, name: str) -> list[Any]:
-    """The tasks that ``name`` stands for, read as ``lm_eval --tasks`` reads it.
+    try:
+        return list(manager.load(_resolve(manager, name))["tasks"].values())
+    except KeyError as unknown:
+        raise UserError(
+            f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
+        ) from None
+
+
+def _resolve(manager: TaskManager, name: str) -> list[Any]:
+    """What ``name`` stands for, read as ``lm_eval --tasks`` reads it: names, or the configurations in YAML files.
 
     lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
     for the tasks that it fits, and for groups and tags only where it fits no task.
     """
     if name in manager.all_tasks:
-        return list(manager.load([name])["tasks"].values())
-    if configs := _configs(name):
-        members = [part for config in configs for part in (config["task"] if "group" in config else [config])]
-        try:
-            return list(manager.load(members)["tasks"].values())
-        except KeyError as unknown:
-            raise UserError(
-                f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
-            ) from None
-    return list(manager.load(_matching(manager, name))["tasks"].values())
+        return [name]
+    if _is_path(name):
+        return [part for config in _configs(name) for part in (config["task"] if "group" in config else [config])]
+    matching = manager.match_tasks([name])
+    if tasks := [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)]:
+        return tasks
+    if not matching:
+        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
+        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
+        hint = f"the closest names are {', '.join(dict.fromkeys(near))}; " if near else ""
+        raise UserError(f"no task, group or tag is called {name!r}; {hint}`lm_eval ls tasks` prints all there are")
+    return list(matching)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".yaml") or Path(name).expanduser().is_dir()
 
 
 def _configs(name: str) -> list[dict[str, Any]]:
-    """The tasks and groups in a YAML file, or in those of a folder; none where it is the name of neither."""
-    if not _is_path(name):
-        return []
+    """The tasks and groups in a YAML file, or in those of a folder."""
     path = Path(name).expanduser()
     try:
         files = sorted(glob.glob(str(path / "*.yaml") if path.is_dir() else str(path)))
@@ -244,44 +252,34 @@ def _configs(name: str) -> list[dict[str, Any]]:
     return configs
 
 
-def _is_path(name: str) -> bool:
-    return name.endswith(".yaml") or Path(name).expanduser().is_dir()
-
-
-def _matching(manager: TaskManager, name: str) -> list[str]:
-    """The names that a pattern fits."""
-    matching = manager.match_tasks([name])
-    matching = [match for match in matching if manager.task_index[match].kind in (Kind.TASK, Kind.PY_TASK)] or matching
-    if not matching:
-        near = difflib.get_close_matches(name, manager.all_tasks, n=5)
-        near += [known for known in manager.all_tasks if name.strip("*") and name.strip("*") in known][: 5 - len(near)]
-        hint = f"the closest names are {', '.join(dict.fromkeys(near))}; " if near else ""
-        raise UserError(f"no task, group or tag is called {name!r}; {hint}`lm_eval ls tasks` prints all there are")
-    return matching
-
-
 def _build(
     lm: Any,
     task: Any,
     metric: str,
+    *,
     split: str,
     search_seed: int,
     examples: int | None,
-    prompting: Mapping[str, Any],
+    num_fewshot: int | None = None,
+    fewshot_random_seed: int = DEFAULT_OTHER_SEED,
+    apply_chat_template: bool | str = False,
+    fewshot_as_multiturn: bool = True,
+    system_instruction: str | None = None,
+    gen_kwargs: Mapping[str, Any] | None = None,
+    confirm_run_unsafe_code: bool = False,
 ) -> Objective:
     """Have lm-eval build a task's requests, as ``simple_evaluate`` and ``evaluate`` do; the columns are set later."""
-    asked = prompting.get
-    if getattr(task, "UNSAFE_CODE", False) and not asked("confirm_run_unsafe_code"):
+    if getattr(task, "UNSAFE_CODE", False) and not confirm_run_unsafe_code:
         raise UserError(f"{task.task_name} runs code that the model writes; allow it with --confirm_run_unsafe_code")
     if getattr(task, "MULTIMODAL", False):
         raise UserError(f"{task.task_name} shows pictures or plays sound, which an lpes model does not take")
-    if asked("gen_kwargs") and task.OUTPUT_TYPE == "generate_until":
-        task.set_config(key="generation_kwargs", value={**prompting["gen_kwargs"]}, update=True)
-    if (shots := task.get_config("num_fewshot")) != 0 and asked("num_fewshot") is not None:
-        task.set_config(key="num_fewshot", value=asked("num_fewshot"))
+    if gen_kwargs and task.OUTPUT_TYPE == "generate_until":
+        task.set_config(key="generation_kwargs", value={**gen_kwargs}, update=True)
+    if (shots := task.get_config("num_fewshot")) != 0 and num_fewshot is not None:
+        task.set_config(key="num_fewshot", value=num_fewshot)
     elif shots is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=asked("fewshot_random_seed", DEFAULT_OTHER_SEED))
+    task.set_fewshot_seed(seed=fewshot_random_seed)
     samples = None
     if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
         if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
@@ -292,15 +290,15 @@ def _build(
             )
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     left_out = task.left_out if isinstance(task, PositionTask) else {}
-    limit, chat = None if samples is not None else examples, asked("apply_chat_template")
+    limit, chat = None if samples is not None else examples, bool(apply_chat_template)
     if chat:
         budget.require_chat_template(lm)
     task.build_all_requests(
         limit=limit,
         samples=samples,
-        system_instruction=asked("system_instruction"),
-        apply_chat_template=bool(chat),
-        fewshot_as_multiturn=asked("fewshot_as_multiturn", True),
+        system_instruction=system_instruction,
+        apply_chat_template=chat,
+        fewshot_as_multiturn=fewshot_as_multiturn,
         chat_template=lm.apply_chat_template if chat else None,
         tokenizer_name=lm.tokenizer_name if chat else "",
     )

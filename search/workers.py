@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from lpes_eval.errors import UserError
-from search import identity
 from search.bench import Bench
-from search.job import Job
+from search.journal import packages
+from search.space import Job
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,7 @@ SAY_AFTER = 30.0
 
 
 class Worker(Bench):
-    """A bench in a process of its own; a Ray actor.
-
-    Args:
-        args: the search's command line.
-        folder: the driver's, from which its relative paths start.
-        threads: of a worker on a CPU.
-    """
+    """A bench in a process of its own; a Ray actor. Relative paths start from the driver's ``folder``."""
 
     def __init__(self, args: dict[str, Any], folder: str, threads: int) -> None:
         import torch
@@ -45,12 +39,8 @@ class Worker(Bench):
         super().__init__(Namespace(**args))
         self.guards("search")  # whatever can be refused is refused now
         engine = self.evaluator("search").engine
-        self._described = {
-            "node": os.uname().nodename,
-            "packages": identity.packages(),
-            "model": engine.fingerprint(),
-            "weights": engine.weights(),
-        }
+        self._described: dict[str, Any] = {"node": os.uname().nodename, "packages": packages()}
+        self._described |= {"model": engine.fingerprint(), "weights": engine.weights()}
 
     def describe(self) -> dict[str, Any]:
         """Where it is, and what it measures with."""
@@ -58,15 +48,7 @@ class Worker(Bench):
 
 
 class Pool:
-    """The workers, and what they are doing.
-
-    Args:
-        args: the search's command line.
-        kind: what a worker is.
-
-    Raises:
-        UserError: Ray is not there, or has no room for so many.
-    """
+    """The workers of a command line, of this kind; ``UserError`` where Ray is not there, or has no room for so many."""
 
     def __init__(self, args: Namespace, kind: type = Worker) -> None:
         ray = self._ray = start_ray(args.ray_address)
@@ -100,8 +82,7 @@ class Pool:
     def map(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """Each job's result, in their order; of one that no worker survives its ``failed`` alone.
 
-        Raises:
-            UserError: what a worker raised, or a worker that cannot start or is not like the first.
+        ``UserError`` is what a worker raised, or a worker that cannot start or is not like the first.
         """
         waiting, deaths = deque(range(len(jobs))), Counter[int]()
         running: dict[Any, tuple[int, Any]] = {}
@@ -139,8 +120,7 @@ class Pool:
         prompts, seconds = self._ray.get(self._idle[0].time_two_batches.remote())
         return prompts * len(self), seconds
 
-    def _begin(self, worker: Any) -> None:
-        """Wait for a worker that starts, or is busy, to say what it is."""
+    def _begin(self, worker: Any) -> None:  # wait for one that starts, or is busy, to say what it is
         self._starting[worker.describe.remote()] = worker
 
     def _wait(self, running: dict[Any, Any]) -> list[Any]:
@@ -151,7 +131,7 @@ class Pool:
         for ref in [ref for ref in ready if ref in self._starting]:
             worker = self._starting.pop(ref)
             try:
-                self._accept(self._ray.get(ref))
+                self._check(self._ray.get(ref))
                 self._idle.append(worker)
             except self._ray.exceptions.RayActorError as error:
                 if error.actor_init_failed:  # it would fail again
@@ -160,9 +140,9 @@ class Pool:
                 self._begin(worker)
         return [ref for ref in ready if ref in running]
 
-    def _accept(self, described: dict[str, Any]) -> None:
+    def _check(self, described: dict[str, Any]) -> None:
         """Refuse a worker that measures with something else than the driver, or than the first worker."""
-        own, node = identity.packages(), described["node"]
+        own, node = packages(), described["node"]
         for name, version in described["packages"].items():
             if own.get(name) != version:
                 raise UserError(
@@ -174,11 +154,7 @@ class Pool:
 
 
 def start_ray(address: str | None) -> Any:
-    """The module ``ray``, joined to the cluster at ``address`` or to one on this machine alone.
-
-    Raises:
-        UserError: it is not installed, or does not start.
-    """
+    """The module ``ray``, joined to the cluster at ``address`` or to one on this machine alone."""
     if not address:  # the name is of another system's; what it does is to bind every port to 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -189,9 +165,10 @@ def start_ray(address: str | None) -> Any:
         raise UserError("--workers needs Ray; install it with pip install 'lpes-eval[ray]'") from None
     if ray.is_initialized():
         return ray
-    local: dict[str, Any] = {} if address else {"include_dashboard": False}
+    dashboard = None if address else False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": dashboard}
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+        ray.init(address=address or "local", **options)
     except Exception as error:  # of several classes, one of which is Exception itself
         where = "--workers: Ray did not start on this machine"
         if address:

@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "a search measures Position Interpolation under its factor",
         "search/run.py",
-        "return Factors.from_uniform(factor, **options)",
-        "return Factors.from_uniform(1.0, **options)",
+        "return Factors.from_uniform(factor, **self._layers)",
+        "return Factors.from_uniform(1.0, **self._layers)",
         (f"{SEARCH}/test_faults.py::test_pi_has_its_factor_in_all_layers_but_those_left_alone",),
     ),
     Mutant(
@@ -335,8 +335,8 @@ MUTANTS = (
     Mutant(
         "other examples are another fitness",
         "search/evaluator.py",
-        "identity.sha256([requests, [objective.docs for objective in self.objectives]])",
-        "identity.sha256([])",
+        "sha256([requests, [objective.docs for objective in self.objectives]])",
+        "sha256([])",
         (f"{SEARCH}/test_evaluator.py::test_other_prompts_documents_weights_or_another_model_are_another_fitness",),
     ),
     Mutant(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from lpes_eval.errors import UserError
@@ -13,20 +13,7 @@ from search.space import Y_START, Individual, Points, Space
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of an optimiser; each field made by ``setting`` is a flag of the command line.
-
-    Raises:
-        UserError: a value that the flag would not take.
-    """
-
-    def __post_init__(self) -> None:
-        """Have each flag's reader look at the value."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            try:
-                each.metadata.get("type", str)(str(value))
-            except ArgumentTypeError as error:
-                raise UserError(f"{each.name}={value}: {error}") from None
+    """Settings of an optimiser; each field made by ``setting`` is a flag of the command line."""
 
 
 def setting(default: Any, type: Any, help: str, metavar: str = "N") -> Any:
@@ -51,21 +38,17 @@ class Fitness(float):
 
 @dataclass(frozen=True)
 class Generation:
-    """Individuals to be measured before the search goes on.
-
-    Attributes:
-        individuals: in the order in which their fitness is sent back.
-        part: the first of the search examples on which they are measured, and the one after the last; None for all.
-        cutoff: an individual that was measured on the same examples, and a fitness; what is less fit than that is of
-            no use, and may be given up early.
-        measure: what their fitness is: the tasks' ``score``, or the ``likelihood`` of the reference answers, in nats a
-            token, with the weights of the score. Nothing is given up early by its likelihood.
-    """
+    """Individuals to be measured before the search goes on."""
 
     individuals: list[Individual]
+    """In the order in which their fitness is sent back."""
     part: tuple[int, int] | None = None
+    """The first of the search examples on which they are measured, and the one after the last; None for all."""
     cutoff: tuple[Points, float] | None = None
+    """An individual that was measured on the same examples, and a fitness; what is less fit may be given up early."""
     measure: Literal["score", "likelihood"] = "score"
+    """What their fitness is: the tasks' score, or the likelihood of the reference answers, in nats a token, with the
+    weights of the score. Nothing is given up early by its likelihood."""
 
 
 Steps = Generator[Generation, Sequence[Fitness], Individual]
@@ -84,32 +67,23 @@ class Optimizer:
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
         examples: how many search examples there are of each task at least.
         measure: what few questions are measured by: ``score`` where the likelihood of the answers cannot be.
-
-    Attributes:
-        max_evaluations: the most individuals that it yields; a subclass sets it.
-        max_effort: the same, in measurements on all search examples.
-        expected_evaluations: about how many it is likely to yield, for the estimates of the time.
-        expected_effort: the same, in measurements on all search examples.
     """
 
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
     """One line for ``--help``."""
-    default_start: ClassVar[float | None] = Y_START
-    """The factor in every layer that it sets out from without ``--start``; None if it sets out from nowhere."""
-    ignores: ClassVar[tuple[str, ...]] = ()
-    """Of the flags that are no optimiser's own, those that it does not look at; with ``curve``, it searches one factor
-    a layer."""
-    needs_every_fitness: ClassVar[bool] = False
-    """Whether it learns from the fitness of poor individuals too, so that none may be given up early."""
-    uses_given_up_fitness: ClassVar[bool] = False
-    """Whether it learns from individuals below the cutoff, so that giving them up early may change what it finds."""
+    default_start: ClassVar[float] = Y_START
+    """The factor in every layer that it sets out from without ``--start``."""
+    free: ClassVar[bool] = False
+    """Whether it searches one factor a layer, whatever ``--curve`` says."""
     descends: ClassVar[bool] = False
     """Whether it computes with the model's weights itself."""
     max_evaluations: int
+    """The most individuals that it yields; a subclass sets it in ``_set_up``."""
     max_effort: float
-    expected_evaluations: int
+    """The same, in measurements on all search examples."""
     expected_effort: float
+    """About how many of these it is likely to take, for the estimates of the time."""
     so_far: Individual | None = None
     """What it would end with now; None stands for the fittest."""
     said: str = ""
@@ -129,8 +103,6 @@ class Optimizer:
         examples: int = 96,
         measure: Literal["score", "likelihood"] = "likelihood",
     ) -> None:
-        if generations < 0:
-            raise UserError(f"generations={generations}: expected at least 0")
         self.config: Any = config or self.Config()
         self.space, self.start = space, start or space.start()
         self.generations, self.seed = generations, seed
@@ -138,28 +110,19 @@ class Optimizer:
         self._set_up(model)
         if not hasattr(self, "max_evaluations"):
             raise UserError(f"{type(self).__name__}: set max_evaluations in _set_up, the most that it yields")
-        for figure in ("max_effort", "expected_evaluations", "expected_effort"):
-            vars(self).setdefault(figure, self.max_evaluations)
+        vars(self).setdefault("max_effort", self.max_evaluations)
+        vars(self).setdefault("expected_effort", self.max_effort)
 
     def _set_up(self, model: Any) -> None:
         """What a subclass adds to the constructor."""
 
     @classmethod
     def settle(cls, args: Namespace) -> None:
-        """Set the flags that this optimiser decides itself, and refuse what it cannot search.
-
-        Raises:
-            UserError: one line that names the flag.
-        """
+        """Set the flags that this optimiser decides itself; ``UserError`` names one that it cannot search with."""
 
     def search(self) -> Steps:
         """The search, from its first generation to the individual that it ends with."""
         raise NotImplementedError
-
-
-def fittest(measured: Sequence[tuple[Individual, float]]) -> tuple[Individual, float]:
-    """The fittest individual and its fitness, of equals the first."""
-    return max(measured, key=lambda pair: pair[1])
 
 
 def drive(optimizer: Optimizer, measure: Callable[[Generation], Sequence[Any]]) -> Individual:

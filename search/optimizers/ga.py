@@ -10,7 +10,7 @@ from random import Random
 from lpes_eval.errors import UserError
 from lpes_eval.flags import amount, at_least
 from lpes_eval.rng import below, choice, shuffled, stream
-from search.optimizers.base import Config, Generation, Optimizer, Steps, fittest, setting
+from search.optimizers.base import Config, Generation, Optimizer, Steps, setting
 from search.space import X_STEPS, Y_HIGH, Y_LOW, Y_STEPS, Individual, Points
 
 
@@ -65,11 +65,14 @@ class GeneticAlgorithm(Optimizer):
         S: dict[Points, float] = {}  # S_i with its fitness: a set, as the union of line 7 makes it
         S_pa: list[Points] = []
         measured: list[tuple[Individual, float]] = []
-        offspring = self._initial(rng)  # line 1
+        offspring = [[Individual(self.start, "start")]]  # line 1
+        offspring += [[self._mutation(self.start, rng)] for _ in range(self.config.population - 1)]
         for i in range(self.generations + 1):
             if i > 0:
-                S_pa = self._select_parents(S, i)  # line 4
-                offspring = self._crossovers(S_pa, rng) + self._mutations(S_pa, rng)  # lines 5 and 6
+                S_pa = self._fittest_first(S, S, i)[: self.config.parents]  # line 4
+                pairs = range(self.config.crossovers if len(S_pa) > 1 else 0)
+                offspring = [children for _ in pairs if (children := self._crossover(S_pa, rng))]  # line 5
+                offspring += [[self._mutation(choice(S_pa, rng), rng)] for _ in range(self.config.mutations)]  # line 6
             individuals = [individual for siblings in offspring for individual in siblings]
             cutoff = (S_pa[-1], S[S_pa[-1]]) if len(S_pa) == self.config.parents else None
             fitness = yield Generation(individuals, cutoff=cutoff)
@@ -77,11 +80,7 @@ class GeneticAlgorithm(Optimizer):
             f = {individual.points: value for individual, value in zip(individuals, fitness, strict=True)}
             fittest_of = [self._fittest_first([each.points for each in siblings], f, i)[0] for siblings in offspring]
             S = {P: S[P] for P in S_pa} | {P: f[P] for P in fittest_of}  # line 7
-        return fittest(measured)[0]
-
-    def _select_parents(self, S: Mapping[Points, float], i: int) -> list[Points]:
-        """The N_pa fittest of S_i."""
-        return self._fittest_first(S, S, i)[: self.config.parents]
+        return max(measured, key=lambda pair: pair[1])[0]
 
     def _fittest_first(self, points: Iterable[Points], fitness: Mapping[Points, float], i: int) -> list[Points]:
         """In order of their fitness. Ties are broken at random, so that those drawn first have no advantage."""
@@ -91,18 +90,8 @@ class GeneticAlgorithm(Optimizer):
 
         return sorted(points, key=lambda P: (-fitness[P], lot(P)))
 
-    def _initial(self, rng: Random) -> list[list[Individual]]:
-        """The start (Eq. 8), and mutants of it."""
-        mutants = [self._mutation(self.start, rng) for _ in range(self.config.population - 1)]
-        return [[individual] for individual in (Individual(self.start, "start"), *mutants)]
-
-    def _crossovers(self, S_pa: Sequence[Points], rng: Random) -> list[list[Individual]]:
-        """The valid children of N_cr pairs of parents; none of a pair without any after N_ct attempts."""
-        pairs = self.config.crossovers if len(S_pa) > 1 else 0
-        return [children for _ in range(pairs) if (children := self._crossover(S_pa, rng))]
-
     def _crossover(self, S_pa: Sequence[Points], rng: Random) -> list[Individual]:
-        """Two parents cut at one place and exchanged behind it."""
+        """The valid children of two parents, cut at one place and exchanged behind it; none after N_ct attempts."""
         for _ in range(self.config.crossover_tries):
             a, b = shuffled(S_pa, rng)[:2]
             # An individual is (P_0^x, P_0^y, ..., P_d^x, P_d^y), so the cut may also part a point's x from its y.
@@ -113,10 +102,6 @@ class GeneticAlgorithm(Optimizer):
             if valid := [Individual(P, "crossover", (a, b)) for P in pairs if self.space.contains(P)]:
                 return valid
         return []
-
-    def _mutations(self, S_pa: Sequence[Points], rng: Random) -> list[list[Individual]]:
-        """N_mu mutants, each of a parent that is drawn."""
-        return [[self._mutation(choice(S_pa, rng), rng)] for _ in range(self.config.mutations)]
 
     def _mutation(self, P: Points, rng: Random) -> Individual:
         """Every control point moved evenly within Eq. 9's bounds, drawn again until the x increase (Eq. 10)."""

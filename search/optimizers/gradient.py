@@ -35,13 +35,12 @@ class GradientDescent(Optimizer):
 
     Config = GradientConfig
     title = "gradient descent on one factor a layer (App. C), the negative control"
-    needs_every_fitness = descends = True
-    ignores = ("curve",)
+    free = descends = True
 
     @classmethod
     def settle(cls, args: Namespace) -> None:
-        """One factor a layer, off the grid; at least one batch an epoch."""
-        args.curve, args.continuous = "free", True
+        """No grid, and nothing to give up early; at least one batch an epoch."""
+        args.continuous, args.early_stopping = True, "off"
         if args.epoch_samples < args.gradient_batch:
             raise UserError(
                 f"--epoch_samples {args.epoch_samples}: less than one --gradient_batch, {args.gradient_batch}"

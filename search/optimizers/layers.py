@@ -20,8 +20,8 @@ Change = Mapping[Band, float]
 LOW, HIGH = 0.5, 2.0
 """Factors that are searched."""
 STEPS = (0.5, 0.8, 1.25)
-MAP = ((math.inf, 2), (16, 4), (8, 12))
-"""Of the map, how many entries are measured, and on how many questions that none was measured on before."""
+MAP = ((None, 2), (16, 4), (8, 12))
+"""Of the map, how many entries are measured (None: all), and on how many questions that are new to it."""
 ROUNDS, QUESTIONS = 8, 12
 """Times that a combination may be changed, and questions on which the changes are compared."""
 TUNING = (1.2, 1.1, 1.05)
@@ -82,8 +82,7 @@ class LayerSearch(Optimizer):
     Config = LayerConfig
     title = "a map of what layers bear, by the likelihood of the answers; what helps is combined, judged by the score"
     default_start = 1.0
-    ignores = ("curve", "generations")
-    uses_given_up_fitness = True  # for the bands that are tuned together
+    free = True
 
     def _set_up(self, model: object) -> None:
         L = self.space.L
@@ -92,14 +91,14 @@ class LayerSearch(Optimizer):
         self._uniform: Change = {}
         self.generations = len(MAP) + ROUNDS + 1 + 2 * len(TUNING)
         entries = len(STEPS) * len(self._bands)
-        stages = [(min(most, entries) + 1, questions) for most, questions in MAP]
-        self.mapped = int(sum(number for number, _ in stages))
+        stages = [(min(most or entries, entries) + 1, questions) for most, questions in MAP]
+        self.mapped = sum(number for number, _ in stages)
         stages += [(MAP[-1][0] + 4, QUESTIONS)] * ROUNDS  # about
         tuning = len(TUNING) * (2 * self.config.tuned + 1)
         judged = self.config.judged + 3 + tuning
-        self.max_evaluations = sum(int(number) for number, _ in stages) + 6 * ROUNDS + judged
-        self.max_effort = sum(number * self._share(n) for number, n in stages) + judged
-        self.expected_evaluations, self.expected_effort = self.max_evaluations, 2 / 3 * self.max_effort
+        self.max_evaluations = sum(number for number, _ in stages) + 6 * ROUNDS + judged
+        self.max_effort = sum(number * min(1.0, n / self.examples) for number, n in stages) + judged
+        self.expected_effort = 2 / 3 * self.max_effort
 
     def search(self) -> Steps:
         """End with the start where nothing is found, or where the score does not confirm it."""
@@ -115,7 +114,7 @@ class LayerSearch(Optimizer):
         """The entries that are beyond chance, the best first, one a band, with their gains on the last questions."""
         gains = [Gain({band: step}) for band in self._bands for step in STEPS]
         for most, questions in MAP:
-            gains = sorted(gains, key=lambda gain: -gain.mean if gain.differences else 0.0)[: int(min(most, 1e9))]
+            gains = sorted(gains, key=lambda gain: -gain.mean if gain.differences else 0.0)[:most]
             last = yield from self._compare({}, [gain.change for gain in gains], questions, "map")
             for gain, new in zip(gains, last, strict=True):
                 gain.differences += new.differences
@@ -126,7 +125,8 @@ class LayerSearch(Optimizer):
         found = [pair for pair in zip(gains, last, strict=True) if pair[1].p * len(last) <= LEVEL]
         if not found:
             least = median(smallest(new.differences, LEVEL / len(last)) for new in last)
-            self.said += f", and none raises the {self._measures} beyond chance"
+            what = "log-likelihood of the answers a token" if self.measure == "likelihood" else "score"
+            self.said += f", and none raises the {what} beyond chance"
             self.said += f"; a gain of less than {least:.4f} would not have been seen" if least else ""
         best: dict[Band, Gain] = {}
         for gain, new in sorted(found, key=lambda pair: -pair[0].mean):
@@ -219,12 +219,16 @@ class LayerSearch(Optimizer):
                 points[h] = x, min(max(round(y * change[first, end], 2), LOW), HIGH)
         return tuple(points)
 
-    def _share(self, questions: int) -> float:
-        return min(1.0, questions / self.examples)
 
-    @property
-    def _measures(self) -> str:
-        return "log-likelihood of the answers a token" if self.measure == "likelihood" else "score"
+class Map(LayerSearch):
+    """The first step of the search alone, for a diagnosis; ``entries`` has what helps, None until that is known."""
+
+    entries: list[Gain] | None = None
+
+    def search(self) -> Steps:
+        """End with the start."""
+        self.entries = yield from self._map()
+        return Individual(self.start, "start")
 
 
 def bands_of(L: int, finest: int) -> list[Band]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.results import Metric
-from lpes_eval.compare.tables import finite
+from lpes_eval.compare.tables import finite, p_value
 from lpes_eval.entries import Entry
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
@@ -27,17 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What a search came to: the entries of the plain model and of the best individual, and its factors.
-
-    ``held_out`` has their scores on held-out examples, None where these were left out, or are still to come; ``file``
-    is the name of the factors file, empty where there is none.
-    """
+    """What a search came to: the entries of the plain model and of the best individual, and its factors."""
 
     plain: Entry
     best: Entry
     found: Factors
     held_out: HeldOut | None = None
+    """The scores on held-out examples; None where these were left out, or are still to come."""
     file: str = "factors.json"
+    """The name of the factors file, empty where there is none."""
 
     @property
     def nothing(self) -> bool:
@@ -88,6 +86,12 @@ def short(difference: Difference) -> str:
     return f"{difference.difference:+.4f}{interval}"
 
 
+def share(place: dict[str, Any]) -> str:
+    """A score at a position, and its interval, in percent."""
+    ends = "{:.0f} to {:.0f}".format(*(100 * end for end in place["interval"])) if place["interval"] else "–"
+    return f"{100 * place['score']:.0f} ({ends})"
+
+
 @cache
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -95,7 +99,10 @@ def _templates() -> Any:
     environment = Environment(loader=PackageLoader("search.report"), undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
     environment.filters |= {
+        "direction": direction,
         "label": label,
+        "p_value": p_value,
+        "share": share,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
         "short": short,
         "thousands": "{:,}".format,
@@ -104,8 +111,14 @@ def _templates() -> Any:
     return environment
 
 
-def _render(template: str, search: Search, **values: Any) -> str:
-    values |= {
+def render(template: str, **values: Any) -> str:
+    """A text of a template."""
+    return str(_templates().get_template(template).render(values))
+
+
+def _of(search: Search) -> dict[str, Any]:
+    """What the templates know of a search."""
+    return {
         "search": search,
         "args": search.args,
         "evaluator": search.evaluator,
@@ -114,7 +127,6 @@ def _render(template: str, search: Search, **values: Any) -> str:
         "model": search.args.model_args.get("pretrained", "the reference model"),
         "held_out_prompts": _held_out_prompts(search),
     }
-    return str(_templates().get_template(template).render(values))
 
 
 def _held_out_prompts(search: Search) -> int:
@@ -124,7 +136,7 @@ def _held_out_prompts(search: Search) -> int:
 def plan(search: Search) -> str:
     """What will be done, before anything is."""
     notes = dict.fromkeys(task.note for task in [*search.evaluator.objectives, *search.held_out] if task.note)
-    return _render("plan.txt.j2", search, notes=list(notes))
+    return render("plan.txt.j2", notes=list(notes), **_of(search))
 
 
 def duration(search: Search) -> str:
@@ -150,7 +162,7 @@ def _time(search: Search, effort: float, pace: float) -> str:
 def to_beat(search: Search, plain: Entry) -> str:
     """The fitness of the plain model, and how long the search may take at its pace."""
     optimizer, known = search.optimizer, len(search.journal.individuals)
-    left = optimizer.expected_effort * (1 - known / optimizer.expected_evaluations)
+    left = optimizer.expected_effort * (1 - known / optimizer.max_evaluations)
     pace = plain.seconds / max(1, plain.prompts + plain.guard_prompts) / (len(search.pool) if search.pool else 1)
     idle = [
         guard.name
@@ -160,28 +172,22 @@ def to_beat(search: Search, plain: Entry) -> str:
     time = f"At the plain model's pace {_time(search, left, pace)}." if pace > 0 and left > 0 else ""
     several = len(search.evaluator.objectives) > 1
     values = {"plain": plain, "known": known, "time": time, "idle": idle, "several": several}
-    return _render("to_beat.txt.j2", search, **values)
+    return render("to_beat.txt.j2", **values, **_of(search))
 
 
 def verdict(search: Search, outcome: Outcome) -> str:
     """What ended the search and what can be concluded, in a few sentences."""
     held_out = outcome.held_out
-    compared: dict[str, list[tuple[int, str, Difference]]] = {}
-    tasks = {task.name: task for task in held_out.tasks} if held_out else {}
-    for (of, name), paired in held_out.comparisons.items() if held_out else ():
-        task, mean = tasks[of], paired.mean
-        other = "the plain model" if name == PLAIN else name
-        compared.setdefault(task.title, []).append((direction(mean, task.sign), other, mean))
-    text = _render(
+    questions = [len({*task.questions}) for task in held_out.tasks] if held_out else [math.inf]
+    text = render(
         "verdict.txt.j2",
-        search,
+        **_of(search),
         outcome=outcome,
         held_out=held_out,
         number=len(search.journal.individuals),
-        compared=compared,
         gains=_smallest_gains(search, outcome),
         is_uniform=len(set(outcome.found.per_layer()[search.args.skip :])) == 1,
-        fewest=min((len({*task.questions}) for task in tasks.values()), default=0) if held_out else math.inf,
+        fewest=min(questions),
     )
     return " ".join(text.splitlines())
 
@@ -209,9 +215,9 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
 def summary(search: Search, outcome: Outcome) -> str:
     """The summary, in Markdown that also reads well as it is."""
     args, held_out = search.args, outcome.held_out
-    return _render(
+    return render(
         "summary.md.j2",
-        search,
+        **_of(search),
         outcome=outcome,
         held_out=held_out,
         search_sample=metadata_of(args)["search_seed"],
@@ -255,17 +261,16 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     """``summary.md``, ``report.json`` and the pictures; not ``finished`` before held-out examples that are to come."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
     write_atomically(folder / "summary.md", summary(search, outcome))
-    plain = outcome.plain.to_dict()
     shown = ("key", "fitness", "scores", "seconds", "stopped_after")
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
         "best": {key: value for key, value in outcome.best.to_dict().items() if key not in ("examples", "ended")},
-        "plain": {key: plain[key] for key in plain if key in shown},
+        "plain": {key: value for key, value in outcome.plain.to_dict().items() if key in shown},
         **_totals(search),
         "finished": finished,
     }
-    if args.early_stopping == "probable":
+    if args.early_stopping:
         data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
         data["guards"] = {name: guard.to_dict() for name, guard in held_out.guards.items()}
@@ -280,19 +285,18 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
 
 def draw(folder: Path, outcome: Outcome) -> None:
     """The pictures, which are those of `lpes-eval report`."""
-    search, at, factors = sources.search(folder.name, folder), "{:g} %".format, outcome.found
+    search, factors, held_out = sources.search(folder.name, folder), outcome.found, outcome.held_out
     drawn = {"convergence": figures.progress(search), "tradeoff": figures.tradeoff(search)}
     if not outcome.nothing:
         drawn["curve"] = figures.factors([(folder.name, 0, factors.per_layer(), factors.control_points())])
-    held_out = outcome.held_out
-    for task in held_out.tasks if held_out else ():
-        if task.by_position:
-            lines = []
-            for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
-                values = {at(column.position): measured.scores[column.name] for column in task.columns}
-                scores = {at(column.position): list(measured.examples[column.name]) for column in task.columns}
-                lines.append((name, place, Metric(True, values, scores)))
-            drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
+    for task in [task for task in held_out.tasks if task.by_position] if held_out else ():
+        lines = []
+        for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]
+            at = {f"{column.position:g} %": column.name for column in task.columns}
+            values = {label: measured.scores[column] for label, column in at.items()}
+            scores = {label: list(measured.examples[column]) for label, column in at.items()}
+            lines.append((name, place, Metric(True, values, scores)))
+        drawn[f"positions-{task.name}"] = figures.positions(f"{task.name}, {task.metric}", lines)
     for name, picture in drawn.items():
         if picture is not None:
             replace(picture, name=name).save(folder, ("png",))

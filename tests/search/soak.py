@@ -1,16 +1,13 @@
 """Searches that are killed at random moments end with the same bytes. Takes some minutes.
 
-    python tests/search/soak.py                  # 200 kills over all optimisers
+    python tests/search/soak.py                  # 200 kills over all optimisers, of the searches of ``toy_search.py``
     python tests/search/soak.py --workers 2      # 200 of a search with two Ray workers: of a worker, or of the search
 
-The other searches are those of ``toy_search.py``. Exit status 1 where one ended otherwise, left half a file, measured
-an individual twice, or did not go on.
+Exit status 1 where one ended otherwise, left half a file, measured an individual twice, or did not go on.
 """
 
 import argparse
 import contextlib
-import io
-import multiprocessing
 import random
 import re
 import signal
@@ -18,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -27,31 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))  # ``search`` is also the name of this folder
 
 import toy_search
-from search import answer_loss, bench, run  # before processes are forked, which then start at once  # noqa: F401
 
-OPTIMIZERS = tuple(toy_search.SETTINGS)
-ON_RAY = (
-    "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --metadata num_keys=20 "
-    "--examples 16"
-)
-
-
-def go(folder: Path, name: str) -> None:
-    """A search, in a process of its own."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        toy_search.main(folder, name=name)
-
-
-def start(folder: Path, name: str) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=go, args=(folder, name))
-    process.start()
-    return process
-
-
-def finish(folder: Path, name: str) -> int:
-    process = start(folder, name)
-    process.join(3600)
-    return process.exitcode
+TOY = [sys.executable, str(Path(__file__).with_name("toy_search.py"))]
+ON_RAY = "--tasks kv_retrieval --model_args pretrained=reference-kv --held_out_examples 0 --metadata num_keys=20"
+REAL = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--examples", "16", "--output"]
+NOWHERE = subprocess.DEVNULL
 
 
 def measured(folder: Path) -> list[bytes]:
@@ -69,77 +45,53 @@ def check(folder: Path, undisturbed: Path) -> None:
     assert measured(folder) == measured(undisturbed)
 
 
-def kills(name: str, number: int, tmp: Path) -> str:
-    undisturbed, rng, began = tmp / "undisturbed", random.Random(name), time.monotonic()
-    assert finish(undisturbed, name) == 0
-    took, killed, searches, evaluated = time.monotonic() - began, 0, 0, 0
-    while killed < number:
-        searches, ended = searches + 1, False
-        folder = tmp / str(searches)
-        while killed < number and not ended:
-            process = start(folder, name)
-            process.join(rng.random() * took)
-            process.kill()
-            process.join()
-            assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
-            ended = process.exitcode == 0
-            killed += not ended
-        assert finish(folder, name) == 0
-        check(folder, undisturbed)
-        evaluated += len(measured(folder))
-    return f"{killed} kills in {searches} searches of {evaluated} measurements"
-
-
-def worker_kills(workers: int, number: int, tmp: Path) -> str:
-    """A random worker of a real search is killed every few seconds, or, one time in eight, the search itself.
+def soak(command: list[str], more: list[str], kills: int, tmp: Path) -> str:
+    """Kill the search ``command FOLDER more`` again and again; with ``--workers`` seven times in eight one of these.
 
     Two workers at most between two measured individuals: to a search a third death is the individual's own fault, and
     ends it where that is the plain model.
     """
-    search = [sys.executable, "-m", "search.ga", *ON_RAY.split(), "--output"]
-    rng, killed, searches = random.Random(0), Counter[str](), 0
-    subprocess.run([*search, str(tmp / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
-    while killed.total() < number:
-        searches, driver = searches + 1, None
-        journal, lines, since = tmp / str(searches) / "journal.jsonl", 0, 0
+    undisturbed, rng, killed, searches = tmp / "undisturbed", random.Random(0), 0, 0
+    began = time.monotonic()
+    subprocess.run([*command, str(undisturbed), *([] if "--workers" in more else more)], check=True, stdout=NOWHERE)
+    pause = min(6.0, time.monotonic() - began)
+    while killed < kills:
+        searches += 1
+        folder, driver, lines, since = tmp / str(searches), None, 0, 0
         while True:
             if driver is None:
-                command = [*search, str(journal.parent), "--workers", str(workers)]
-                driver, since = psutil.Popen(command, stdout=subprocess.DEVNULL), 0
+                driver, since = psutil.Popen([*command, str(folder), *more], stdout=NOWHERE), 0
             with contextlib.suppress(psutil.TimeoutExpired):
-                if (code := driver.wait(rng.uniform(1, 6))) == 0:
+                if (code := driver.wait(rng.uniform(0, pause))) == 0:
                     break
                 assert code == -signal.SIGKILL, code
                 driver = None
                 continue
+            journal = folder / "journal.jsonl"
             if journal.exists() and (now := journal.read_bytes().count(b"\n")) > lines:
                 lines, since = now, 0
-            there = [each for each in driver.children(recursive=True) if each.name().startswith("ray::Worker")]
-            if killed.total() < number and since < 2 and there:
-                victim = driver if rng.random() < 1 / 8 else rng.choice(there)
+            victims = [driver]
+            if "--workers" in more and rng.random() > 1 / 8:
+                victims = [each for each in driver.children(recursive=True) if each.name().startswith("ray::Worker")]
+            if killed < kills and since < 2 and victims:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.kill()
-                    since += 1
-                    killed["search" if victim is driver else "worker"] += 1
-        check(journal.parent, tmp / "undisturbed")
-        print(f"search {searches}: {dict(killed)}", flush=True)
-    return f"{killed['worker']} workers and {killed['search']} searches killed"
+                    rng.choice(victims).kill()
+                    killed, since = killed + 1, since + 1
+        check(folder, undisturbed)
+    return f"{killed} kills in {searches} searches"
 
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("names", nargs="*", help="only these optimisers")
     flags.add_argument("--kills", type=int, default=200)
     flags.add_argument("--workers", type=int, default=0, help="kill Ray workers of a real search, and the search")
     args = flags.parse_args()
+    runs = [(TOY, [name], args.kills // len(toy_search.SETTINGS)) for name in toy_search.SETTINGS]
     if args.workers:
+        runs = [(REAL, ["--workers", str(args.workers)], args.kills)]
+    for command, more, kills in runs:
         with tempfile.TemporaryDirectory() as folder:
-            print(worker_kills(args.workers, args.kills, Path(folder)))
-        return
-    chosen = [name for name in OPTIMIZERS if name in (args.names or name)]
-    for name in chosen:
-        with tempfile.TemporaryDirectory() as folder:
-            print(f"{name}: {kills(name, args.kills // len(chosen), Path(folder))}", flush=True)
+            print(f"{' '.join(more)}: {soak(command, more, kills, Path(folder))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 
 from lpes_eval.errors import UserError  # noqa: E402
-from search import identity  # noqa: E402
+from search.journal import packages  # noqa: E402
 from search.workers import Pool  # noqa: E402
 from small_searches import journal  # noqa: E402
 
@@ -32,7 +32,7 @@ class Echo:
         self.pid = os.getpid()
 
     def describe(self):
-        return {"node": "here", "packages": identity.packages(), "model": "the same"}
+        return {"node": "here", "packages": packages(), "model": "the same"}
 
     def begin(self, job):
         if job == 13:
@@ -147,12 +147,12 @@ def test_workers_share_the_cores_of_a_container_and_not_those_of_its_machine(mon
 LISTENING = """
 from argparse import Namespace
 from pathlib import Path
-from search import identity
+from search.journal import packages
 from search.workers import Pool
 
 class Empty:
     def __init__(self, *args): pass
-    def describe(self): return {"node": "here", "packages": identity.packages(), "model": "the same"}
+    def describe(self): return {"node": "here", "packages": packages(), "model": "the same"}
 
 def listening():  # local address and inode
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]

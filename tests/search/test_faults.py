@@ -79,7 +79,7 @@ def test_an_individual_whose_workers_die_is_recorded_and_the_search_goes_on(tmp_
                 return {"failed": "3 workers died"}
             return super().measure(job)
 
-    for early_stopping in (None, "bound"):
+    for early_stopping in (None, "probable"):
         optimizer = GeneticAlgorithm(Space(8), GeneticConfig(population=12, parents=4), generations=3, seed=0)
         search = toy_search.search(optimizer, Deadly(), early_stopping=early_stopping)
         with Journal(tmp_path / str(early_stopping), search.settings) as search.journal:

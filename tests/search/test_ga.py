@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import time
-from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -82,22 +81,6 @@ def test_a_search_that_is_over_can_be_proven_on_more_held_out_examples(command, 
     assert {entry["origin"] for entry in new} == {"held out"}
 
 
-def test_early_stopping_by_proof_asks_less_and_finds_the_same_factors_to_the_byte(command, tmp_path):
-    flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0"]
-    flags += ["--tasks", "toy_luck", "--batch_size", "1"]
-    reports = {}
-    for name, kind in (("patient", "off"), ("hasty", "bound")):
-        assert command(*flags, "--early_stopping", kind, output=tmp_path / name)[0] == 0
-        reports[name] = report(tmp_path / name)
-    assert reports["hasty"]["stopped_early"] > 0
-    assert reports["hasty"]["prompts"] < reports["patient"]["prompts"]
-    assert found(tmp_path / "hasty").read_bytes() == found(tmp_path / "patient").read_bytes()
-    scan = ["--tasks", "toy_luck", "--examples", "3", "--held_out_examples", "0", "--budget", "1prompts"]
-    assert command(*scan, "--early_stopping", "bound", output=tmp_path / "scan")[0] == 0
-    settings = [report(tmp_path / name)["settings"]["search"] for name in ("hasty", "scan")]
-    assert ["early_stopping" in each for each in settings] == [False, True]  # a scan may find others by it
-
-
 def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(command, tmp_path):
     flags = [*SMALL, "--epochs", "4", "--parents", "2", "--held_out_examples", "0", "--tasks", "toy_luck"]
     assert command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.5")[0] == 0
@@ -159,13 +142,13 @@ def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_noth
 
 
 def test_a_search_of_which_no_individual_could_be_measured_ends_cleanly(command, monkeypatch):
-    def stop(entry, *_):
+    def stop(progress, entry, *_):
         if entry.failed:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ga.Search, "measure_all", lambda self, jobs: ({"failed": "3 workers died"} for _ in jobs))
     monkeypatch.setattr(ga.Search, "measured", lambda self, job: self.bench.measure(job))
-    monkeypatch.setattr(ga, "live", lambda *_: nullcontext(stop))
+    monkeypatch.setattr(ga.Progress, "show", stop)
     status, out, _ = command(*SEARCH_ONLY, "--start", "1.2")
     assert status == 130
     assert "Best so far" not in out
@@ -237,11 +220,12 @@ def test_the_token_of_the_hub_stands_in_no_file_and_no_output(command, tmp_path)
 
 
 def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
-    flags = ["--optimizer", "random", "--control_points", "2", "--mutations", "10", "--crossovers", "0", "--skip", "1"]
+    flags = ["--optimizer", "ga", "--control_points", "2", "--mutations", "10", "--crossovers", "0", "--skip", "1"]
+    flags += ["--population", "10", "--parents", "3", "--curve", "bezier"]
     flags += ["--generations", "3", "--examples", "2", "--held_out_examples", "0"]
     assert command(*flags)[0] == 0
     asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry["generation"] is not None]
-    assert len(asked) < 40  # of 40 draws some have the same factors
+    assert len(asked) < 40  # of 40 individuals some have the same factors
     assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
     assert "The budget of" not in (tmp_path / "again" / "summary.md").read_text()
 

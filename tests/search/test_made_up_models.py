@@ -8,8 +8,9 @@ import pytest
 
 from lpes_eval.engine.harness import HarnessEngine
 from lpes_eval.methods.lpes import LPES
+from search import bench as bench_module
 from search import evaluator as evaluator_module
-from search import ga, model, tasks
+from search import ga, tasks
 from search.bench import Bench
 from search.report import pages
 from test_ga import found, journal, report
@@ -90,7 +91,7 @@ def search(lm, tmp_path, monkeypatch):
         return objective
 
     monkeypatch.setattr(tasks, "_build", remembered)
-    monkeypatch.setattr(model, "load_model", lambda args, whole: lm)
+    monkeypatch.setattr(bench_module, "load_model", lambda args, whole: lm)
     monkeypatch.setattr(pages, "draw", lambda *_: None)
     engine_for = lambda lm, requests, **speed: (Answers(lm, requests), None)  # noqa: E731
     monkeypatch.setattr(evaluator_module, "engine_for", engine_for)
@@ -116,19 +117,6 @@ def test_a_model_that_one_factor_helps_best_ends_with_it(search):
     entries = [entry for entry in journal(folder) if entry.get("factor", 1) > 1.4]
     assert any(entry["origin"] in ("judged", "tuned") and "guards" in entry for entry in entries)
     assert min(report(folder)["factors"]) > 1.4
-
-
-def test_what_early_stopping_by_proof_gives_up_decides_nothing(search):
-    flags = {"optimizer": "ga", "generations": 2, "population": 12, "parents": 8, "examples": 24, "guard": "none"}
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-
-    def fittest(mode):
-        right = lambda s, keys, position: 0.6 - 0.3 * (mean(s) - 1)  # noqa: E731
-        folder = search(right, *words, "--early_stopping", mode, folder=mode)
-        individuals = [entry for entry in journal(folder) if entry.get("generation") is not None]
-        return max(individuals, key=lambda entry: entry["fitness"])["points"]
-
-    assert fittest("bound") == fittest("off")
 
 
 def test_factors_whose_guards_the_search_left_out_are_not_handed_over_unguarded(search):

@@ -1,4 +1,4 @@
-"""A whole search with a toy fitness, run as a process of its own so that tests can kill it: FOLDER [SEED]."""
+"""A whole search with a toy fitness, run as a process of its own so that tests can kill it: FOLDER [OPTIMIZER]."""
 
 import sys
 import time
@@ -16,8 +16,6 @@ from search.space import Space
 L = 8
 SETTINGS = {
     "ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers": 3},
-    "random": {"mutations": 6, "crossovers": 3},
-    "cma-es": {"mutations": 6, "crossovers": 3},
     "gradient": {"learning_rate": 0.05, "epoch_samples": 4, "gradient_batch": 2},
     "layers": {},
 }
@@ -63,12 +61,14 @@ def model():
 
 def search(optimizer, bench=None, seed=0, curve="bezier", **flags):
     """A search of these parts, without a model."""
-    args = SimpleNamespace(**{"curve": curve, "skip": 0, "budget": None, "early_stopping": None} | flags)
+    fixed = {"curve": curve, "skip": 0, "budget": None, "early_stopping": None, "early_stopping_error": 0.3}
+    args = SimpleNamespace(**fixed | flags)
     return Search(args, bench or Bench(), optimizer, {"seed": {"seed": seed}})
 
 
 def main(folder, seed=0, name="ga"):
-    kind, free = optimizers.load(name), name in ("layers", "gradient", "cma-es")
+    kind = optimizers.load(name)
+    free = kind.free
     space = Space.free(L, grid=name == "layers") if free else Space(L)
     config = kind.Config(**SETTINGS[name])
     optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
@@ -84,7 +84,7 @@ def main(folder, seed=0, name="ga"):
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+        main(sys.argv[1], name=sys.argv[2] if len(sys.argv) > 2 else "ga")
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
