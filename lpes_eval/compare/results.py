@@ -1,8 +1,4 @@
-"""One run of lm-eval, reduced to what is compared, and how it is read from what lm-eval wrote.
-
-lm-eval writes ``results_DATE.json`` and, with ``--log_samples``, ``samples_TASK_DATE.jsonl`` into a folder named after
-the model. Both are read once, into the objects below.
-"""
+"""One run of lm-eval as it is compared, read from ``results_DATE.json`` and ``samples_TASK_DATE.jsonl``."""
 
 from __future__ import annotations
 
@@ -27,10 +23,8 @@ if TYPE_CHECKING:
 
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
-
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
-
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 
@@ -43,7 +37,7 @@ class Model:
     parameters: int | None
 
     def __str__(self) -> str:
-        """Name it as a message does."""
+        """As a message names it."""
         size = "" if self.parameters is None else f", {self.parameters:,} parameters"
         return f"{self.kind} {self.name or '(its default model)'}{size}"
 
@@ -55,20 +49,20 @@ class Model:
 
 @dataclass(frozen=True)
 class Sample:
-    """The answers to one question, as lm-eval logs them under one filter.
-
-    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``answers`` what came back,
-    filtered, ``scores`` by the metric's name. ``document`` hashes the document and the expected answer, ``prompt`` the
-    first prompt.
-    """
+    """The answers to one question, as lm-eval logs them under one filter."""
 
     doc: Any
     target: Any
     requests: list[tuple[str, Any]]
+    """The prompts, each with what else was sent: an ending, or options."""
     answers: list[Any]
+    """What came back, filtered."""
     scores: dict[str, float]
+    """By the metric's name."""
     document: str
+    """Hashes of the document and the expected answer."""
     prompt: str
+    """The hash of the first prompt."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +96,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks: its questions, and what it scored.
+    """One task of a run, or a group of tasks (``members``): its questions, and what it scored.
 
     ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
     and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
-    keyed ``METRIC,FILTER``, ``samples`` by filter. ``members`` are a group's tasks, ``positions`` those of the gold
-    item in percent, in the order of a sample's requests.
+    keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent, as a sample's requests have them.
     """
 
     version: str
@@ -123,8 +116,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval: its file, the model, the factors as given, where the scores came from (date, packages, dtype,
-    hashes), the tasks, one factor a layer where the model says, and the seconds that it took.
+    """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
+    (date, packages, dtype, hashes).
 
     In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
     these tasks, and the groups whose scores are no such averages.
@@ -151,7 +144,7 @@ class Results:
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
-    """Say why the scores of two runs of a task may not be compared; None where they may.
+    """Why the scores of two runs of a task may not be compared; None where they may.
 
     The hashes of documents and prompts decide; where a run logged no samples, the metadata and the number of examples.
     """
@@ -173,7 +166,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
+    """Each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
     for key in sorted({*a, *b}):
         in_a, in_b = a.get(key), b.get(key)
         if isinstance(in_a, Mapping) or isinstance(in_b, Mapping):
@@ -193,14 +186,10 @@ def label_of(position: float) -> str:
     return f"{position:g} %"
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def read(path: str | Path) -> Results:
     """Read a run from its results JSON, or the newest run below a folder; samples from the files beside it.
 
-    Raises:
-        DataError: no such file, no results in the folder, or a file that lm-eval did not write.
+    ``DataError``: no such file, no results in the folder, or a file that lm-eval did not write.
     """
     path = Path(path)
     if path.is_dir():
@@ -217,9 +206,16 @@ def read(path: str | Path) -> Results:
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
         given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
-        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
-        per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
-        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
+        return Results(
+            path=path,
+            model=_model(raw),
+            factors=None if given is None else str(given),
+            provenance=_provenance(raw),
+            tasks=shown,
+            subtasks=behind,
+            per_layer=tuple(map(float, _factors(raw).get("per_layer") or ())),
+            seconds=None if seconds is None else float(seconds),
+        )
 
 
 @contextmanager
@@ -405,9 +401,6 @@ def number(value: Any) -> float:
     return float(value) if is_score else math.nan
 
 
-# --- where the scores came from ---------------------------------------------------------------------------------------
-
-
 def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
     """``--model_args``, which lm-eval may have kept as they were typed."""
     arguments = entry(raw, "config").get("model_args")
@@ -440,16 +433,12 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Date, packages, the model's dtype and revision, and the hash of its factors."""
     date, config = raw.get("date"), entry(raw, "config")
     torch = re.search(r"PyTorch version: (\S+)", str(raw.get("pretty_env_info")))
-    said: dict[str, dict[str, Any]] = {
-        "packages": {
-            "lpes_eval": config.get("lpes_eval"),
-            "lm_eval": raw.get("lm_eval_version"),
-            "transformers": raw.get("transformers_version"),
-            "torch": torch and torch[1],
-        },
-        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
-        | {"factors": _factors(raw).get("sha256")},
+    packages = {name: raw.get(f"{name}_version") for name in ("lm_eval", "transformers")}
+    packages = {"lpes_eval": config.get("lpes_eval"), **packages, "torch": torch and torch[1]}
+    model = {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
+    model["factors"] = _factors(raw).get("sha256")
+    return {
+        "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
+        "packages": {name: value and str(value) for name, value in packages.items()},
+        "model": {name: value and str(value) for name, value in model.items()},
     }
-    texts = {kind: {key: value and str(value) for key, value in of_kind.items()} for kind, of_kind in said.items()}
-    day = datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None
-    return {"date": day, **texts}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from lpes_eval import entries
 from lpes_eval.compare import results
 from lpes_eval.compare.comparison import Comparison, compare
+from lpes_eval.compare.flips import Flip
 from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_of, well_formed
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
@@ -76,10 +78,10 @@ class Pair:
     b: Run
     report: Comparison
 
-    @property
-    def title(self) -> str:
-        """Both runs' names."""
-        return f"{self.a.name} → {self.b.name}"
+    @cached_property
+    def flips(self) -> dict[str, tuple[str, list[Flip]]]:
+        """By task, its first metric, and the samples that flipped in it."""
+        return {section.task: (section.metric, found) for section, found in self.report.flips()}
 
 
 @dataclass(frozen=True)
@@ -106,27 +108,35 @@ class Search:
         return [entry for entry in scored if entry.prompts == most]
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], dict[str, Any]]:
-    """Read each path: results of lm-eval, the folder of a search, or of `attention`, whose data come by their names.
+@dataclass(frozen=True)
+class Contents:
+    """What a page shows; ``attentions`` by their names, ``notes`` on the runs that cannot be compared."""
 
-    Raises:
-        DataError: none of these.
-    """
+    runs: list[Run]
+    searches: list[Search]
+    attentions: dict[str, Any]
+    panels: list[Panel]
+    pairs: list[Pair]
+    notes: list[str]
+
+
+def read(paths: Sequence[str | Path], prompts_may_differ: bool = False) -> Contents:
+    """Read results of lm-eval, folders of searches and of `attention`; ``DataError`` where a path is none of these."""
+    given = [Path(path) for path in paths]
     runs: list[Run] = []
     searches: list[Search] = []
     attentions: dict[str, Any] = {}
-    given = [Path(path) for path in paths]
-    for name, path in zip(numbered([name_of(path) for path in given]), given, strict=True):
+    for name, path in zip(numbered([_name(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
             attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
-    return runs, searches, attentions
+    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs, prompts_may_differ))
 
 
-def name_of(path: Path) -> str:
+def _name(path: Path) -> str:
     """What a run or search is called: as its folder."""
     name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
     # as lm-eval names its file and README.md the folder of folders
@@ -139,7 +149,7 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
     return [name + number.format(n) if n > 1 else name for name, n in zip(names, counts, strict=True)]
 
 
-def panels(runs: Sequence[Run]) -> list[Panel]:
+def _panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
 
     def differ(a: Task, b: Task) -> bool:
@@ -168,7 +178,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     return made
 
 
-def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
+def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
     """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
     made: list[Pair] = []
     notes: list[str] = []
@@ -177,11 +187,10 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
         alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
             same = {}
-            for name, task in a.results.tasks.items():
-                if name not in left:
-                    continue
-                reason = mismatch(task, left[name], prompts_may_differ=prompts_may_differ)
-                if task.documents is None or left[name].documents is None:
+            for name in (name for name in a.results.tasks if name in left):
+                task, other = a.results.tasks[name], left[name]
+                reason = mismatch(task, other, prompts_may_differ=prompts_may_differ)
+                if task.documents is None or other.documents is None:
                     reason = "no samples were logged (lm_eval --log_samples)"
                 if reason:
                     notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
