@@ -227,9 +227,6 @@ def test_a_gate_that_could_test_nothing_is_4(tmp_path, committed, capsys):
     assert "5 questions are too few" in capsys.readouterr().err
 
 
-# --- reports ---
-
-
 def test_a_reader_that_leaves_early_does_not_turn_a_failure_into_a_success(tmp_path, committed):
     worse = write_answers(tmp_path / "worse", accuracy=0.2)
     command = [sys.executable, "-m", "lpes_eval.cli", "regress", str(worse), "--baseline", str(committed)]
@@ -271,9 +268,6 @@ def test_of_each_score_that_fell_the_summary_lists_the_answers_that_flipped(tmp_
         (False, "0 %", f"question {n}", ["", "yes"])
         for n in range(3)  # a baseline keeps no answers
     ]
-
-
-# --- every score of the files has its row ---
 
 
 NAMES = st.sampled_from(["acc", "acc@5", "acc@50", "mrr", "acc_worst", "pass@1", "a b", "loss", "loss_stderr", "é@"])
@@ -330,9 +324,6 @@ def test_a_fall_of_any_reported_score_of_any_task_fails(tmp_path, data):
         assert call(runs[0], "--baseline", committed, "--update") == 0
         assert call(runs[0], "--baseline", committed) == 0
         assert call(runs[1], "--baseline", committed) == 1
-
-
-# --- files that are not what they should be ---
 
 
 @pytest.mark.parametrize(
