@@ -53,15 +53,14 @@ def _packed(task: Task) -> dict[str, Any]:
     names = ("version", "data", "examples", "documents", "prompts", "members")
     data: dict[str, Any] = {name: getattr(task, name) for name in names} | {"metrics": {}}
     for key, metric in task.metrics.items():
-        by_question: dict[str, Any] | None = metric.by_question and dict(metric.by_question)
-        for label, scores in (by_question or {}).items():
-            if {*scores} <= {0.0, 1.0}:
-                by_question[label] = "".join(f"{score:.0f}" for score in scores)
-        data["metrics"][key] = {**vars(metric), "by_question": by_question}
+        packed = data["metrics"][key] = vars(metric) | {"by_question": metric.by_question and {}}
+        for label, scores in (metric.by_question or {}).items():
+            right_or_wrong = {*scores} <= {0.0, 1.0}
+            packed["by_question"][label] = "".join(f"{score:.0f}" for score in scores) if right_or_wrong else scores
     return data
 
 
-def _unpacked(data: dict[str, Any]) -> Task:
+def _unpacked(data: Any) -> Task:
     for metric in data["metrics"].values():
         for label, value in metric["values"].items():
             metric["values"][label] = math.nan if value is None else value

@@ -60,8 +60,8 @@ def table(flips: Sequence[Flip], task: str, title: str) -> Table:
     rows = []
     for flip in shown:
         texts = (flip["question"][-CELL:], flip["expected"], *flip["answers"])
-        texts = (" ".join(text.split()) for text in texts)
-        cells = (text if len(text) <= CELL else f"{text[:CELL]}…" for text in texts)
+        lines = (" ".join(text.split()) for text in texts)
+        cells = (line if len(line) <= CELL else f"{line[:CELL]}…" for line in lines)
         rows.append(("better" if flip["better"] else "worse", flip["position"], *cells))
     return Table(f"{task}, {title}", HEADER, rows, len(HEADER), {"task": task, "metric": title, "rows": shown})
 

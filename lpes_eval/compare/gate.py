@@ -115,14 +115,10 @@ class Verdict:
 
 
 def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
-    """Hold a run against a baseline, score by score.
+    """Hold a run against a baseline, score by score; ``NotComparable`` where nothing can be tested.
 
     The m scores with samples in both runs are tested at the level ``alpha / m`` each (Bonferroni), so that a rerun of
     the same model fails with a probability of at most ``alpha``, however many tasks there are.
-
-    Raises:
-        NotComparable: another model; no task in common; a task of another version or of other examples; nothing that
-            could be tested.
     """
     if not (options.other_model or baseline.model.is_same(now.model)):
         models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
@@ -137,11 +133,9 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
         reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
         if tests:
-            reason = (
-                f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
-                f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
-                f"{fewest_lost(level)}"
-            )
+            few = f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g}"
+            loss = f"over {tests} tests not even the loss of every answer could be told from chance"
+            reason = f"{few} {loss}; evaluate at least {fewest_lost(level)}"
         raise NotComparable(baseline, now, reason)
     return Verdict(baseline, now, options, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
@@ -166,7 +160,7 @@ class _Score:
 
     @property
     def labels(self) -> list[str]:
-        """The positions and, if there are several, what is said of them all: a row each."""
+        """A row each: the positions and, if there are several, what is said of them all."""
         return [*self.old.values, *(["mean", "worst", "spread"] if len(self.old.values) > 1 else [])]
 
     @property

@@ -49,20 +49,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Sample:
-    """The answers to one question, as lm-eval logs them under one filter."""
+    """The answers to one question, as lm-eval logs them under one filter.
+
+    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``scores`` by the metric's name.
+    ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
+    """
 
     doc: Any
     target: Any
     requests: list[tuple[str, Any]]
-    """The prompts, each with what else was sent: an ending, or options."""
     answers: list[Any]
-    """What came back, filtered."""
     scores: dict[str, float]
-    """By the metric's name."""
     document: str
-    """Hashes of the document and the expected answer."""
     prompt: str
-    """The hash of the first prompt."""
 
 
 @dataclass(frozen=True)
@@ -206,16 +205,9 @@ def read(path: str | Path) -> Results:
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
         given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
-        return Results(
-            path=path,
-            model=_model(raw),
-            factors=None if given is None else str(given),
-            provenance=_provenance(raw),
-            tasks=shown,
-            subtasks=behind,
-            per_layer=tuple(map(float, _factors(raw).get("per_layer") or ())),
-            seconds=None if seconds is None else float(seconds),
-        )
+        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
+        per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
+        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
 
 
 @contextmanager
@@ -236,6 +228,11 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
     lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
+
+    def digest(of: str) -> str | None:
+        hashes = "\n".join(getattr(sample, of) for sample in lines)
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16] if lines else None
+
     positions = metadata.get("positions")
     positions = [*map(float, positions)] if isinstance(positions, list) else []
     examples = entry(raw, "n-samples", name).get("effective")
@@ -244,24 +241,12 @@ def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -
         version=str(metadata.get("version", entry(raw, "versions").get(name))),
         data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
         examples=None if examples is None else int(examples),
-        documents=_digest(sample.document for sample in lines) if lines else None,
-        prompts=_digest(sample.prompt for sample in lines) if lines else None,
+        documents=digest("document"),
+        prompts=digest("prompt"),
         metrics=_metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
         positions=positions,
         samples=samples,
     )
-
-
-def _reported(row: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
-    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others."""
-    scores = {}
-    for key, value in row.items():
-        name, comma, filter_name = key.partition(",")
-        of = f"{name.removesuffix('_stderr')},{filter_name}"
-        is_metric = any(name in sample.scores for sample in samples.get(filter_name, ()))  # whatever it is called
-        if comma and (of == key or of not in row or is_metric):
-            scores[key] = number(value)
-    return scores
 
 
 def _metrics(
@@ -271,14 +256,20 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
-    scores, metrics = _reported(row, samples), dict[str, Metric]()
+    scores, metrics = dict[str, float](), dict[str, Metric]()
+    for key, value in row.items():  # all but the standard errors of others
+        name, comma, filter_name = key.partition(",")
+        of = f"{name.removesuffix('_stderr')},{filter_name}"
+        is_metric = any(name in sample.scores for sample in samples.get(filter_name, ()))  # whatever it is called
+        if comma and (of == key or of not in row or is_metric):
+            scores[key] = number(value)
 
     def add(key: str, keys: Mapping[str, str]) -> None:
         name, _, filter_name = key.partition(",")
-        lines = samples.get(filter_name, ())
-        columns = {
-            label: [sample.scores.get(of.partition(",")[0], math.nan) for sample in lines] for label, of in keys.items()
-        }
+        columns: dict[str, list[float]] = {}
+        for label, of in keys.items():
+            column = of.partition(",")[0]
+            columns[label] = [sample.scores.get(column, math.nan) for sample in samples.get(filter_name, ())]
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
         direction = directions.get(name)
         values = {label: scores[of] for label, of in keys.items()}
@@ -391,10 +382,6 @@ def _sample(line: Mapping[str, Any]) -> Sample:
     )
 
 
-def _digest(hashes: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
-
-
 def number(value: Any) -> float:
     """A score; NaN for what is none, such as lm-eval's ``"N/A"``, or too large to be one."""
     is_score = isinstance(value, int | float) and -1e100 < value < 1e100
@@ -410,7 +397,7 @@ def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the model type said of its factors; nothing where it has none."""
+    """What the model type said of its factors."""
     factors = entry(raw, "config").get("factors")
     return factors if isinstance(factors, dict) else {}
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -288,7 +289,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     return tuple(changes)
 
 
-def _checked(scores: ArrayLike) -> Array:
+def _checked(scores: Any) -> Array:
     values = np.asarray(scores, dtype=float)
     if values.ndim < 2 or 0 in values.shape:
         raise ValueError(f"scores must have the shape (questions, positions), at least one of each; got {values.shape}")

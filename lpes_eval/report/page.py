@@ -67,8 +67,13 @@ def write(
     if figures:
         for picture in (one for of_section in drawn.values() for one in of_section):
             picture.save(Path(figures))
-    loader, spaces = PackageLoader("lpes_eval.report"), {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=True, **spaces)
+    environment = Environment(
+        loader=PackageLoader("lpes_eval.report"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     values = {"version": version("lpes-eval"), "mark": marker(COMMAND), "pictures": drawn, "flips_table": flips.table}
     page = environment.get_template("report.html.j2").render(vars(contents) | values)
     page = NO_TEXT.sub(UNKNOWN, page)

@@ -37,7 +37,7 @@ class Panel:
     """One metric of one task, on the same examples, in all the runs that have it."""
 
     title: str
-    runs: Mapping[Run, Metric]
+    runs: dict[Run, Metric]
 
     @property
     def by_position(self) -> bool:
@@ -151,31 +151,25 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
 
 def _panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
-
-    def differ(a: Task, b: Task) -> bool:
-        a, b = (replace(task, data=task.data | {"positions": None}) for task in (a, b))
-        return mismatch(a, b, prompts_may_differ=True) is not None
-
     groups: list[tuple[str, dict[Run, Task]]] = []
     for run in runs:
         for name, task in run.results.tasks.items():
+            task = replace(task, data=task.data | {"positions": None})
             for known, tasks in groups:
-                if known == name and not any(differ(one, task) for one in tasks.values()):
+                if known == name and not any(mismatch(one, task, prompts_may_differ=True) for one in tasks.values()):
                     tasks[run] = task
                     break
             else:
                 groups.append((name, {run: task}))
-    made = []
-    for name, tasks in groups:
+    made: dict[tuple[int, str, bool], Panel] = {}
+    for number, (name, tasks) in enumerate(groups):
         data = next(iter(tasks.values())).data
         size = [f"{data[key]} {key.removeprefix('num_')}" for key in sorted(data) if key.startswith("num_")]
-        for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            title = ", ".join([name, *size, key.removesuffix(",none")])
-            having = {run: task.metrics[key] for run, task in tasks.items() if key in task.metrics}
-            for whole in (False, True):  # with a score at each position, and with one alone
-                of_form = {run: metric for run, metric in having.items() if ("all" in metric.values) == whole}
-                made += [Panel(title, of_form)] if of_form else []
-    return made
+        for run, task in tasks.items():
+            for key, metric in task.metrics.items():
+                title = ", ".join([name, *size, key.removesuffix(",none")])
+                made.setdefault((number, key, "all" in metric.values), Panel(title, {})).runs[run] = metric
+    return list(made.values())
 
 
 def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
@@ -196,15 +190,14 @@ def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[
                     notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
                 else:
                     same[name] = task
-            if same:
-                theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
-                both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
-                try:
+            theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
+            both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
+            try:
+                if same:
                     made.append(Pair(a, b, compare(*both, prompts_may_differ=prompts_may_differ)))
-                except UserError as error:
-                    notes.append(f"{a.name} and {b.name}: {error}.")
-                else:
                     left = {name: task for name, task in left.items() if name not in theirs}
+            except UserError as error:
+                notes.append(f"{a.name} and {b.name}: {error}.")
     return made, notes
 
 
@@ -219,14 +212,13 @@ def search(name: str, folder: Path) -> Search:
     measured = [entry for entry in reading.entries.values() if not entry.failed]
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     individuals = [entry for entry in measured if entry.generation is not None]
-    plain = measured[0] if measured else None
-    return Search(name, folder, flags, plain, individuals, files[0] if files else None, finished(folder), lower)
+    plain, best = next(iter(measured), None), next(iter(files), None)
+    return Search(name, folder, flags, plain, individuals, best, finished(folder), lower)
 
 
 def finished(folder: Path) -> bool:
     """Whether a search has written its result."""
-    report = folder / "report.json"
-    if not report.is_file():
+    if not (report := folder / "report.json").is_file():
         return False
     with well_formed(report, *NO_SEARCH):
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
