@@ -256,12 +256,13 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
+    # what samples have a number of is a metric, whatever it is called
+    logged = {f"{name},{key}" for key, lines in samples.items() for sample in lines for name in sample.scores}
     scores, metrics = dict[str, float](), dict[str, Metric]()
     for key, value in row.items():  # all but the standard errors of others
         name, comma, filter_name = key.partition(",")
         of = f"{name.removesuffix('_stderr')},{filter_name}"
-        is_metric = any(name in sample.scores for sample in samples.get(filter_name, ()))  # whatever it is called
-        if comma and (of == key or of not in row or is_metric):
+        if comma and (of == key or of not in row or key in logged):
             scores[key] = number(value)
 
     def add(key: str, keys: Mapping[str, str]) -> None:
@@ -288,7 +289,7 @@ def _metrics(
         worst = max(values) if metrics[key].higher_is_better is False else min(values)
         for part, value in (("worst", worst), ("spread", max(values) - min(values))):
             of = f"{name}_{part},{filter_name}"
-            if math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
+            if of not in logged and math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
                 left.pop(of)
         for of in (key, *at.values()):
             left.pop(of)

@@ -46,13 +46,8 @@ def test_worst_and_spread_far_apart_have_the_errors_of_the_positions_they_come_f
 def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
     scores = answers(30, [0.6, 0.9]).tolist()
     worst, spread = st.worst_position(scores), st.spread(scores)
-    given = {name: aggregate(scores) for name, aggregate in st.OVER_POSITIONS.items()}
-    assert given == {
-        "worst": worst.value,
-        "worst_stderr": worst.stderr,
-        "spread": spread.value,
-        "spread_stderr": spread.stderr,
-    }
+    given = [aggregate(scores) for aggregate in st.OVER_POSITIONS.values()]
+    assert given == [worst.value, worst.stderr, spread.value, spread.stderr]
     of_one = {name: aggregate([[1.0, 0.0]]) for name, aggregate in st.OVER_POSITIONS.items()}
     assert of_one == {"worst": 0.0, "worst_stderr": "N/A", "spread": 1.0, "spread_stderr": "N/A"}
     one_position = np.array(scores)[:, :1]
@@ -93,8 +88,7 @@ def test_paired_differences_count_each_question_against_itself():
     a, b = answers(80, [0.6, 0.7], seed=1, runs=2)
     found = st.compare_paired(a, b)
     for column, difference in enumerate(found.positions):
-        losses = int(((a == 1) & (b == 0))[:, column].sum())
-        gains = int(((a == 0) & (b == 1))[:, column].sum())
+        losses, gains = (int((one > other)[:, column].sum()) for one, other in ((a, b), (b, a)))
         assert difference.difference == pytest.approx((gains - losses) / 80)
         assert difference.p == pytest.approx(stats.binomtest(losses, losses + gains, 0.5).pvalue)
         assert difference.method == "mcnemar"
@@ -200,7 +194,7 @@ def test_exchange_test_agrees_with_all_exchanges_written_out(level):
 
 def test_exchange_test_of_one_position_is_one_sided_mcnemar():
     old, new = answers(100, [0.6, 0.6], seed=3, runs=2)
-    losses, gains = int(((old > new)[:, 0]).sum()), int(((new > old)[:, 0]).sum())
+    losses, gains = (int((one > other)[:, 0].sum()) for one, other in ((old, new), (new, old)))
     expected = stats.binomtest(losses, losses + gains, 0.5, alternative="greater").pvalue
     assert st.rerun_changes(old, new, 0.05)[0].p == pytest.approx(expected)
     drawn = st.rerun_changes(old * 3, new * 3, 0.05)[0]  # 0 and 3: no longer right or wrong
