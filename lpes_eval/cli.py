@@ -19,7 +19,7 @@ from lpes_eval.errors import UserError, program
 
 SUBCOMMANDS = (
     "lpes_eval.show",
-    "lpes_eval.compare.comparison",
+    "lpes_eval.compare.command",
     "lpes_eval.compare.regress",
     "lpes_eval.report.page",
     "lpes_eval.report.watch",

@@ -1,24 +1,20 @@
-"""``lpes-eval compare A B``: paired differences between runs of lm-eval on the same examples."""
+"""Paired differences between runs of lm-eval on the same examples, as data."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.compare import results, tables
+from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, mismatch
 from lpes_eval.errors import UserError
-from lpes_eval.flags import share
 
 if TYPE_CHECKING:
-    from lpes_eval.compare.flips import Flip
     from lpes_eval.compare.statistics import Difference
 
-COMMAND = "lpes-eval compare"
 FEW_QUESTIONS = 50
 """Below this many, the notes say which numbers so few questions do not carry."""
 
@@ -68,16 +64,6 @@ class Comparison:
     sections: Sequence[Section]
     notes: Sequence[str]
     confidence: float
-
-    def flips(self) -> Iterator[tuple[Section, list[Flip]]]:
-        """The samples that flipped, of each run and each task in its first metric."""
-        from lpes_eval.compare.flips import flipped
-
-        first: dict[tuple[str, str], Section] = {}
-        for section in self.sections:
-            first.setdefault((section.letter, section.task), section)
-        for (letter, task), section in first.items():
-            yield section, flipped(self.runs["A"], self.runs[letter], task, section.metric)
 
 
 def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> Comparison:
@@ -173,64 +159,3 @@ def _names(run: Results, common: Sequence[str]) -> Iterator[str]:
             for label, value in metric.values.items():
                 if not math.isnan(value):
                     yield f"{name}, {key.removesuffix(',none')}" if label == "all" else f"{name} at {label}"
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add ``lpes-eval compare``."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="paired differences between runs, with intervals and p-values",
-        description="Compare runs of lm_eval with a first one on the same examples, question by question, from their "
-        "logged samples (lm_eval --log_samples --output_path). docs/statistics.md says what each number is.",
-    )
-    add = parser.add_argument
-    add("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
-    add("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
-    tables.add_outputs(parser, "json", "markdown")
-    add("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
-    add("--flips", action="store_true", help="list the samples that flipped, by each task's first metric")
-    coverage = "coverage of the intervals (default: 0.95; the page of --html: always 0.95)"
-    add("--confidence", type=share, default=0.95, help=coverage)
-    prompts = "compare the same examples in other prompts, such as with and without a chat template"
-    add("--other-prompts", action="store_true", help=prompts)
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run ``lpes-eval compare``."""
-    from lpes_eval.report import page
-
-    if len(arguments.others) >= len(LETTERS):
-        raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
-    tables.check_outputs(COMMAND, arguments)
-    runs = [results.read(path) for path in (arguments.a, *arguments.others)]
-    comparison = compare(*runs, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
-    if arguments.html:
-        page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
-    tables.publish(page_of(comparison, arguments.flips), arguments)
-    return 0
-
-
-def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
-    """Lay out a comparison: a table for each metric of each task."""
-    from lpes_eval.compare import flips
-
-    several = len(comparison.runs) > 2
-    interval = f"{comparison.confidence * 100:g} % interval"
-    shown, changed = [], []
-    for section in comparison.sections:
-        letter = section.letter
-        header = ("", "A", letter, f"{letter} − A", interval, "p", "p (Holm)")
-        title = f"{section.task}, {section.metric}, {section.questions} questions"
-        facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
-        facts |= {"rows": [row.facts for row in section.rows], **({"sides": ["A", letter]} if several else {})}
-        shown.append(tables.Table(title, header, [row.cells for row in section.rows], data=facts))
-    for section, found in comparison.flips() if with_flips else ():
-        title = f"{section.letter} − A, {section.metric}" if several else section.metric
-        changed.append(flips.table(found, section.task, title))
-    sides = {letter: run.side for letter, run in comparison.runs.items()}
-    data = {"confidence": comparison.confidence}
-    return tables.Page(COMMAND, sides, shown, comparison.notes, flips=changed, data=data)

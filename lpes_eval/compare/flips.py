@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from lpes_eval.compare.comparison import Comparison, Section
 from lpes_eval.compare.results import Results, Sample, label_of, position_of
 from lpes_eval.compare.tables import Table
 from lpes_eval.data import documents, kv
@@ -19,6 +20,15 @@ Flip = dict[str, Any]
 """A sample whose score differs between two runs: whether it got ``better``, its ``position`` (empty where there are
 none), ``question`` and ``expected`` answer, ``scores`` and ``answers`` before and after (a baseline has no answers).
 """
+
+
+def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
+    """The samples that flipped, of each run and each task in its first metric."""
+    first: dict[tuple[str, str], Section] = {}
+    for section in comparison.sections:
+        first.setdefault((section.letter, section.task), section)
+    for (letter, task), section in first.items():
+        yield section, flipped(comparison.runs["A"], comparison.runs[letter], task, section.metric)
 
 
 def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:

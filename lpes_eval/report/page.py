@@ -74,8 +74,14 @@ def write(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    values = {"version": version("lpes-eval"), "mark": marker(COMMAND), "pictures": drawn, "flips_table": flips.table}
-    page = environment.get_template("report.html.j2").render(vars(contents) | values)
+    page = environment.get_template("report.html.j2").render(
+        vars(contents),
+        version=version("lpes-eval"),
+        mark=marker(COMMAND),
+        pictures=drawn,
+        flips={pair.title: [*flips.of(pair.report)] for pair in contents.pairs},
+        flips_table=flips.table,
+    )
     page = NO_TEXT.sub(UNKNOWN, page)
     write_output(output, page, marker(COMMAND))
     return len(page.encode())

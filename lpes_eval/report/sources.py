@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from lpes_eval import entries
 from lpes_eval.compare import results
 from lpes_eval.compare.comparison import Comparison, compare
-from lpes_eval.compare.flips import Flip
 from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_of, well_formed
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
@@ -78,10 +76,10 @@ class Pair:
     b: Run
     report: Comparison
 
-    @cached_property
-    def flips(self) -> dict[str, tuple[str, list[Flip]]]:
-        """By task, its first metric, and the samples that flipped in it."""
-        return {section.task: (section.metric, found) for section, found in self.report.flips()}
+    @property
+    def title(self) -> str:
+        """Both runs' names."""
+        return f"{self.a.name} → {self.b.name}"
 
 
 @dataclass(frozen=True)

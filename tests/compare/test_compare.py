@@ -9,7 +9,8 @@ import pytest
 
 from lpes_eval import cli
 from lpes_eval.compare import baseline, flips, results, tables
-from lpes_eval.compare.comparison import compare, page_of
+from lpes_eval.compare.command import page_of
+from lpes_eval.compare.comparison import compare
 from lpes_eval.compare.statistics import compare_paired
 from lpes_eval.errors import UserError
 from runs import DATE, put, write_run, write_tasks

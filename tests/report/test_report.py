@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from lpes_eval.compare import results
-from lpes_eval.compare.comparison import compare, page_of
+from lpes_eval.compare.command import page_of
+from lpes_eval.compare.comparison import compare
 from lpes_eval.compare.statistics import interval
 from lpes_eval.factors import Factors
 from lpes_eval.report import page, sources
