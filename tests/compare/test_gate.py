@@ -35,9 +35,9 @@ def suite_of(verdict):
 
 def metric_of(scores, direction=True):
     """A metric without positions; ``scores`` may be a list, one a question, or a number that is no average."""
-    if isinstance(scores, list):
-        return Metric(direction, {"all": sum(scores) / len(scores)}, {"all": scores})
-    return Metric(direction, {"all": scores}, None)
+    averaged = isinstance(scores, list)
+    value = sum(scores) / len(scores) if averaged else scores
+    return Metric(direction, {"all": value}, {"all": scores} if averaged else None)
 
 
 def task_with(**metrics):
@@ -65,11 +65,9 @@ def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, d
         new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
         verdict = regress(old, new, strict=strict)
         *rows, other = verdict.rows
-        summaries = ["mean", "worst", "spread"] if len(labels) > 1 else []
-        assert [(row.task, row.metric, row.label) for row in rows] == [
-            ("toy", "f1,none", each) for each in [*labels, *summaries]
-        ]
-        [row] = [row for row in rows if row.label == label]
+        expected = [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
+        assert [(row.task, row.metric, row.label) for row in rows] == [("toy", "f1,none", each) for each in expected]
+        row = rows[labels.index(label)]
         assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
         assert row.fails == (strict or bool(by_question))
         assert (other.task, other.outcome) == ("other", Outcome.BETTER)
@@ -140,10 +138,8 @@ def test_a_loss_that_chance_allows_fails_by_its_size():
     verdict = regress(*lost(9), max_drop=0.1)
     [(label, *_, allowed, _, outcome)] = [row for row in page_of(verdict).tables[0].rows if "by size" in row[-1]]
     assert (label, allowed, outcome) == ("mean", "-0.1000", "WORSE by size")
-    assert verdict.headline == (
-        "1 of 8 scores got worse "
-        "(8 tested; a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1)"
-    )
+    promise = "a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1"
+    assert verdict.headline == f"1 of 8 scores got worse (8 tested; {promise})"
     assert [case.get("name") for case in suite_of(verdict) if case.find("failure") is not None] == ["mean"]
     for change in (-0.5, 0.5):  # lower is better; six questions are one too few for the test
         sides = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
